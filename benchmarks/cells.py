@@ -112,13 +112,13 @@ def _computing_engines(num_envs: int, batch: int) -> tuple[EngineSpec, ...]:
 
 def _spared_engines(num_envs: int, num_spares: int) -> tuple[EngineSpec, ...]:
     """Return stepmill with resets in advance: with two workers, and with a worker for each env, where a reset delays no other."""
-    spared = {"spare_envs": num_spares}
+    spared = {"resets": {"spare_envs": num_spares}}
     many = num_envs + num_spares
     ours, ours_async = ENGINES["stepmill-2w"], ENGINES["stepmill-async"]
     return (
         _renamed(
             "stepmill-overlap",
-            ours.with_options("**stepmill** 2 workers, sync, overlapped", pool={"overlap_resets": True}),
+            ours.with_options("**stepmill** 2 workers, sync, overlapped", pool={"resets": {"overlap": True}}),
         ),
         _renamed(
             "stepmill-spares", ours.with_options(f"**stepmill** 2 workers, sync, {num_spares} spares", pool=spared)

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import stepmill
+from stepmill.pool.port import PoolPort
 
 ROUND_S = 0.5
 LENGTH = 200
@@ -98,7 +99,7 @@ class PoolRun:
 
     def _step(self) -> int:
         try:
-            *_, info = self.pool.step_fast(self.actions)
+            *_, info = PoolPort(self.pool).step_fast(self.actions)
         except stepmill.StepmillError as error:
             self.num_errors += 1
             self.last_error = error.message

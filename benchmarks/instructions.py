@@ -43,7 +43,7 @@ def make_step(cell: str) -> tuple[Any, Callable[[], object]]:
 
     backend, _, size = cell.partition("-")
     num_envs = int(size)
-    keywords: Any = {"backend": backend, "num_workers": NUM_WORKERS[backend], "spin_us": 0}
+    keywords: Any = {"backend": backend, "num_workers": NUM_WORKERS[backend], "tuning": {"spin_us": 0}}
     name = "cartpole" if backend == "kernel" else "noop"
     if backend == "kernel":
         envs: Any = stepmill.make_vec("CartPole-v1", num_envs, **keywords)

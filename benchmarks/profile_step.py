@@ -18,6 +18,7 @@ import numpy as np
 
 import stepmill
 from benchmarks.envs import action_ring, env_fns
+from stepmill.pool.port import PoolPort
 
 TARGET_US = 4.0
 BATCHES = 200
@@ -48,7 +49,8 @@ def time_layers(num_envs: int) -> dict[str, float]:
         # The layers below are private, but a profiler may use them.
         pool = envs._pool
         with_native["VectorEnv.step"] = time_calls(lambda: envs.step(actions))
-        with_native["Pool.step_fast"] = time_calls(lambda: pool.step_fast(actions))
+        port = PoolPort(pool)
+        with_native["PoolPort.step_fast"] = time_calls(lambda: port.step_fast(actions))
         with_native["PoolState.step"] = time_calls(lambda: pool._state.step(actions))
     finally:
         envs.close()
@@ -65,7 +67,7 @@ def time_parent(
         env_fns("noop", num_envs),
         backend="process",
         num_workers=num_workers,
-        options=stepmill.PoolOptions(spin_us=spin_us),
+        options=stepmill.PoolOptions(tuning={"spin_us": spin_us}),
     )
     sending, receiving = [], []
     try:

@@ -31,6 +31,7 @@ import numpy as np
 import stepmill
 from benchmarks.ray_cost import NODE_COUNTS, print_fit
 from stepmill.frontends.ray_rollout import MAX_IN_FLIGHT, RayRollout
+from stepmill.pool.port import PoolPort
 
 Step = Callable[[], object]
 
@@ -63,7 +64,8 @@ def run_stepmill(num_envs: int, num_nodes: int) -> Iterator[Step]:
     with stepmill.Pool([NoOpEnv] * num_envs, backend="ray", ray=nodes) as pool:
         pool.reset(seed=0)
         actions = np.zeros(num_envs, np.int64)
-        yield lambda: pool.step_fast(actions)
+        step = PoolPort(pool).step_fast
+        yield lambda: step(actions)
         print(f"    stats of {num_envs} envs: {pool.stats().nodes}")
 
 
@@ -226,7 +228,7 @@ def measure_memory(num_envs: int, num_nodes: int) -> None:
     nodes = stepmill.RayOptions(num_nodes=num_nodes, num_cpus=0, host="thread", node_timeout_s=120.0)
     began = time.perf_counter()
     with stepmill.Pool(
-        [NoOpEnv] * num_envs, backend="ray", ray=nodes, num_workers=num_nodes, start_timeout_s=600.0
+        [NoOpEnv] * num_envs, backend="ray", ray=nodes, num_workers=num_nodes, start={"timeout_s": 600.0}
     ) as pool:
         pool.reset(seed=0)
         started_s = time.perf_counter() - began

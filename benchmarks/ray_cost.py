@@ -23,6 +23,7 @@ import stepmill
 from stepmill.backends.ray.messages import Answer
 from stepmill.backends.ray.node_link import NodeLink
 from stepmill.backends.ray.stream import Bytes
+from stepmill.pool.port import PoolPort
 
 NODE_COUNTS = (1, 2, 4)
 ENVS_PER_NODE = (16, 128, 512)
@@ -57,11 +58,11 @@ def measure_point(env_fn: EnvFn, nodes: int, envs: int, seconds: float) -> Point
         pool.reset(seed=0)
         actions = np.zeros(nodes * envs, np.int64)
         for _ in range(WARM_UP):
-            pool.step_fast(actions)
+            PoolPort(pool).step_fast(actions)
         before, wall, cpu = pool.stats().nodes, time.perf_counter(), time.process_time()
         count = 0
         while count == 0 or time.perf_counter() - wall < seconds:
-            pool.step_fast(actions)
+            PoolPort(pool).step_fast(actions)
             count += 1
         wall_s, cpu_s = (time.perf_counter() - wall) / count, (time.process_time() - cpu) / count
         after = pool.stats().nodes

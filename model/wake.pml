@@ -181,7 +181,7 @@ inline report_end(r_) {
 #endif
 }
 
-/* C++: start_command (protocol.hpp), perform (perform.cpp) */
+/* C++: start_command (protocol.hpp), perform (env_calls.cpp) */
 #ifdef NO_TAKE_CHECK
 #define IS_ABORTED(t_) false
 #else

@@ -1,7 +1,7 @@
 """Compare what stepmill costs with budget.toml: `budget.py`, or `budget.py --write` to lower limits after a fall.
 
 Measured are the lines of code of each package (of tokens: no blank lines, comments or docstrings; Python and C++), the native
-functions and methods that `pool/` uses, the options of a pool (those of `RayOptions` in place of `ray`), the public names of
+functions and methods that `pool/` uses, the options of a pool (at the top, and with the fields of records in place of these), the public names of
 `Pool`, and the dependencies.
 
 A limit names the page of docs/decisions that allows it: a row of a table there has the limit's name and, as the last number, the
@@ -137,16 +137,14 @@ def find_class(trees: list[ast.Module], name: str) -> ast.ClassDef:
     return next(node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
 
 
-def count_options(spec: Path) -> int:
-    """Count the options of a pool. An option whose type is a class of options counts as many as that has."""
-    trees = parse_all(spec)
-    num_options = 0
-    for field in find_class(trees, "PoolOptions").body:
-        if isinstance(field, ast.AnnAssign):
-            inner = re.search(r"\b\w+Options\b", ast.unparse(field.annotation))
-            fields = find_class(trees, inner[0]).body if inner else [field]
-            num_options += sum(isinstance(item, ast.AnnAssign) for item in fields)
-    return num_options
+def count_options(spec: Path) -> tuple[int, int]:
+    """Count the options of a pool, and the same with the fields of records in place of these."""
+    classes = {node.name: node for tree in parse_all(spec) for node in tree.body if isinstance(node, ast.ClassDef)}
+    fields = [field for field in classes["PoolOptions"].body if isinstance(field, ast.AnnAssign)]
+    inner = [classes.get(ast.unparse(field.annotation)) for field in fields]
+    records = [kind for kind in inner if kind is not None and [last_name(base) for base in kind.bases] == ["Record"]]
+    num_fields = sum(isinstance(item, ast.AnnAssign) for kind in records for item in kind.body)
+    return len(fields), len(fields) - len(records) + num_fields
 
 
 def public_names(pool: ast.ClassDef) -> set[str]:
@@ -170,10 +168,12 @@ def measure(root: Path) -> dict[str, int]:
     package = root / PACKAGE
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pool = find_class(parse_all(package / "pool"), "Pool")
+    at_top, leaves = count_options(package / "spec")
     return {
         **{f"lines.{room}": lines for room, lines in count_lines(package).items()},
         "native.used_by_pool": len(native_uses(package)),
-        "options.of_a_pool": count_options(package / "spec"),
+        "options.at_top": at_top,
+        "options.of_a_pool": leaves,
         "names.of_Pool": len(public_names(pool)),
         "dependencies.at_run_time": len(project["dependencies"]),
     }

@@ -28,7 +28,9 @@ def is_installed() -> bool:
         importlib.metadata.distribution("stepmill")
     except importlib.metadata.PackageNotFoundError:
         return False
-    newest = max((ROOT / name).stat().st_mtime for name in ("pyproject.toml", "CMakeLists.txt"))
+    newest = max(
+        (ROOT / name).stat().st_mtime for name in ("pyproject.toml", "CMakeLists.txt", "src/stepmill/_version.py")
+    )
     return stamp.stat().st_mtime > newest and stamp.read_text() == python_files()
 
 

@@ -64,7 +64,7 @@ with stepmill.torch.TensorPool(stepmill.Pool([lambda: gymnasium.make("CartPole-v
 import gymnasium, stepmill, stepmill.jax
 with stepmill.Pool([lambda: gymnasium.make("CartPole-v1")] * 2) as pool:
     assert stepmill.jax.as_jax(pool.reset(seed=0)).obs.shape == (2, 4)
-    handle, recv, send, step = pool.xla()
+    handle, recv, send, step = stepmill.jax.xla(pool)
 """,
     "envpool": """
 import stepmill

@@ -1,6 +1,6 @@
-"""Check that a release is consistent: `check_release.py v0.1.0`. The publish workflow runs it before it uploads anything.
+"""Check that a release is consistent: `check_release.py v0.2.0`. The publish workflow runs it before it uploads anything.
 
-The tag is the version; CITATION.cff has the version; the newest section of CHANGELOG.md is dated and has the version; pyproject.toml
+The tag is the version; CITATION.cff and conda/recipe.yaml have the version; the newest section of CHANGELOG.md is dated and has the version; pyproject.toml
 has [project.urls].
 """
 
@@ -30,6 +30,8 @@ def problems_of(tag: str, root: Path = ROOT) -> list[str]:
         problems.append(f"CITATION.cff has another version than {version}")
     if not re.fullmatch(rf"\[?{re.escape(version)}\]? - \d{{4}}-\d\d-\d\d", heading):
         problems.append(f"the newest section of CHANGELOG.md is {heading!r}; it should be '[{version}] - YYYY-MM-DD'")
+    if f'\n  version: "{version}"\n' not in read("conda/recipe.yaml"):
+        problems.append(f"conda/recipe.yaml has another version than {version}")
     if "[project.urls]" not in read("pyproject.toml"):
         problems.append("pyproject.toml has no [project.urls]; run scripts/release_links.py in the checkout")
     return problems

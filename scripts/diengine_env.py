@@ -1,4 +1,4 @@
-"""Make .venvs/diengine, an environment with DI-engine 0.5.3 on top of .venv, and print its Python.
+"""Make .venvs/diengine, an environment with DI-engine 0.5.3 on top of .venv and .venvs/torch, and print its Python.
 
 Its packages are those of the benchmarks' environment; stepmill and pytest are those of .venv. A complete environment is kept.
 """
@@ -19,7 +19,7 @@ from benchmarks.setup import DIENGINE_ITSELF, DIENGINE_PACKAGES, TORCH  # noqa: 
 def make_diengine_env() -> Path:
     """Make the environment if necessary, and return its Python."""
     folder = ROOT / ".venvs" / "diengine"
-    python = make_side_env(folder, editable=True)
+    python = make_side_env(folder, editable=True, has_torch=True)
     installed = folder / "packages"
     wanted = "\n".join((*DIENGINE_PACKAGES, DIENGINE_ITSELF))
     if installed.exists() and installed.read_text(encoding="utf-8") == wanted:

@@ -24,11 +24,12 @@ _ERRORS = (
     "WorkerDied", "LauncherDied", "EnvTimeout", "RecvTimeout", "EngineBug",
 )  # fmt: skip
 PAGES = (
-    Page("pool", "Pool", ":doc:`/POOL` describes it in full.", ("Pool",)),
+    Page("pool", "Pool", ":doc:`/POOL` describes it in full.", ("Pool", "monitor", "trace", "read_timers")),
     Page("vector_env", "VectorEnv and make_vec", "The differences to Gymnasium's classes are in :doc:`/switching/gymnasium`.", ("make_vec", "VectorEnv")),
-    Page("options", "Options and states", "Each field of ``PoolOptions`` is also a keyword of ``Pool``, ``VectorEnv``, ``make_vec`` and the front-ends.", ("PoolOptions", "RayOptions", "AutoresetMode", "Context", "OnFault", "RetryIn", "Seeding", "EnvState")),
+    Page("options", "Options and states", "Each field of ``PoolOptions`` is also a keyword of ``Pool``, ``VectorEnv``, ``make_vec`` and the front-ends.", ("PoolOptions", "Restarts", "Resets", "Start", "Workers", "Tuning", "RayOptions", "AutoresetMode", "Context", "OnFault", "RetryIn", "Seeding", "EnvState")),
     Page("results", "Batch, Rollout and EnvSpec", "What a pool returns, and what it knows about an env.", ("Batch", "Received", "EnvFault", "Rollout", "RolloutBatch", "EnvSpec")),
     Page("tune", "tune", "The guide is in :doc:`/observe`.", ("tune", "TuneResult")),
+    Page("evaluate", "evaluate", "The guide is :doc:`/guides/evaluate`.", ("evaluate", "EvaluateOptions", "Evaluation", "Episode")),
     Page("errors", "Errors", "All errors are subclasses of ``StepmillError``. What to do about each is in :doc:`/TROUBLE`.", _ERRORS),
     Page("kernels", "stepmill.kernels", "Envs in compiled code; the guide is :doc:`/kernels`.", ("kernel", "get_include"), ("stepmill.kernels",)),
     Page("arrays", "stepmill.torch and stepmill.jax", "Tensors and arrays of learners.", (), ("stepmill.torch", "stepmill.jax")),
@@ -60,6 +61,7 @@ TYPES = (
     "stepmill.observe.tune_result.Trial",
     "stepmill.observe.tune_choice.Configuration",
     "stepmill.observe.tune_choice.EnvProfile",
+    "stepmill.evaluation.result.Summary",
     "stepmill.spec.options.BackendName",
     "stepmill.pool.snapshots.PoolSnapshot",
     "stepmill.spec.batch.Players",

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venvs/frontends, an environment on top of .venv with every library of benchmarks/peers.txt, and prints its Python.
+# Makes .venvs/frontends, an environment on top of .venv and .venvs/torch with every library of benchmarks/peers.txt, and prints
+# its Python.
 # Usage: frontends_env.sh PYTHON
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,9 +9,8 @@ if [ "$("$python" -c 'import sys; print(sys.version_info[:2] == (3, 11))')" != T
     echo "the front-ends' libraries need CPython 3.11; remove .venv, then: make venv PYTHON=python3.11" >&2
     exit 2
 fi
-side=$("$python" scripts/side_env.py .venvs/frontends --editable)
+side=$("$python" scripts/side_env.py .venvs/frontends --editable --torch)
 if ! cmp -s benchmarks/peers.txt .venvs/frontends/peers.txt; then
-    "$side" -m pip install -q "$(grep '^torch==' benchmarks/peers.txt)" >&2
     "$side" -m pip install -q -r benchmarks/peers.txt >&2
     cp benchmarks/peers.txt .venvs/frontends/peers.txt
 fi

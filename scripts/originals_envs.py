@@ -115,7 +115,7 @@ def _without_dependencies(packages: Sequence[str]) -> tuple[str, ...]:
 
 def _install(name: str, steps: Sequence[Sequence[str]]) -> Path:
     folder = ROOT / ".venvs" / name
-    python = make_side_env(folder, editable=True)
+    python = make_side_env(folder, editable=True, has_torch=True)
     note = folder / "packages"
     wanted = "\n".join(word for step in steps for word in step)
     if note.exists() and note.read_text(encoding="utf-8") == wanted:

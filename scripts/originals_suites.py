@@ -30,6 +30,7 @@ class Suite:
         ours, original: the reason for each failing test, with stepmill's and with the original classes. A name that ends
             in * matches all names that begin with it.
         ours_unsteady, original_unsteady: reason by test that passes in some runs and fails in others.
+        original_hanging: tests of `original` that wait until their own limits, which take a minute each; they are ended sooner.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Suite:
     original: Mapping[str, str] = field(default_factory=dict)
     ours_unsteady: Mapping[str, str] = field(default_factory=dict)
     original_unsteady: Mapping[str, str] = field(default_factory=dict)
+    original_hanging: Sequence[str] = ()
 
 
 def read_suites(names: Sequence[str] = ()) -> list[Suite]:

@@ -1,4 +1,4 @@
-"""Write the address of the repository into a checkout: `release_links.py https://github.com/owner/name v0.1.0`.
+"""Write the address of the repository into a checkout: `release_links.py https://github.com/owner/name v0.2.0`.
 
 The workflows that build a release run it, so that no file names an address, and a fork's archives lead to the fork. pyproject.toml
 gets [project.urls], CITATION.cff gets repository-code, and the links of README.md to files become addresses, because PyPI shows the

@@ -15,7 +15,9 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from dataclasses import asdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -40,15 +42,20 @@ def main() -> int:
     given = parser.parse_args()
     faults: list[str] = []
     left_out: list[str] = []
-    for suite in read_suites(given.suites):
-        if not suite.needs_source and not has_checkout(suite):
-            left_out.append(f"{suite.title}: its own tests; there is no checkout of {suite.source} in ${SOURCES}")
-        try:
-            found = run_suite(suite, compare=given.compare or suite.compares, trains=not given.no_training)
-        except MissingToolError as missing:
-            left_out.append(f"{suite.title}: {missing}")
-            continue
-        faults += [f"{suite.title}: {fault}" for fault in found]
+    with ThreadPoolExecutor(1) as maker:  # environments are made one after the other, beside tests, of which many sleep
+        suites = read_suites(given.suites)
+        places = [maker.submit(make_place, suite) for suite in suites]
+        for suite, place in zip(suites, places, strict=True):
+            if not suite.needs_source and not has_checkout(suite):
+                left_out.append(f"{suite.title}: its own tests; there is no checkout of {suite.source} in ${SOURCES}")
+            try:
+                found = run_suite(
+                    suite, place.result(), compare=given.compare or suite.compares, trains=not given.no_training
+                )
+            except MissingToolError as missing:
+                left_out.append(f"{suite.title}: {missing}")
+                continue
+            faults += [f"{suite.title}: {fault}" for fault in found]
     write_report()
     for line in left_out:
         print(f"left out: {line}")
@@ -57,36 +64,53 @@ def main() -> int:
     return 1 if faults else 0
 
 
-def run_suite(suite: Suite, *, compare: bool, trains: bool) -> list[str]:
-    """Run one suite and store its result, with its last training if `trains` is False; return the cases that differ from the list."""
+@dataclass(frozen=True)
+class Place:
+    """Where a suite runs: the Python of its environment, the folders that its programs need on their path, and the checkout."""
+
+    python: Path
+    path: list[Path]
+    source: Path | None
+
+
+def make_place(suite: Suite) -> Place:
+    """Make the environment of a suite.
+
+    Raises:
+        MissingToolError: it needs what this machine does not have.
+    """
     source = checkout_of(suite) if suite.needs_source or has_checkout(suite) else None
-    python, path = make_environment(suite.environment, source)
+    return Place(*make_environment(suite.environment, source), source)
+
+
+def run_suite(suite: Suite, place: Place, *, compare: bool, trains: bool) -> list[str]:
+    """Run one suite and store its result, with its last training if `trains` is False; return the cases that differ from the list."""
     print(f"{suite.title}: its own tests", flush=True)
     began = time.monotonic()
-    runs_cases = bool(suite.shards) and not (suite.source and source is None)
-    outcomes = run_cases(suite, python, path, source, [suite.plugin]) if runs_cases else {}
+    runs_cases = bool(suite.shards) and not (suite.source and place.source is None)
+    outcomes = run_cases(suite, place, [suite.plugin]) if runs_cases else {}
     faults = unexpected(outcomes, suite.ours, suite.ours_unsteady) if runs_cases else []
     if compare and runs_cases:
-        original = run_cases(suite, python, path, source, [])
+        original = run_cases(suite, place, ["end_hanging_cases"], hanging=suite.original_hanging)
         found = unexpected(original, suite.original, suite.original_unsteady)
         faults += [f"with its own classes, {fault}" for fault in found]
     for case in sorted(outcomes):
         if outcomes[case] == "failed":
             print(f"  {case}: {reason_of(case, {**suite.ours, **suite.ours_unsteady}) or 'NOT LISTED'}")
-    num_own = run_own_tests(suite, python, path, faults) if suite.own_tests else 0
+    num_own = run_own_tests(suite, place, faults) if suite.own_tests else 0
     seconds = time.monotonic() - began
     last = read_result(suite.name)
     training = None if last is None else last.training
     if suite.training and trains:
-        training = run_training(suite, python, path, faults)
+        training = run_training(suite, place, faults)
     counts = {kind: sum(outcome == kind for outcome in outcomes.values()) for kind in ("passed", "failed", "skipped")}
     if not runs_cases and last is not None:
         counts = {"passed": last.passed, "failed": last.failed, "skipped": last.skipped}
     result = Result(
         suite=suite.name,
         title=suite.title,
-        version=version_of(python, suite.package, path),
-        commit=read_commit(source) if source is not None else "" if last is None else last.commit,
+        version=version_of(suite, place),
+        commit=read_commit(place.source) if place.source is not None else "" if last is None else last.commit,
         date=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         seconds=seconds,
         **counts,
@@ -121,20 +145,21 @@ def checkout_of(suite: Suite) -> Path | None:
     return source.resolve()
 
 
-def run_cases(suite: Suite, python: Path, path: list[Path], source: Path | None, plugins: list[str]) -> dict[str, str]:
-    """Return, for each case, whether it passed, failed or was skipped."""
-    package = python.parent.parent / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
+def run_cases(suite: Suite, place: Place, plugins: list[str], *, hanging: Sequence[str] = ()) -> dict[str, str]:
+    """Return, for each case, whether it passed, failed or was skipped. `hanging`: cases that are ended soon."""
+    package = place.python.parent.parent / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
     with tempfile.TemporaryDirectory(prefix="stepmill-originals-") as name:
         folder = Path(name)
-        if source is not None:
+        if place.source is not None:
             for part in suite.copy:
-                shutil.copytree(source / part, folder / part)
+                shutil.copytree(place.source / part, folder / part)
         running = []
         for number, shard in enumerate(suite.shards):
             words = [
-                word.replace("PACKAGE", str(package)).replace("PATH", str(path[0]) if path else "") for word in shard
+                word.replace("PACKAGE", str(package)).replace("PATH", str(place.path[0]) if place.path else "")
+                for word in shard
             ]
-            running.append(start_shard(suite, python, [*path, folder], plugins, folder / f"{number}", words))
+            running.append(start_shard(suite, place, plugins, folder / f"{number}", words, hanging))
         outcomes: dict[str, str] = {}
         for number, process in enumerate(running):
             try:
@@ -147,16 +172,16 @@ def run_cases(suite: Suite, python: Path, path: list[Path], source: Path | None,
 
 
 def start_shard(
-    suite: Suite, python: Path, path: list[Path], plugins: list[str], report: Path, words: list[str]
+    suite: Suite, place: Place, plugins: list[str], report: Path, words: list[str], hanging: Sequence[str]
 ) -> subprocess.Popen[bytes]:
     """Start one run of pytest. Its report and its log are written to the same folder."""
-    command = [str(python), "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-c", os.devnull]
+    command = [str(place.python), "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-c", os.devnull]
     for plugin in plugins:
         command += ["-p", plugin]
     command += ["--rootdir", str(report.parent), "--timeout", str(suite.test_limit_s)]
     command += ["--junitxml", f"{report}.xml", *words]
-    own = [*map(str, path), str(PLUGINS)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(own)}
+    own = [*map(str, place.path), str(report.parent), str(PLUGINS)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(own), "STEPMILL_HANGING": json.dumps(hanging)}
     with open(f"{report}.log", "wb") as log:
         return subprocess.Popen(command, cwd=report.parent, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
@@ -179,13 +204,24 @@ def read_outcomes(report: Path, log: Path) -> dict[str, str]:
     return outcomes
 
 
-def run_own_tests(suite: Suite, python: Path, path: list[Path], faults: list[str]) -> int:
+def run_own_tests(suite: Suite, place: Place, faults: list[str]) -> int:
     """Run stepmill's own tests in the environment of the original; return how many passed, and add to the faults."""
     print(f"{suite.title}: stepmill's own tests", flush=True)
     # What the originals import warns of much that is none of our business.
-    command = [str(python), "-m", "pytest", "-q", "-o", "filterwarnings=default", "-m", "not soak", *suite.own_tests]
-    command += [f"--covers=build/covers/originals-{suite.name}.json"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    command = [
+        str(place.python),
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "4",
+        "--dist",
+        "worksteal",
+        "-o",
+        "filterwarnings=default",
+    ]
+    command += ["-m", "not soak", *suite.own_tests, f"--covers=build/covers/originals-{suite.name}.json"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, place.path))}
     report = ROOT / "build" / "originals" / f"own-{suite.name}.xml"
     report.unlink(missing_ok=True)
     run = subprocess.run([*command, f"--junitxml={report}"], cwd=ROOT, env=environment, check=False)
@@ -195,12 +231,12 @@ def run_own_tests(suite: Suite, python: Path, path: list[Path], faults: list[str
     return sum(not {part.tag for part in case} & {"failure", "error", "skipped"} for case in cases)
 
 
-def run_training(suite: Suite, python: Path, path: list[Path], faults: list[str]) -> dict[str, object] | None:
+def run_training(suite: Suite, place: Place, faults: list[str]) -> dict[str, object] | None:
     """Run a training program, and return its last line of output and its command."""
     print(f"{suite.title}: a training", flush=True)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *map(str, path)])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *map(str, place.path)])}
     with tempfile.TemporaryDirectory(prefix="stepmill-training-") as folder:
-        command = [str(python), "-m", *suite.training]
+        command = [str(place.python), "-m", *suite.training]
         try:
             run = subprocess.run(
                 command,
@@ -222,11 +258,11 @@ def run_training(suite: Suite, python: Path, path: list[Path], faults: list[str]
     return {"command": "python -m " + " ".join(suite.training), **told}
 
 
-def version_of(python: Path, package: str, path: list[Path]) -> str:
+def version_of(suite: Suite, place: Place) -> str:
     """Return the version of the library that ran; a checkout without a version has none."""
-    ask = f"import importlib.metadata as m; print(m.version({package!r}))"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
-    run = subprocess.run([str(python), "-c", ask], env=environment, check=False, capture_output=True, text=True)
+    ask = f"import importlib.metadata as m; print(m.version({suite.package!r}))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, place.path))}
+    run = subprocess.run([str(place.python), "-c", ask], env=environment, check=False, capture_output=True, text=True)
     return run.stdout.strip()
 
 

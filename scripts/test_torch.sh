@@ -7,6 +7,5 @@ if [ "$("$python" -c 'import sys; print(sys.version_info[:2] == (3, 11))')" != T
     echo "the tests with torch need CPython 3.11; remove .venv, then: make venv PYTHON=python3.11" >&2
     exit 2
 fi
-side=$("$python" scripts/side_env.py .venvs/torch --editable)
-"$side" -m pip install -q "torch==2.13.0" "array-api-compat>=1.12"  # Gymnasium converts tensors with it
+side=$("$python" scripts/side_env.py .venvs/torch)
 "$side" -m pytest -m "torch and not soak" --covers=build/covers/torch.json

@@ -26,8 +26,6 @@ NEEDED = [
     "pytest-timeout",
     "pytest-xdist",
     "hypothesis",
-    "dm-env",
-    "pettingzoo",
     "psutil",
     "scikit-build-core",
     "nanobind",
@@ -37,7 +35,16 @@ NEEDED = [
     "packaging",
     "typing-extensions",
 ]
-OPTIONAL = ("ale-py", "numba", "mujoco", "opencv-python-headless", "matplotlib", "imageio-ffmpeg")
+OPTIONAL = (
+    "dm-env",
+    "pettingzoo",
+    "ale-py",
+    "numba",
+    "mujoco",
+    "opencv-python-headless",
+    "matplotlib",
+    "imageio-ffmpeg",
+)
 # Mounts of this process alone end with it.
 ENTER = """mount --bind /dev "$0/dev" && mount -t tmpfs tmpfs "$0/dev/shm" && mount -t proc proc "$0/proc" && exec chroot "$0" "$@\""""
 FOLDERS = ("tests/unit", "tests/contract", "tests/crash/test_revive.py", "tests/crash/test_recovery_replay.py")
@@ -86,7 +93,7 @@ def why_no_chroot() -> str | None:
     if not ready.exists():
         shutil.rmtree(CHROOT, ignore_errors=True)
         CHROOT.parent.mkdir(exist_ok=True)
-        include = "--include=ca-certificates,g++,make,libc6-dev"
+        include = "--include=ca-certificates,g++,make,libc6-dev,git"
         made = subprocess.run(["debootstrap", "--variant=minbase", include, "unstable", str(CHROOT)], check=False)
         if made.returncode != 0:
             return f"debootstrap ended with status {made.returncode}"

@@ -29,7 +29,7 @@ class Job:
 
     @property
     def env_fns(self) -> list[EnvFn]:
-        num_spares = self.options.get("pool", {}).get("spare_envs", 0)
+        num_spares = self.options.get("pool", {}).get("resets", {}).get("spare_envs", 0)
         return env_fns(self.env, self.num_envs + num_spares)
 
     @property

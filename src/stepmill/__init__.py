@@ -3,7 +3,8 @@
     make_vec("CartPole-v1", num_envs=64)       a gymnasium.vector.VectorEnv of envs that Gymnasium knows
     VectorEnv([make_env] * 64)                 the same, of your own envs
     Pool([make_env] * 64, batch_size=16)       envs in the order in which they are ready
-    PoolOptions                                all options, which are keywords of the three above
+    PoolOptions                                all options, which are keywords of the three above; six are records:
+                                               Restarts, Resets, Start, Workers, Tuning, RayOptions
     tune("CartPole-v1", num_envs=64)           finds how to run an env on this machine
     testing.check_env(make_env)                checks that an env is deterministic and fits its spaces
 
@@ -28,15 +29,22 @@ if TYPE_CHECKING:
     from stepmill import testing as testing
     from stepmill import timers as timers
     from stepmill.envs.registered import register_adapter as register_adapter
+    from stepmill.evaluation.evaluate import evaluate as evaluate
+    from stepmill.evaluation.result import Episode as Episode
+    from stepmill.evaluation.result import Evaluation as Evaluation
+    from stepmill.evaluation.settings import EvaluateOptions as EvaluateOptions
     from stepmill.frontends.gymnasium import VectorEnv as VectorEnv
     from stepmill.frontends.gymnasium import make_vec as make_vec
     from stepmill.frontends.rollout import Rollout as Rollout
     from stepmill.frontends.rollout import RolloutBatch as RolloutBatch
     from stepmill.kernels import get_include as get_include
     from stepmill.kernels import kernel as kernel
+    from stepmill.observe.monitor import monitor as monitor
+    from stepmill.observe.trace import trace as trace
     from stepmill.observe.tune import tune as tune
     from stepmill.observe.tune_result import TuneResult as TuneResult
     from stepmill.pool.pool import Pool as Pool
+    from stepmill.pool.stats import read_timers as read_timers
     from stepmill.spec.batch import Batch as Batch
     from stepmill.spec.env import EnvSpec as EnvSpec
     from stepmill.spec.errors import BadOutput as BadOutput
@@ -56,8 +64,13 @@ if TYPE_CHECKING:
     from stepmill.spec.options import EnvState as EnvState
     from stepmill.spec.options import OnFault as OnFault
     from stepmill.spec.options import PoolOptions as PoolOptions
+    from stepmill.spec.options import Resets as Resets
+    from stepmill.spec.options import Restarts as Restarts
     from stepmill.spec.options import RetryIn as RetryIn
     from stepmill.spec.options import Seeding as Seeding
+    from stepmill.spec.options import Start as Start
+    from stepmill.spec.options import Tuning as Tuning
+    from stepmill.spec.options import Workers as Workers
     from stepmill.spec.ray_options import RayOptions as RayOptions
     from stepmill.spec.received import EnvFault as EnvFault
     from stepmill.spec.received import Received as Received

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 
-LAYOUT_VERSION: int = 3
+LAYOUT_VERSION: int = 4
 
 POOL_WORDS_BYTES: int = 192
 

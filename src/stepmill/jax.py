@@ -1,6 +1,6 @@
 """A `Pool` for JAX: batches as JAX arrays by DLPack, and `send`, `recv` and `step` functions that work inside `jit`.
 
-    handle, recv, send, step = pool.xla()
+    handle, recv, send, step = stepmill.jax.xla(pool)
 
 The interface is EnvPool's. The functions are ordered callbacks: XLA calls each once, in the order of the program, with arrays
 on the host. The handle is a token that orders the calls; it carries no data.

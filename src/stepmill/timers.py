@@ -11,11 +11,11 @@
     timers.gauge("objects", len(world))  # a number to record
 
 Timers nest: a timer that is entered while another runs becomes its child. Each thread has its own tree. Timers are off, and
-then cost only the test of a flag, until `enable` turns them on for a thread. The option `timers_every` turns them on in a
+then cost only the test of a flag, until `enable` turns them on for a thread. The option `tuning.timers_every` turns them on in a
 pool's workers. `every=100` measures one in a hundred of the outermost timers, with all timers inside, and counts it a
 hundred times.
 
-`Pool.timers()` returns the merged tree of all workers and the learner's own. This module imports nothing from stepmill, so
+`stepmill.read_timers(pool)` returns the merged tree of all workers and the learner's own. This module imports nothing from stepmill, so
 that it is cheap for envs to import.
 """
 

@@ -13,15 +13,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepmill.pool.pool import Pool
+from stepmill.pool.port import PoolPort
 from stepmill.pool.receiving import EnvIds
 from stepmill.spec.batch import Batch
+from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import MissingExtraError, UsageError
 from stepmill.spec.tree import map_nest
 
@@ -29,9 +30,6 @@ try:
     import torch
 except ImportError as exc:
     raise MissingExtraError(module="torch", extra="torch") from exc
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 IsDone = Callable[[], bool]
 
@@ -105,7 +103,7 @@ class HostCopier:
         """Do nothing: no copy is running."""
 
 
-class TensorPool:
+class TensorPool(CloseAtEnd):
     """A pool whose batches hold tensors. Its methods are those of `Pool`; all other methods are in the attribute `pool`.
 
     Args:
@@ -165,14 +163,6 @@ class TensorPool:
         self._copying.clear()
         self.pool.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _as_tensors(self, batch: Batch) -> Batch:
         self._drop_copied()
         return replace(
@@ -208,7 +198,7 @@ def _copier_for(pool: Pool, device: str | torch.device | DeviceCopier) -> Device
         return None
     if chosen.type != "cuda" or not torch.cuda.is_available():
         raise UsageError(f"device={device!r} is not available; use 'cpu', or 'cuda' on a machine with a GPU")
-    return CudaCopier(chosen, *pool.memory_place)
+    return CudaCopier(chosen, *PoolPort(pool).memory_place)
 
 
 def _as_arrays(actions: Any) -> Any:

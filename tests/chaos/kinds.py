@@ -81,7 +81,7 @@ class Kind:
     @property
     def num_spares(self) -> int:
         """How many spare env objects there are."""
-        return int(self.options.get("spare_envs", 0))
+        return int(self.options.get("resets", {}).get("spare_envs", 0))
 
     @property
     def num_envs(self) -> int:
@@ -97,10 +97,9 @@ class Kind:
             "autoreset_mode": self.mode,
             "step_timeout_s": None if self.backend == "serial" else STEP_TIMEOUT_S,
             "reset_timeout_s": None if self.backend == "serial" else STEP_TIMEOUT_S,
-            "call_timeout_s": CALL_TIMEOUT_S,
+            "workers": {"call_timeout_s": CALL_TIMEOUT_S},
             "crash_dir": crash_dir if self.has_capsules else None,
-            "max_restarts": 1_000_000,
-            "restart_window_s": 0.02,
+            "restarts": {"max_restarts": 1_000_000, "restart_window_s": 0.02},
             **self.options,
         }
         return PoolOptions(**chosen)
@@ -110,7 +109,7 @@ _ONCE = (RAISE, RAISE, KILL, HANG)
 _IN_THREADS = (RAISE, RAISE, HANG)
 _SAME = {"autoreset_mode": "SameStep"}
 _DISABLED = {"autoreset_mode": "Disabled"}
-_SPARES = {"spare_envs": 3}
+_SPARES = {"resets": {"spare_envs": 3}}
 _REPLAY = {"on_fault": "replay"}
 
 
@@ -121,12 +120,12 @@ def _replayed(name: str, *, ways: tuple[int, ...] = _ONCE, **fields: Any) -> Kin
 
 _TRUNCATED = (
     Kind(name="truncate"),
-    Kind(name="overlap", options={"overlap_resets": True}, resets=_ONCE, has_capsules=True),
+    Kind(name="overlap", options={"resets": {"overlap": True}}, resets=_ONCE, has_capsules=True),
     Kind(name="spares", options=_SPARES, resets=_ONCE),
-    Kind(name="retries", options={"reset_retries": 2, "reset_retry_wait_s": 0.01}, resets=(RAISE, RAISE, RAISE, KILL)),
+    Kind(name="retries", options={"resets": {"retries": 2, "retry_wait_s": 0.01}}, resets=(RAISE, RAISE, RAISE, KILL)),
     Kind(
         name="retries in new processes",
-        options={"reset_retries": 2, "reset_retry_in": "new", "reset_retry_wait_s": 0.01},
+        options={"resets": {"retries": 2, "retry_in": "new", "retry_wait_s": 0.01}},
         resets=_ONCE,
     ),
     Kind(name="batched", rows_each=2, steps=_ONCE),
@@ -135,7 +134,7 @@ _TRUNCATED = (
     Kind(name="same step", options=_SAME, resets=_ONCE, has_capsules=True),
     Kind(name="disabled", options=_DISABLED, resets=_ONCE),
     Kind(name="disabled, spares", options={**_DISABLED, **_SPARES}, resets=_ONCE),
-    Kind(name="spares, overlap", options={**_SPARES, "overlap_resets": True}, resets=_ONCE),
+    Kind(name="spares, overlap", options={"resets": {"spare_envs": 3, "overlap": True}}, resets=_ONCE),
     Kind(name="spares, budget", options={**_SPARES, "num_episodes": 3}, resets=_ONCE),
     Kind(name="budget", options={"num_episodes": 3}, resets=_ONCE),
     Kind(name="budget, same step", options={**_SAME, "num_episodes": 3}, resets=_ONCE),
@@ -149,10 +148,10 @@ _RAISED = (
 )
 _REPLAYED = (
     _replayed("replay", options=_REPLAY, has_capsules=True),
-    _replayed("replay with overlap", options={**_REPLAY, "overlap_resets": True}),
+    _replayed("replay with overlap", options={**_REPLAY, "resets": {"overlap": True}}),
     _replayed("replay with spares", options={**_REPLAY, **_SPARES}),
     _replayed("replay with spares, disabled", options={**_REPLAY, **_SPARES, **_DISABLED}),
-    _replayed("replay with spares, overlap", options={**_REPLAY, **_SPARES, "overlap_resets": True}),
+    _replayed("replay with spares, overlap", options={**_REPLAY, "resets": {"spare_envs": 3, "overlap": True}}),
     _replayed("replay, same step", options={**_REPLAY, **_SAME}),
     _replayed("replay, disabled", options={**_REPLAY, **_DISABLED}),
     _replayed("replay, budget", options={**_REPLAY, "num_episodes": 3}),
@@ -206,7 +205,7 @@ _OTHER_BACKENDS = (
     Kind(
         name="threads, overlap",
         backend="thread",
-        options={"overlap_resets": True},
+        options={"resets": {"overlap": True}},
         fatal=(RAISE, HANG),
         resets=_IN_THREADS,
         calls=_IN_THREADS,

@@ -20,7 +20,7 @@ class WhereEnv(CountingEnv):
 
 @pytest.mark.parametrize("where", ["thread", "fork"])
 def test_workers_run_on_these_cores_only_and_the_learner_as_ever(pool_of, where):
-    pool = pool_of([WhereEnv] * 2, affinity=CORES[-1:], num_workers=2)
+    pool = pool_of([WhereEnv] * 2, workers={"affinity": CORES[-1:]}, num_workers=2)
     pool.reset(seed=0)
     pool.step([0, 0])
     assert pool.call("cores") == ([CORES[-1]],) * 2
@@ -28,7 +28,7 @@ def test_workers_run_on_these_cores_only_and_the_learner_as_ever(pool_of, where)
 
 
 def test_there_are_no_more_workers_than_cores_for_them():
-    with make_pool("fork", [WhereEnv] * 4, affinity=CORES[:1], num_workers=None) as pool:
+    with make_pool("fork", [WhereEnv] * 4, workers={"affinity": CORES[:1]}, num_workers=None) as pool:
         assert pool.num_workers == 1
 
 
@@ -45,9 +45,9 @@ def test_there_are_no_more_workers_than_cores_for_them():
 )
 def test_cores_that_cannot_be_are_refused(affinity, text):
     with pytest.raises(stepmill.UsageError, match=text):
-        make_pool("thread", [WhereEnv], affinity=affinity)
+        make_pool("thread", [WhereEnv], workers={"affinity": affinity})
 
 
 def test_the_serial_backend_has_nobody_to_pin():
     with pytest.raises(stepmill.UsageError, match="the serial backend has none"):
-        make_pool("serial", [WhereEnv], affinity=CORES[:1])
+        make_pool("serial", [WhereEnv], workers={"affinity": CORES[:1]})

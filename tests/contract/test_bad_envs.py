@@ -351,7 +351,7 @@ def test_envs_are_built_in_parallel(pool_of):
 @pytest.mark.parametrize("where", ["fork"])
 def test_a_constructor_that_never_ends_is_given_up(pool_of):
     with pytest.raises(stepmill.StepmillError, match="1"):
-        pool_of([CountingEnv, partial(SlowEnv, construct_s=600)], num_workers=2, start_timeout_s=1.0)
+        pool_of([CountingEnv, partial(SlowEnv, construct_s=600)], num_workers=2, start={"timeout_s": 1.0})
 
 
 @pytest.mark.covers("G-13/builds")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill.pool.port import PoolPort
 from stepmill.spec.options import EnvState
 from stepmill.testing.envs import BatchedCountingEnv, CountingEnv
 from tests.harness.pools import await_restart, counting_envs, make_pool
@@ -37,7 +38,7 @@ def test_each_env_plays_its_budget_and_no_episode_more(pool_of, mode):
     pool = pool_of(env_fns, num_episodes=2, autoreset_mode=mode)
     pool.reset(seed=0)
     assert drive(pool).tolist() == [2, 2, 2]
-    assert pool.num_ended.tolist() == [2, 2, 2]
+    assert PoolPort(pool).num_ended.tolist() == [2, 2, 2]
     assert pool.exhausted.tolist() == [True] * 3
     assert pool.states == [EnvState.EXHAUSTED] * 3
     assert pool.get_attr("num_resets") == (2, 2, 2)  # none was begun that nobody plays
@@ -130,7 +131,7 @@ def test_a_reset_gives_an_exhausted_env_as_many_episodes_again(pool_of):
     pool.reset(seed=0)
     drive(pool)
     pool.reset(env_ids=[1])
-    assert pool.num_ended.tolist() == [2, 0]
+    assert PoolPort(pool).num_ended.tolist() == [2, 0]
     assert drive(pool).tolist() == [0, 2]
 
 
@@ -140,7 +141,7 @@ def test_a_reset_in_between_does_not_lengthen_the_budget(pool_of):
     pool.step([1])
     pool.step([1])
     pool.reset(seed=0)
-    assert pool.num_ended.tolist() == [1]
+    assert PoolPort(pool).num_ended.tolist() == [1]
     assert drive(pool).tolist() == [1]
 
 
@@ -170,9 +171,9 @@ class FailingEnv(CountingEnv):
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 @pytest.mark.parametrize("overlap_resets", [False, True])
 def test_no_episode_is_begun_after_a_last_one_that_raised(pool_of, mode, overlap_resets):
-    options = {"num_episodes": 2, "autoreset_mode": mode, "on_fault": "truncate", "overlap_resets": overlap_resets}
+    options = {"num_episodes": 2, "autoreset_mode": mode, "on_fault": "truncate", "resets": {"overlap": overlap_resets}}
     if overlap_resets and mode != "NextStep":
-        options.pop("overlap_resets")
+        options.pop("resets")
     pool = pool_of([partial(FailingEnv, i, 3) for i in range(2)], seeding="per_episode", **options)
     pool.reset(seed=0)
     pool.step([9, 1])
@@ -196,7 +197,7 @@ def test_no_episode_is_begun_after_a_last_one_that_raised(pool_of, mode, overlap
     for _ in range(2):  # a worker without commands resets envs after the first call
         assert pool.get_attr("num_resets", env_ids=[0]) == (2,)
     pool.reset(env_ids=[0])
-    assert pool.num_ended[0] == 0
+    assert PoolPort(pool).num_ended[0] == 0
     pool.send([4], [0])
     assert pool.recv(1).reward.tolist() == [4.0]
 

@@ -127,13 +127,13 @@ def test_a_step_that_was_interrupted_can_be_waited_for(vector_env_of, monkeypatc
         envs = vector_env_of([partial(GateEnv, gate.path, i) for i in range(2)])
         envs.reset(seed=0)
         actions = np.array([GATED_ACTION, GATED_ACTION])
-        interrupted = envs._pool.step_wait
+        interrupted = envs._port.step_wait
 
         def interrupt(timeout_s: float | None = None) -> object:
-            monkeypatch.setattr(envs._pool, "step_wait", interrupted)
+            monkeypatch.setattr(envs._port, "step_wait", interrupted)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(envs._pool, "step_wait", interrupt)
+        monkeypatch.setattr(envs._port, "step_wait", interrupt)
         envs.step_async(actions)
         with pytest.raises(KeyboardInterrupt):
             envs.step_wait()

@@ -7,12 +7,13 @@ from functools import partial
 import numpy as np
 import pytest
 
+from stepmill.pool.port import PoolPort
 from stepmill.testing.envs import CountingEnv, SeedRecorder
 from tests.harness.agents import Agents, FixedInfo
 
 
 def test_a_budget_counts_the_episodes_of_the_env_and_not_of_the_object(pool_of):
-    pool = pool_of([partial(CountingEnv, i, 2) for i in range(4)], spare_envs=2, num_episodes=3)
+    pool = pool_of([partial(CountingEnv, i, 2) for i in range(4)], resets={"spare_envs": 2}, num_episodes=3)
     pool.reset(seed=0)
     ended = np.zeros(2, int)
     for _ in range(20):
@@ -20,7 +21,7 @@ def test_a_budget_counts_the_episodes_of_the_env_and_not_of_the_object(pool_of):
             break
         ended += pool.step([1, 1]).terminated
     assert ended.tolist() == [3, 3]
-    assert pool.num_ended.tolist() == [3, 3]
+    assert PoolPort(pool).num_ended.tolist() == [3, 3]
     pool.reset(seed=0)
     assert not pool.exhausted.any()
     assert pool.step([1, 1]).obs.tolist() == [[0, 0, 1], [1, 0, 1]]
@@ -28,7 +29,7 @@ def test_a_budget_counts_the_episodes_of_the_env_and_not_of_the_object(pool_of):
 
 @pytest.mark.covers("D-15")
 def test_options_kept_for_all_are_the_spares_too(pool_of):
-    pool = pool_of([lambda: SeedRecorder(1)] * 4, spare_envs=2)
+    pool = pool_of([lambda: SeedRecorder(1)] * 4, resets={"spare_envs": 2})
     pool.reset(options={"level": 1}, persist_options=True)
     for _ in range(6):
         pool.step([0, 0])
@@ -40,7 +41,7 @@ def test_options_kept_for_all_are_the_spares_too(pool_of):
 
 @pytest.mark.covers("U-7")
 def test_properties_for_all_are_the_spares_too(pool_of):
-    pool = pool_of([partial(CountingEnv, i, 1) for i in range(4)], spare_envs=2)
+    pool = pool_of([partial(CountingEnv, i, 1) for i in range(4)], resets={"spare_envs": 2})
     pool.reset(seed=0)
     pool.properties.set("gravity", 3)
     for _ in range(5):
@@ -49,7 +50,7 @@ def test_properties_for_all_are_the_spares_too(pool_of):
 
 
 def test_agents_of_a_spare_are_alive_when_it_moves_in(pool_of):
-    pool = pool_of([Agents] * 3, spare_envs=1)
+    pool = pool_of([Agents] * 3, resets={"spare_envs": 1})
     pool.reset(seed=0)
     act = np.ones((2, 3), int)
     for episode in range(3):
@@ -63,7 +64,7 @@ def test_agents_of_a_spare_are_alive_when_it_moves_in(pool_of):
 
 
 def test_infos_of_fixed_shape_come_from_who_serves_the_env(pool_of):
-    pool = pool_of([partial(FixedInfo, identity, 2) for identity in (0, 2, 3)], spare_envs=1)
+    pool = pool_of([partial(FixedInfo, identity, 2) for identity in (0, 2, 3)], resets={"spare_envs": 1})
     pool.reset(seed=0)
     served = []
     for _ in range(6):

@@ -9,6 +9,7 @@ import pytest
 
 import stepmill
 from stepmill.envs.alf import AlfEnvMaker
+from stepmill.pool.port import PoolPort
 from stepmill.spec.tree import Leaf, TupleNode
 from tests.harness.alf_envs import AlfCounter, TimeStep
 
@@ -64,34 +65,34 @@ def node_of(pool, factory):
 
 
 def test_all_ways_to_receive_hand_out_the_same_form(pool):
-    pool.set_observation_format(node_of(pool, Mine), wrap=np.ndarray.tolist, given={ENV_ID: GIVEN})
+    PoolPort(pool).set_observation_format(node_of(pool, Mine), wrap=np.ndarray.tolist, given={ENV_ID: GIVEN})
     actions = np.zeros(3, np.float32)
     first = pool.reset().obs
     assert (type(first), first.kind, first.slot, first.raw, first.more) == (Mine, [0, 0, 0], [70, 80, 90], (), {})
     assert pool.step(actions).obs.view == [[0, 2, 1, 0], [1, 2, 1, 0], [2, 2, 1, 0]]
-    only = pool.step_obs(actions)
+    only = PoolPort(pool).step_obs(actions)
     assert (type(only), only.gain, only.slot) == (Mine, [2, 2, 2], [70, 80, 90])
     pool.send(actions[:2], env_ids=[2, 0])
     some = pool.recv().obs
     assert (some.kind, some.slot) == ([2, 2], [70, 90])
-    assert pool.observe([1]).slot == [80]
+    assert PoolPort(pool).observe([1]).slot == [80]
     assert pool.reset(env_ids=[1]).obs.slot == [80]
 
 
 def test_what_is_given_also_goes_to_arrays_of_the_callers_own(pool):
-    pool.set_observation_format(node_of(pool, Mine), given={ENV_ID: GIVEN})
+    PoolPort(pool).set_observation_format(node_of(pool, Mine), given={ENV_ID: GIVEN})
     out = pool.reset().obs
     out.slot[:] = 0
     pool.send(np.zeros(3, np.float32))
     assert pool.recv(out=out).obs.slot is out.slot
     assert out.slot.tolist() == [70, 80, 90]
     out.slot[:] = 0  # theirs: the pool has its own
-    assert pool.step_obs(np.zeros(3, np.float32)).slot.tolist() == [70, 80, 90]
+    assert PoolPort(pool).step_obs(np.zeros(3, np.float32)).slot.tolist() == [70, 80, 90]
 
 
 @pytest.mark.parametrize("factory", [Checked, Labelled, shouted, None])
 def test_what_a_factory_does_is_done(pool, factory):
-    pool.set_observation_format(node_of(pool, factory))
+    PoolPort(pool).set_observation_format(node_of(pool, factory))
     obs = pool.reset().obs
     if factory is Checked:
         assert (type(obs), obs.more, obs.kind.tolist()) == (Checked, "made by __new__", [0, 0, 0])
@@ -109,7 +110,7 @@ def test_a_class_with_attributes_and_methods_is_made_whole(pool):
         def total(self):
             return self.gain.sum()
 
-    pool.set_observation_format(node_of(pool, Open))
+    PoolPort(pool).set_observation_format(node_of(pool, Open))
     obs = pool.reset().obs
     obs.note = "kept"
     assert (type(obs), obs.total, obs.note, len(obs), hash(Open._fields)) == (Open, 0, "kept", 8, hash(Mine._fields))
@@ -118,10 +119,10 @@ def test_a_class_with_attributes_and_methods_is_made_whole(pool):
 def test_a_form_of_other_leaves_is_refused(pool):
     children = pool.spec.observation.children
     with pytest.raises(stepmill.UsageError, match="differ from those of this pool's observations"):
-        pool.set_observation_format(TupleNode((*children[:-1], Leaf(np.dtype(np.int8), ())), Mine))
+        PoolPort(pool).set_observation_format(TupleNode((*children[:-1], Leaf(np.dtype(np.int8), ())), Mine))
     for wrong in (GIVEN[:2], GIVEN.astype(np.int64), GIVEN.astype(np.float32)):
         with pytest.raises(stepmill.UsageError, match=r"leaf \[5\] must be given as a C array of int32"):
-            pool.set_observation_format(node_of(pool, Mine), given={ENV_ID: wrong})
+            PoolPort(pool).set_observation_format(node_of(pool, Mine), given={ENV_ID: wrong})
     assert type(pool.reset().obs) is TimeStep
 
 
@@ -131,7 +132,7 @@ def test_a_fault_is_raised_by_a_step_that_wants_observations_only(pool_of):
     pool = pool_of([AlfEnvMaker(FaultyAlf, i) for i in range(2)])
     pool.reset()
     with pytest.raises(stepmill.EnvError, match="failed in step"):
-        pool.step_obs(np.array([0, 13], np.float32))
+        PoolPort(pool).step_obs(np.array([0, 13], np.float32))
     assert pool.recv().env_id.tolist() == [0]
     pool.reset()
-    assert pool.step_obs(np.zeros(2, np.float32)).step_type.tolist() == [1, 1]
+    assert PoolPort(pool).step_obs(np.zeros(2, np.float32)).step_type.tolist() == [1, 1]

@@ -15,6 +15,7 @@ import pytest
 import stepmill
 from stepmill import pool as pool_package
 from stepmill.pool.payloads import InfoMaker
+from stepmill.pool.port import PoolPort
 from stepmill.spec import batch as batch_module
 from stepmill.spec.options import EnvState
 from stepmill.testing.envs import CountingEnv
@@ -25,7 +26,7 @@ from tests.harness.pools import counting_envs, make_pool
 NUM_ENVS = 3
 LENGTH = 3
 FILES = (str(Path(pool_package.__file__).parent), batch_module.__file__)
-RECEIVING = ("collect", "step_fast", "step_wait", "reset_wait", "step_obs")  # these call native code that receives
+RECEIVING = ("collect", "step_fast", "wait_and_collect", "step_obs")  # these call native code that receives
 
 
 class Books:
@@ -72,26 +73,26 @@ def _recv_ready(pool: stepmill.Pool) -> tuple[Any, Any, Any]:
 
 
 def _step_async(pool: stepmill.Pool) -> tuple[Any, Any, Any]:
-    pool.step_async(ACTIONS)
-    result = pool.step_wait()
+    PoolPort(pool).step_async(ACTIONS)
+    result = PoolPort(pool).step_wait()
     return result[0], result[4], ALL
 
 
 def _step_fast(pool: stepmill.Pool) -> tuple[Any, Any, Any]:
-    result = pool.step_fast(ACTIONS)
+    result = PoolPort(pool).step_fast(ACTIONS)
     return result[0], result[4], ALL
 
 
 def _reset_rows(pool: stepmill.Pool) -> tuple[Any, Any, Any]:
     mask = np.array([True, False, True])
-    obs, _ = pool.reset_rows(mask)
+    obs, _ = PoolPort(pool).reset_rows(mask)
     return obs[mask], None, [0, 2]
 
 
 STEPS: dict[str, Operation] = {
     "step": lambda pool: _of_batch(pool.step(ACTIONS)),
     "step_fast": _step_fast,
-    "step_obs": lambda pool: (pool.step_obs(ACTIONS), None, ALL),
+    "step_obs": lambda pool: (PoolPort(pool).step_obs(ACTIONS), None, ALL),
     "step_wait": _step_async,
     "recv": _send_recv,
     "recv(env_ids)": _send_recv_ids,
@@ -104,7 +105,7 @@ RESETS: dict[str, Operation] = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "log": {"on_fault": "replay", "seeding": "per_episode"},
-    "spares": {"spare_envs": 1},
+    "spares": {"resets": {"spare_envs": 1}},
 }
 
 
@@ -144,20 +145,20 @@ def where(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("name", [*STEPS, *RESETS])
 def test_no_transition_is_lost_or_doubled_wherever_ctrl_c_arrives(pool_of, name, options):
     chosen = OPTIONS[options]
-    envs = [partial(CountingEnv, i, LENGTH) for i in range(NUM_ENVS + chosen.get("spare_envs", 0))]
+    envs = [partial(CountingEnv, i, LENGTH) for i in range(NUM_ENVS + chosen.get("resets", {}).get("spare_envs", 0))]
     with pool_of(envs, **chosen) as pool:
         assert _interrupt_everywhere(pool, name, _recv_all) > 10
 
 
 def _step_wait(pool: stepmill.Pool, books: Books, *, is_reset: bool) -> None:
     if _has_results(pool):
-        result = pool.step_wait()
+        result = PoolPort(pool).step_wait()
         books.note(result[0], result[4], ALL, is_reset=is_reset)
 
 
 def _reset_wait(pool: stepmill.Pool, books: Books, *, is_reset: bool) -> None:
     if _has_results(pool):
-        obs, _ = pool.reset_wait()
+        obs, _ = PoolPort(pool).reset_wait()
         books.note(obs[[0, 2]], None, [0, 2], is_reset=is_reset)
     assert not _has_results(pool)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill.pool.port import PoolPort
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.tree import DictNode, Leaf, Opaque
 from tests.harness.agents import ACTION, F32, F64, I64, Agents, Fate, FixedInfo, Guests, VectorReward
@@ -49,7 +50,7 @@ def test_returns_have_the_shape_of_the_reward(pool_of, mode):
 def test_the_shortest_way_hands_out_vector_rewards_too(pool_of):
     pool = pool_of([VectorReward] * 2)
     pool.reset(seed=0)
-    assert pool.step_fast(np.array([1, 2]))[1].tolist() == [[1, 1], [1, 2]]
+    assert PoolPort(pool).step_fast(np.array([1, 2]))[1].tolist() == [[1, 1], [1, 2]]
 
 
 def test_a_reward_of_another_shape_is_the_envs_fault_and_named(pool_of):
@@ -151,7 +152,7 @@ def test_an_open_env_goes_on_when_no_agent_is_present(pool_of):
 
 
 def test_overlapped_resets_and_budgets_know_agents(pool_of):
-    pool = pool_of([Agents] * 2, overlap_resets=True, num_episodes=2)
+    pool = pool_of([Agents] * 2, resets={"overlap": True}, num_episodes=2)
     pool.reset(seed=0)
     act = np.ones((2, 3), int)
     for _ in range(7):
@@ -296,7 +297,7 @@ def test_they_are_there_in_every_batch(pool_of):
     batch = pool.recv(2)
     place = dict(zip(batch.env_id.tolist(), batch.info["place"].tolist(), strict=True))
     assert place == {2: [2, 1], 0: [0, 1]}
-    _, info = pool.reset_rows(np.array([False, False, True]))
+    _, info = PoolPort(pool).reset_rows(np.array([False, False, True]))
     assert info["nest"]["count"].tolist() == [1, 0, 0]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stepmill
-from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
 
 RESET_S = 0.2
 
@@ -41,7 +41,7 @@ class SlowResetEnv(gymnasium.Env):
 
 def make_pool(overlap: bool, *fns, backend="process", **options):
     context = {"context": "fork"} if backend == "process" else {}
-    options = stepmill.PoolOptions(overlap_resets=overlap, **context, **options)
+    options = stepmill.PoolOptions(resets={"overlap": overlap}, **context, **options)
     return stepmill.Pool(fns, backend=backend, num_workers=2, options=options)
 
 
@@ -117,7 +117,7 @@ def test_a_fault_of_an_early_reset_belongs_to_the_step_that_asks_for_it():
 
 def test_an_early_reset_that_hangs_is_ended_at_its_deadline():
     fns = [partial(SlowResetEnv, 60.0), partial(SlowResetEnv)]
-    with make_pool(True, *fns, reset_timeout_s=0.2, step_timeout_s=20.0) as pool:
+    with make_pool(True, *fns, reset_timeout_s=DEADLINE_S, step_timeout_s=HANG_GUARD_S) as pool:
         pool.reset(seed=0)
         for _ in range(3):
             pool.step([0, 0])

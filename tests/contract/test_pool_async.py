@@ -131,6 +131,22 @@ def test_a_deadline_of_zero_only_looks(pool_of, gate):
     assert pool.recv(1, timeout_s=30).reward.tolist() == [GATED_ACTION]
 
 
+@PARALLEL
+@pytest.mark.parametrize("method", ["recv", "receive"])
+def test_a_pool_lingers_for_envs_that_are_ready_soon(pool_of, gate, method):
+    pool = _gated(pool_of, gate, 2)
+    pool.reset(seed=0)
+    pool.send([1, GATED_ACTION])
+    threading.Timer(0.2, gate.open).start()
+
+    received = getattr(pool, method)(min_envs=1, max_envs=2, linger_s=HANG_GUARD_S)
+
+    batch = received if method == "recv" else received.batch
+    assert sorted(batch.env_id.tolist()) == [0, 1]
+    with pytest.raises(UsageError, match="linger_s=-1 must be a number of seconds"):
+        getattr(pool, method)(linger_s=-1)
+
+
 @pytest.mark.covers("G-9")
 @PARALLEL
 def test_min_and_max_take_what_is_ready_between_them(pool_of, gate):

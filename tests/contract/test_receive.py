@@ -19,6 +19,7 @@ from stepmill.testing.faulty import RaisingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
 from tests.chaos import HANG, KILL, RAISE, ChaosEnv
 from tests.chaos.envs import Traps, make_env
+from tests.harness.hangs import DEADLINE_S
 from tests.harness.interrupts import LineInterrupt
 from tests.harness.pools import kill_worker, make_pool
 
@@ -260,7 +261,7 @@ def test_two_deaths_are_two_errors() -> None:
 
 
 def test_an_env_that_is_too_late_is_named_in_the_fault_of_all_envs_of_its_worker() -> None:
-    with make(step_timeout_s=0.2) as pool:
+    with make(step_timeout_s=DEADLINE_S) as pool:
         pool.reset(seed=0)
         pool.send([1, 1, 1, HANG])
 

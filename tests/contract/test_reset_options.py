@@ -71,7 +71,7 @@ def test_options_that_fit_no_env_are_refused_and_nothing_is_reset(options, text)
 @pytest.mark.parametrize("overlap_resets", [False, True])
 @pytest.mark.covers("D-15", "D-B9", "X-15")
 def test_kept_options_are_given_to_automatic_resets(pool_of, mode, overlap_resets):
-    pool = pool_of(recorders(2, 1), autoreset_mode=mode, overlap_resets=overlap_resets)
+    pool = pool_of(recorders(2, 1), autoreset_mode=mode, resets={"overlap": overlap_resets})
     pool.reset(options={0: {"level": 1}}, persist_options=True)
     for _ in range(2):
         pool.step([0, 0])
@@ -111,9 +111,10 @@ def test_an_env_that_changes_its_options_gets_them_whole_again(pool_of):
     assert pool.get_attr("taken") == (2, 2)
 
 
-def test_a_pool_may_keep_all_options_it_is_given(vector_env_of):
-    envs = vector_env_of(recorders(2, 1), options={"persist_options": True})
-    envs.reset(options={"level": 5})
+@pytest.mark.parametrize("mask", [{}, {"reset_mask": np.ones(2, np.bool_)}])
+def test_a_vector_env_keeps_the_options_that_it_is_told_to_keep(vector_env_of, mask):
+    envs = vector_env_of(recorders(2, 1))
+    envs.reset(options={"level": 5, **mask}, persist_options=True)
     envs.step([0, 0])
     envs.step([0, 0])  # resets
     envs.reset()

@@ -59,7 +59,8 @@ def make(
     workers = {} if where == "serial" else {"num_workers": 1}
     if where == "process":
         options["context"] = "fork"
-    chosen = stepmill.PoolOptions(reset_retry_wait_s=0.02, **options)
+    options["resets"] = {"retry_wait_s": 0.02, **options["resets"]}
+    chosen = stepmill.PoolOptions(**options)
     fns: list[Any] = [partial(FlakyEnv, notes, 0, failing, how)]
     fns += [partial(ChaosEnv, 1 + each) for each in range(neighbours)]
     return stepmill.Pool(fns, backend=where, options=chosen, **workers), notes
@@ -75,7 +76,7 @@ def seeding_for(on_fault: str) -> dict[str, Any]:
 def test_the_same_process_tries_again_with_the_same_seed_and_closes_nothing(
     where: str, on_fault: str, tmp_path: Path
 ) -> None:
-    pool, notes = make(where, tmp_path, (1, 2), reset_retries=2, **seeding_for(on_fault))
+    pool, notes = make(where, tmp_path, (1, 2), resets={"retries": 2}, **seeding_for(on_fault))
     with pool:
         batch = pool.reset(seed=7, options={"a": 1})
 
@@ -92,7 +93,7 @@ def test_the_same_process_tries_again_with_the_same_seed_and_closes_nothing(
 def test_the_error_says_how_often_it_was_tried_and_why_it_failed_last(
     where: str, on_fault: str, tmp_path: Path
 ) -> None:
-    pool, notes = make(where, tmp_path, (1, 2, 3), reset_retries=2, **seeding_for(on_fault))
+    pool, notes = make(where, tmp_path, (1, 2, 3), resets={"retries": 2}, **seeding_for(on_fault))
     with pool:
         with pytest.raises(
             stepmill.EnvError, match=r"env 0 raised ValueError in reset: no luck in attempt 3; .* last of 3 attempts"
@@ -111,7 +112,7 @@ def test_the_error_says_how_often_it_was_tried_and_why_it_failed_last(
 @pytest.mark.parametrize("where", ["serial", "thread", "process"])
 def test_automatic_resets_are_tried_again_and_lose_nothing(where: str, mode: str, tmp_path: Path) -> None:
     options = {**seeding_for("raise"), "autoreset_mode": mode}
-    pool, notes = make(where, tmp_path, (2, 3), reset_retries=2, **options)
+    pool, notes = make(where, tmp_path, (2, 3), resets={"retries": 2}, **options)
     with (
         pool,
         stepmill.Pool(
@@ -132,8 +133,7 @@ def test_automatic_resets_are_tried_again_and_lose_nothing(where: str, mode: str
 
 @pytest.mark.parametrize("where", ["thread", "process"])
 def test_an_overlapped_reset_that_fails_is_tried_again_when_it_is_wanted(where: str, tmp_path: Path) -> None:
-    options = {**seeding_for("raise"), "overlap_resets": True}
-    pool, notes = make(where, tmp_path, (2,), reset_retries=1, **options)
+    pool, notes = make(where, tmp_path, (2,), resets={"retries": 1, "overlap": True}, **seeding_for("raise"))
     with pool:
         pool.reset(seed=0)
         for _ in range(3):
@@ -150,8 +150,8 @@ def test_an_overlapped_reset_that_fails_is_tried_again_when_it_is_wanted(where: 
 def test_an_attempt_that_fails_before_the_pool_looks_again_counts_like_any_other(
     on_fault: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {**seeding_for(on_fault), "reset_retry_in": "new"}
-    pool, notes = make("process", tmp_path, (1, 2), how=how, neighbours=0, reset_retries=2, **options)
+    options = {**seeding_for(on_fault), "resets": {"retries": 2, "retry_in": "new"}}
+    pool, notes = make("process", tmp_path, (1, 2), how=how, neighbours=0, **options)
     carry_out = pool._recovery.carry_out
 
     def carry_out_and_linger(decisions: Any) -> None:
@@ -172,8 +172,9 @@ def test_an_attempt_that_fails_before_the_pool_looks_again_counts_like_any_other
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("on_fault", ["raise", "truncate", "replay"])
 def test_a_new_process_tries_again_with_the_same_seed(on_fault: str, how: str, tmp_path: Path) -> None:
-    options = {**seeding_for(on_fault), "reset_retry_in": "new", "reset_timeout_s": 0.2 if how == "hangs" else None}
-    pool, notes = make("process", tmp_path, (1, 2), how=how, neighbours=0, reset_retries=2, **options)
+    options = {**seeding_for(on_fault), "reset_timeout_s": 0.2 if how == "hangs" else None}
+    resets = {"retries": 2, "retry_in": "new"}
+    pool, notes = make("process", tmp_path, (1, 2), how=how, neighbours=0, resets=resets, **options)
     with pool:
         batch = pool.reset(seed=7, options={"a": 1})
 
@@ -186,7 +187,7 @@ def test_a_new_process_tries_again_with_the_same_seed(on_fault: str, how: str, t
 @pytest.mark.covers("D-18", "D-19")
 @pytest.mark.parametrize("how", ["raises", "dies"])
 def test_new_processes_are_used_up_too(how: str, tmp_path: Path) -> None:
-    pool, notes = make("process", tmp_path, (1, 2), how=how, reset_retries=1, reset_retry_in="new")
+    pool, notes = make("process", tmp_path, (1, 2), how=how, resets={"retries": 1, "retry_in": "new"})
     with pool:
         with pytest.raises(stepmill.StepmillError, match="last of 2 attempts"):
             pool.reset(seed=7)
@@ -197,7 +198,7 @@ def test_new_processes_are_used_up_too(how: str, tmp_path: Path) -> None:
 
 @pytest.mark.covers("G-5")
 def test_the_neighbours_of_an_env_that_gets_a_new_process_are_cut_short_and_marked(tmp_path: Path) -> None:
-    pool, _ = make("process", tmp_path, (2,), neighbours=2, reset_retries=1, reset_retry_in="new")
+    pool, _ = make("process", tmp_path, (2,), neighbours=2, resets={"retries": 1, "retry_in": "new"})
     with pool:
         pool.reset(seed=0)
         pool.step([1, 1, 1])
@@ -216,7 +217,7 @@ def test_the_neighbours_of_an_env_that_gets_a_new_process_are_cut_short_and_mark
 
 
 def test_wrong_outputs_are_not_asked_for_again(tmp_path: Path) -> None:
-    options = stepmill.PoolOptions(reset_retries=3, reset_retry_wait_s=0.0)
+    options = stepmill.PoolOptions(resets={"retries": 3, "retry_wait_s": 0.0})
     with stepmill.Pool([_ShapelessEnv], backend="serial", options=options) as pool:
         with pytest.raises(stepmill.BadOutput):
             pool.reset()
@@ -233,14 +234,14 @@ class _ShapelessEnv(ChaosEnv):
 
 @pytest.mark.parametrize("where", ["serial", "thread"])
 def test_new_processes_are_refused_where_there_are_none(where: str) -> None:
-    options = stepmill.PoolOptions(reset_retries=1, reset_retry_in="new")
-    with pytest.raises(stepmill.UsageError, match="reset_retry_in='new' needs processes"):
+    options = stepmill.PoolOptions(resets={"retries": 1, "retry_in": "new"})
+    with pytest.raises(stepmill.UsageError, match=r"resets.retry_in='new' needs processes"):
         stepmill.Pool([ChaosEnv], backend=where, options=options)
 
 
 def test_close_does_not_wait_for_a_retry(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    options = stepmill.PoolOptions(reset_retries=1, reset_retry_wait_s=600.0)
+    options = stepmill.PoolOptions(resets={"retries": 1, "retry_wait_s": 600.0})
     pool = stepmill.Pool([partial(FlakyEnv, notes, 0, (1,))], backend="process", options=options)
     pool.reset_async()
     while "f" not in notes.read_text():

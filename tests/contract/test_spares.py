@@ -125,7 +125,7 @@ def test_a_call_waits_for_a_reset_that_is_under_way():
 
 @pytest.mark.covers("A-B7", "G-8")
 def test_spares_are_checked_like_all_others_and_cannot_be_all_there_is():
-    with pytest.raises(UsageError, match="spare_envs=3 of 3 env_fns leaves no env to step"):
+    with pytest.raises(UsageError, match=r"resets.spare_envs=3 of 3 env_fns leaves no env to step"):
         named_pool(0, 3)
     with pytest.raises(SpecMismatch, match="env 2 has another observation space than env 0"):
         named_pool(2, 1, env=odd_spare)
@@ -200,7 +200,9 @@ def wide(length, identity):
 
 
 def test_make_vec_makes_the_spares_itself():
-    envs = stepmill.make_vec("CartPole-v1", num_envs=2, backend="thread", options=stepmill.PoolOptions(spare_envs=1))
+    envs = stepmill.make_vec(
+        "CartPole-v1", num_envs=2, backend="thread", options=stepmill.PoolOptions(resets={"spare_envs": 1})
+    )
     try:
         obs, _ = envs.reset(seed=0)
         assert envs.num_envs == 2

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill.pool.port import PoolPort
 from stepmill.spec.stats import FAULT_KINDS
 from stepmill.testing.envs import CountingEnv, ImageEnv
 from stepmill.testing.faulty import RaisingEnv
@@ -72,7 +73,7 @@ def test_the_time_of_workers_and_learner_is_divided_without_rest(where):
     with busy_pool(where) as pool:
         play(pool, 20)
         stats = pool.stats()
-        owner = stats.workers[pool.worker_of[1]]
+        owner = stats.workers[PoolPort(pool).worker_of[1]]
     assert owner.step_s >= 20 * BUSY_S
     assert owner.reset_s >= 2 * BUSY_S
     assert owner.step_s + owner.reset_s + owner.publish_s + owner.wait_s <= stats.elapsed_s
@@ -167,7 +168,7 @@ def test_infos_that_do_not_fit_in_the_slab_are_counted():
 
 
 def test_copies_because_no_slot_was_free_are_counted():
-    with make_pool("serial", [ImageEnv] * 4, slots=2) as pool:
+    with make_pool("serial", [ImageEnv] * 4, tuning={"slots": 2}) as pool:
         pool.reset(seed=0)
         assert pool.stats().lease_copies == 0
         held = [pool.step([0] * 4).obs for _ in range(5)]
@@ -178,7 +179,7 @@ def test_copies_because_no_slot_was_free_are_counted():
 
 
 def test_used_spares_are_counted_by_env():
-    with make_pool("serial", counting_envs(3, length=1), spare_envs=1) as pool:
+    with make_pool("serial", counting_envs(3, length=1), resets={"spare_envs": 1}) as pool:
         pool.reset(seed=0)
         pool.step([0, 0])
         pool.step([0, 0])

@@ -160,11 +160,11 @@ def test_a_timer_wants_a_name_and_a_rate_is_a_whole_number():
 
 @pytest.mark.covers("U-10/tree", "U-B5", "G-17")
 def test_the_trees_of_all_workers_are_added_up_under_one_node(pool_of, where):
-    pool = pool_of(timed_envs(4), timers_every=1, num_workers=2)
+    pool = pool_of(timed_envs(4), tuning={"timers_every": 1}, num_workers=2)
     pool.reset(seed=0)
     for _ in range(5):
         pool.step([0] * 4)
-    tree = pool.timers()
+    tree = stepmill.read_timers(pool)
     workers = tree["children"]["workers"]
     root = workers["children"]["worker_root"]
     assert workers["is_parallel"]
@@ -187,7 +187,7 @@ def test_the_learners_own_timers_are_in_the_same_tree(pool_of):
     timers.enable()
     with timers.timed("learn"):
         pool.reset(seed=0)
-    tree = pool.timers()
+    tree = stepmill.read_timers(pool)
     assert tree["children"]["learn"]["count"] == 1
     assert tree["metadata"]["num_workers"] == pool.num_workers
 
@@ -197,12 +197,12 @@ def test_workers_whose_timers_are_off_have_the_engines_counters_alone(pool_of):
     pool = pool_of(timed_envs(2))
     pool.reset(seed=0)
     pool.step([0, 0])
-    root = pool.timers()["children"]["workers"]["children"]["worker_root"]
+    root = stepmill.read_timers(pool)["children"]["workers"]["children"]["worker_root"]
     assert root["children"]["envs"]["children"] == {}
     assert root["children"]["envs"]["count"] == 4
     assert set(root["children"]) == {"envs", "wait"}
 
 
 def test_the_rate_is_checked():
-    with pytest.raises(stepmill.UsageError, match="timers_every=-1 must be a whole number"):
-        stepmill.PoolOptions(timers_every=-1)
+    with pytest.raises(stepmill.UsageError, match=r"tuning.timers_every=-1 must be a whole number"):
+        stepmill.PoolOptions(tuning={"timers_every": -1})

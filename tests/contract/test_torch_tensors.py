@@ -84,7 +84,7 @@ def test_a_lease_lives_until_its_copy_is_done_and_no_longer(pool_of):
     for _ in range(6):  # the envs go on, and do not write what is still being copied
         tensors.step(torch.zeros(4, dtype=torch.int64))
     assert tensors.num_held > 0
-    assert pool.stats().leased_slots == pool.options.slots
+    assert pool.stats().leased_slots == pool.options.tuning.slots
     is_done.append(True)
     assert tensors.num_held == 0
     assert pool.stats().leased_slots == 0

@@ -19,6 +19,7 @@ import stepmill
 from stepmill.pool.events import EnvFailed, FaultKind
 from stepmill.pool.faults import fault_error
 from stepmill.pool.infos import rows_of
+from stepmill.pool.port import PoolPort
 from stepmill.spec.errors import BadOutput, StepmillError
 from stepmill.testing.envs import CountingEnv
 from tests.harness.pools import make_pool
@@ -246,8 +247,8 @@ def _send_recv(pool: stepmill.Pool) -> None:
 
 RECEIVE = {
     "step": lambda pool: pool.step([0, OPAQUE]),
-    "step_fast": lambda pool: pool.step_fast([0, OPAQUE]),
-    "step_obs": lambda pool: pool.step_obs([0, OPAQUE]),
+    "step_fast": lambda pool: PoolPort(pool).step_fast([0, OPAQUE]),
+    "step_obs": lambda pool: PoolPort(pool).step_obs([0, OPAQUE]),
     "recv": _send_recv,
 }
 
@@ -366,7 +367,7 @@ def _overwrite(pool: stepmill.Pool, env_id: int, bytes_: bytes) -> None:
     """Write over the payload of an env, the only one of its worker, as native code of that env may."""
     base, _ = pool._runtime.slab.native.place()
     plan: dict[str, Any] = dict(pool._runtime.slab.plan)
-    ctypes.memmove(base + plan["segments"][pool.worker_of[env_id]] + plan["payload"][0], bytes_, len(bytes_))
+    ctypes.memmove(base + plan["segments"][PoolPort(pool).worker_of[env_id]] + plan["payload"][0], bytes_, len(bytes_))
 
 
 @pytest.mark.parametrize("invalid", [b"\xff" * 16, b"N" * 16, b"d\x00" * 8, b"t\x00" * 8, b"o\x05" * 8, bytes(16)])

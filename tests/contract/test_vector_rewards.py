@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 import stepmill
 from stepmill.observe.snapshot import EpisodeTally
+from stepmill.pool.port import PoolPort
 from stepmill.spec.errors import SpecMismatch
 from tests.harness.pools import make_vector_env
 
@@ -140,7 +141,7 @@ def test_a_front_end_that_needs_numbers_refuses_vectors():
         stepmill.Pool([TwoGoals], backend="serial") as pool,
         pytest.raises(stepmill.UsageError, match=r"has 2 numbers, and this front-end needs one; wrap .*LinearReward"),
     ):
-        read_spaces(pool.env_specs)
+        read_spaces(PoolPort(pool).env_specs)
 
 
 def test_returns_that_are_vectors_count_with_their_sum():

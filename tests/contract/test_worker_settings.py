@@ -34,7 +34,7 @@ def _ports(worker):
 
 @pytest.mark.parametrize("where", ["forkserver", "spawn", "fork"])
 def test_each_worker_has_its_variables_before_it_builds_envs(where):
-    with make_pool(where, [SettingsEnv] * 3, num_workers=2, worker_env=_ports) as pool:
+    with make_pool(where, [SettingsEnv] * 3, num_workers=2, workers={"env": _ports}) as pool:
         assert pool.get_attr("at_start") == (
             ("5005", "0", "2", "0"),
             ("5006", "1", "2", "1,2"),
@@ -43,7 +43,7 @@ def test_each_worker_has_its_variables_before_it_builds_envs(where):
 
 
 def test_a_restarted_worker_has_the_same_variables():
-    with make_pool("forkserver", [SettingsEnv] * 2, worker_env=_ports, on_fault="truncate") as pool:
+    with make_pool("forkserver", [SettingsEnv] * 2, workers={"env": _ports}, on_fault="truncate") as pool:
         pool.reset(seed=0)
         kill_worker(pool, 1)
         pool.step([0, 0])
@@ -52,7 +52,7 @@ def test_a_restarted_worker_has_the_same_variables():
 
 
 def test_a_list_is_used_in_turn():
-    options = PoolOptions(worker_env=[{"GPU": "0"}, {"GPU": "1"}], affinity=[[0], [1, 2]], num_workers=3)
+    options = PoolOptions(workers={"env": [{"GPU": "0"}, {"GPU": "1"}], "affinity": [[0], [1, 2]]}, num_workers=3)
     plans = plan_workers([CountingEnv] * 3, options)
     assert [plan.environ["GPU"] for plan in plans] == ["0", "1", "0"]
     assert [plan.affinity for plan in plans] == [(0,), (1, 2), (0,)]
@@ -61,9 +61,11 @@ def test_a_list_is_used_in_turn():
 @pytest.mark.parametrize("where", ["thread", "fork"])
 def test_each_worker_runs_on_its_cores(where):
     own = CORES[:1], CORES[-1:]
-    with make_pool(where, [SettingsEnv] * 2, affinity=own) as pool:
+    with make_pool(where, [SettingsEnv] * 2, workers={"affinity": own}) as pool:
         assert pool.call("cores") == (CORES[:1], CORES[-1:])
-    with make_pool(where, [SettingsEnv] * 2, affinity=lambda worker: None if worker else CORES[:1]) as pool:
+    with make_pool(
+        where, [SettingsEnv] * 2, workers={"affinity": lambda worker: None if worker else CORES[:1]}
+    ) as pool:
         assert pool.call("cores") == (CORES[:1], CORES)
     assert sorted(os.sched_getaffinity(0)) == CORES
 
@@ -71,13 +73,13 @@ def test_each_worker_runs_on_its_cores(where):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"worker_env": [{"A": 1}]}, "worker_env=.* must map names"),
-        ({"worker_env": []}, "worker_env=.* must map names"),
-        ({"worker_env": lambda worker: {"A": worker}}, "worker_env={'A': 0} must map names"),
-        ({"affinity": [[0], []]}, r"affinity=\[\] must be a list of different core numbers"),
-        ({"affinity": [[0], 1]}, "must be a list of different core numbers"),
-        ({"affinity": lambda worker: [worker, worker]}, r"affinity=\[0, 0\] must be a list"),
-        ({"affinity": lambda worker: [4096]}, r"cores \[4096\], which this process may not use"),
+        ({"workers": {"env": [{"A": 1}]}}, "workers.env=.* must map names"),
+        ({"workers": {"env": []}}, "workers.env=.* must map names"),
+        ({"workers": {"env": lambda worker: {"A": worker}}}, "workers.env={'A': 0} must map names"),
+        ({"workers": {"affinity": [[0], []]}}, r"workers.affinity=\[\] must be a list of different core numbers"),
+        ({"workers": {"affinity": [[0], 1]}}, "must be a list of different core numbers"),
+        ({"workers": {"affinity": lambda worker: [worker, worker]}}, r"workers.affinity=\[0, 0\] must be a list"),
+        ({"workers": {"affinity": lambda worker: [4096]}}, r"cores \[4096\], which this process may not use"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options, text):
@@ -86,10 +88,10 @@ def test_settings_that_cannot_be_are_refused(options, text):
 
 
 def test_the_threads_of_a_kernel_have_their_cores_together():
-    with pytest.raises(stepmill.UsageError, match="give affinity as one list"):
-        stepmill.make_vec("CartPole-v1", num_envs=2, backend="kernel", affinity=[CORES[:1], CORES[-1:]])
+    with pytest.raises(stepmill.UsageError, match=r"give workers.affinity as one list"):
+        stepmill.make_vec("CartPole-v1", num_envs=2, backend="kernel", workers={"affinity": [CORES[:1], CORES[-1:]]})
 
 
 def test_backends_without_processes_warn():
-    with pytest.warns(RuntimeWarning, match="worker_env"):
-        make_pool("thread", [SettingsEnv], worker_env=_ports).close()
+    with pytest.warns(RuntimeWarning, match=r"workers.env"):
+        make_pool("thread", [SettingsEnv], workers={"env": _ports}).close()

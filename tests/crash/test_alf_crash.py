@@ -16,7 +16,7 @@ from stepmill.frontends.alf import FastParallelEnvironment
 from stepmill.testing.gates import Gate, wait_at
 from tests.harness import leaks
 from tests.harness.alf_envs import AlfCounter, FaultyAlf, GatedAlf
-from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
 from tests.harness.scripts import start_script
 
 BAD = np.array([1, 13], np.float32)  # env 1 fails
@@ -105,7 +105,7 @@ def test_a_process_killed_between_steps_is_reported_and_replaced(env_of):
 @pytest.mark.covers("A-B1")
 def test_an_env_that_hangs_is_ended_at_its_deadline(env_of):
     with Gate() as gate:
-        options = stepmill.PoolOptions(step_timeout_s=0.3)
+        options = stepmill.PoolOptions(step_timeout_s=DEADLINE_S)
         env = env_of([partial(GatedAlf, step_gate=gate.path)] * 2, options=options)
         env.reset()
         with pytest.raises(RuntimeError, match="env 1 took longer than its deadline") as caught:

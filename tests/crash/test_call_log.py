@@ -39,7 +39,7 @@ def test_functions_that_set_something_are_distinguished_and_each_is_logged_once(
 
 
 def test_settings_of_rebuilt_envs_keep_the_limit_of_memory() -> None:
-    with make(replay_log_bytes=1 << 16) as pool:
+    with make(restarts={"replay_log_bytes": 1 << 16}) as pool:
         pool.reset(seed=0)
         pool.set_attr("helper", bytes(24 << 10))  # the log of calls has memory for one of them
         pool.revive(range(4), restart_living=True)

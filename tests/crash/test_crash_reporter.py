@@ -21,6 +21,7 @@ from stepmill.pool.crash_reporter import MAX_CAPSULES
 from stepmill.spec.capsule import Capsule, read_capsule
 from tests.harness import crashing
 from tests.harness.crashing import CrashingEnv, steps
+from tests.harness.hangs import DEADLINE_S
 from tests.harness.pools import kill_worker, make_pool
 
 POLICIES = ["raise", "truncate", "replay"]
@@ -45,7 +46,7 @@ def the_capsule(folder: Path) -> Capsule:
 @pytest.mark.parametrize("where", ["serial", "thread", "fork"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_fault_leaves_one_capsule_with_the_episode_under_every_policy(where: str, policy: str, tmp_path: Path):
-    with pool_in(tmp_path, where, on_fault=policy, max_restarts=2) as pool:
+    with pool_in(tmp_path, where, on_fault=policy, restarts={"max_restarts": 2}) as pool:
         first = pool.reset(seed=7)
         if policy == "raise":
             with pytest.raises(stepmill.EnvError) as caught:
@@ -116,7 +117,7 @@ def test_a_crash_leaves_exit_status_and_the_stack_of_the_worker(where: str, acti
 
 @pytest.mark.parametrize("action", [crashing.HANG, crashing.HANG_C])
 def test_a_hang_leaves_the_stack_of_the_worker(action: int, tmp_path: Path):
-    with pool_in(tmp_path, "fork", on_fault="truncate", step_timeout_s=0.3) as pool:
+    with pool_in(tmp_path, "fork", on_fault="truncate", step_timeout_s=DEADLINE_S) as pool:
         pool.reset(seed=0)
         batch = run(pool, [1, action])
         assert batch.info["fault"]["kind"][1] == "timed_out"
@@ -126,7 +127,7 @@ def test_a_hang_leaves_the_stack_of_the_worker(action: int, tmp_path: Path):
 
 
 def test_a_worker_that_is_stopped_leaves_no_stack_and_is_ended_all_the_same(tmp_path: Path):
-    with pool_in(tmp_path, "fork", on_fault="truncate", step_timeout_s=0.3) as pool:
+    with pool_in(tmp_path, "fork", on_fault="truncate", step_timeout_s=DEADLINE_S) as pool:
         pool.reset(seed=0)
         os.kill(pool.stats().workers[1].pid, signal.SIGSTOP)
         run(pool, [1])
@@ -219,7 +220,7 @@ def test_what_sets_something_without_a_name_of_its_own_keeps_no_capsule_from_bei
 
 
 def test_a_log_that_is_too_long_is_left_out_and_noted(tmp_path: Path):
-    with pool_in(tmp_path, replay_log_bytes=100) as pool:
+    with pool_in(tmp_path, restarts={"replay_log_bytes": 100}) as pool:
         pool.reset(seed=0)
         with pytest.raises(stepmill.EnvError):
             run(pool, [1, 1, 1, crashing.RAISE])

@@ -14,10 +14,10 @@ import pytest
 
 import stepmill
 from tests.chaos import HANG, ChaosEnv
-from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
 
 HANG_C, HANG_C_WITH_GIL = 3, 4
-TIMEOUT_S = 0.3
+TIMEOUT_S = DEADLINE_S
 
 
 class HangingEnv(ChaosEnv):
@@ -136,8 +136,8 @@ def test_a_thread_that_hung_between_its_commands_is_replaced_when_it_comes_back(
     options = stepmill.PoolOptions(
         step_timeout_s=TIMEOUT_S,
         reset_timeout_s=TIMEOUT_S,
-        call_timeout_s=TIMEOUT_S,
-        overlap_resets=hang is not hang_in_call,
+        workers={"call_timeout_s": TIMEOUT_S},
+        resets={"overlap": hang is not hang_in_call},
     )
     with stepmill.Pool([partial(Gated, 0, gate)], backend="thread", num_workers=1, options=options) as pool:
         pool.reset(seed=0)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill.pool.port import PoolPort
 from stepmill.testing.gates import Gate, wait_at
 from tests.chaos import ChaosEnv
 from tests.chaos.envs import CLOCK
@@ -59,7 +60,9 @@ def make_failing(flag: Path, gate: Path, env_id: int) -> ChaosEnv:
 @contextmanager
 def stepped_pool(folder: Path, on_fault: str, gate: Gate, make: Any = make_gated) -> Iterator[stepmill.Pool]:
     """A pool whose constructors are made to wait, or to fail, after its second step."""
-    options = stepmill.PoolOptions(on_fault=on_fault, seeding="per_episode", max_restarts=10_000, context="fork")
+    options = stepmill.PoolOptions(
+        on_fault=on_fault, seeding="per_episode", restarts={"max_restarts": 10_000}, context="fork"
+    )
     env_fns = [partial(make, folder / "flag", gate.path, env_id) for env_id in range(NUM_ENVS)]
     with stepmill.Pool(env_fns, backend="process", num_workers=2, options=options) as pool:
         pool.reset(seed=0)
@@ -83,8 +86,8 @@ def assert_times_out(wait: Callable[[], object]) -> None:
 def send_and_recv(pool: stepmill.Pool, wait: str) -> Callable[[], Any]:
     """Send actions 3 to all envs; return what waits for their results."""
     if wait == "step_wait":
-        pool.step_async(np.full(NUM_ENVS, 3))
-        return partial(pool.step_wait, timeout_s=TIMEOUT_S)
+        PoolPort(pool).step_async(np.full(NUM_ENVS, 3))
+        return partial(PoolPort(pool).step_wait, timeout_s=TIMEOUT_S)
     pool.send(np.full(NUM_ENVS, 3))
     return partial(pool.recv, NUM_ENVS, timeout_s=TIMEOUT_S)
 

@@ -34,7 +34,10 @@ def test_a_constructor_that_raises_before_its_process_is_known_leaves_no_descrip
 ) -> None:
     read_workers_first(monkeypatch)
     options = stepmill.PoolOptions(
-        on_fault=on_fault, seeding="per_episode", context=context, max_restarts=1000, restart_window_s=0.001
+        on_fault=on_fault,
+        seeding="per_episode",
+        context=context,
+        restarts={"max_restarts": 1000, "restart_window_s": 0.001},
     )
     env_fns = [partial(make_env, str(tmp_path), env_id, 1) for env_id in range(2)]
     with stepmill.Pool(env_fns, backend="process", num_workers=1, options=options) as pool:

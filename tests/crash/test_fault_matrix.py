@@ -18,10 +18,10 @@ import pytest
 import stepmill
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import ERRORS, EXIT_CODE
-from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
 from tests.harness.pools import make_pool
 
-LIMIT_S = 0.4
+LIMIT_S = DEADLINE_S
 TIMEOUT_S = {"step": LIMIT_S, "reset": LIMIT_S + 0.1}
 PROCESSES = ["fork", "forkserver", "spawn"]
 PHASES = ["step", "reset", "call", "render"]
@@ -305,7 +305,11 @@ def _step_on(pool: stepmill.Pool) -> None:
 def test_a_restart_that_fails_is_reported_and_the_next_may_succeed(kind: str, on_fault: str, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     seeding = "continue" if on_fault == "raise" else "per_episode"
-    options: dict[str, Any] = {"on_fault": on_fault, "seeding": seeding, "max_restarts": 2, "restart_window_s": 600}
+    options: dict[str, Any] = {
+        "on_fault": on_fault,
+        "seeding": seeding,
+        "restarts": {"max_restarts": 2, "restart_window_s": 600},
+    }
     with make_pool("fork", [partial(_build_unless, flag, kind, env_id) for env_id in range(2)], **options) as pool:
         pool.reset(seed=0)
         flag.touch()

@@ -105,4 +105,4 @@ def test_a_start_without_room_for_the_results_is_refused_and_leaves_nothing(wher
     used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit = used_bytes + (200 << 20) if kind == resource.RLIMIT_AS else 1 << 20
     with limited(kind, limit), pytest.raises(stepmill.UsageError, match=f"no memory for .* 2 envs.*{name}"):
-        make_pool(where, env_fns, slots=250)  # 390 MB
+        make_pool(where, env_fns, tuning={"slots": 250})  # 390 MB

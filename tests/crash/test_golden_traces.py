@@ -149,7 +149,7 @@ class Tracer:
             options["step_timeout_s"] = STEP_TIMEOUT_S
         path = str(gate.path) if scenario.has_processes else None
         fns = [partial(make_env, folder, path, scenario, i) for i in range(NUM_ENVS + scenario.num_spares)]
-        self._pool = stepmill.Pool(fns, spare_envs=scenario.num_spares, seeding="per_episode", **options)
+        self._pool = stepmill.Pool(fns, resets={"spare_envs": scenario.num_spares}, seeding="per_episode", **options)
 
     def run(self) -> list[str]:
         with self._pool:

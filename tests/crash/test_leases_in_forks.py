@@ -50,7 +50,7 @@ class Child:
 
 
 def images(where: str) -> stepmill.Pool:
-    return make_pool(where, [partial(ImageEnv, i, SHAPE, length=100) for i in range(NUM_ENVS)], slots=SLOTS)
+    return make_pool(where, [partial(ImageEnv, i, SHAPE, length=100) for i in range(NUM_ENVS)], tuning={"slots": SLOTS})
 
 
 def step_often(pool: stepmill.Pool) -> None:

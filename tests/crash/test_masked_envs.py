@@ -9,6 +9,7 @@ import pytest
 import stepmill
 from stepmill.pool.events import Remedy
 from stepmill.pool.policies import POLICIES, FaultPolicy
+from stepmill.pool.port import PoolPort
 from stepmill.spec.options import EnvState, OnFault
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import RaisingEnv
@@ -33,7 +34,7 @@ def test_the_envs_of_a_killed_worker_are_masked_until_they_are_reset_while_other
 
         cut = pool.step([1, 2, 3])
         masked = [pool.step([1, 2, 3]) for _ in range(2)]
-        newest = pool.step_obs([1, 2, 3])
+        newest = PoolPort(pool).step_obs([1, 2, 3])
 
         assert cut.truncated.tolist() == [False, True, False]
         assert [batch.reward.tolist() for batch in masked] == [[1, 0, 3]] * 2

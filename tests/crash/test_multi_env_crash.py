@@ -13,7 +13,7 @@ import stepmill
 from stepmill.frontends.multi_env import MultiEnv, SubprocessEnv, create_subprocess_envs
 from stepmill.testing.gates import Gate
 from tests.harness import leaks
-from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
 from tests.harness.plain_envs import NeverMade, OldEnv, OldEnvDeafToClose
 from tests.harness.scripts import start_script
 
@@ -61,7 +61,7 @@ def test_a_process_that_dies_while_the_env_is_built_is_replaced(tmp_path):
 
 @pytest.mark.covers("M-6/initialize", "M-B4")
 def test_a_process_that_always_dies_while_the_env_is_built_is_reported_at_last():
-    env = SubprocessEnv(_die, options=stepmill.PoolOptions(context="fork", max_restarts=1))
+    env = SubprocessEnv(_die, options=stepmill.PoolOptions(context="fork", restarts={"max_restarts": 1}))
     env.start()
     with pytest.raises(stepmill.WorkerDied, match="SIGKILL"):
         env.initialize()
@@ -134,7 +134,7 @@ def test_a_single_env_that_dies_in_a_step_ends_its_episode_and_begins_another(en
 def test_an_action_that_kills_its_worker_is_given_once_and_the_crash_is_reported_with_cause_and_index(
     envs_of, tmp_path
 ):
-    multi_env = MultiEnv(envs_of(OldEnv, partial(OldEnv, 1, folder=tmp_path), max_restarts=1))
+    multi_env = MultiEnv(envs_of(OldEnv, partial(OldEnv, 1, folder=tmp_path), restarts={"max_restarts": 1}))
     multi_env.reset()
     _, _, terminals, infos = multi_env.step([1, "exit"])
     assert terminals == [False, True]
@@ -149,7 +149,7 @@ def test_an_action_that_kills_its_worker_is_given_once_and_the_crash_is_reported
 
 @pytest.mark.covers("M-B4")
 def test_restarts_wait_longer_each_time(envs_of):
-    env = envs_of(OldEnv, max_restarts=3)[0]
+    env = envs_of(OldEnv, restarts={"max_restarts": 3})[0]
     env.reset()
     start = time.monotonic()
     for _ in range(3):
@@ -214,7 +214,7 @@ def test_an_error_names_the_env_by_its_place_wherever_it_lives():
 @pytest.mark.covers("M-B8")
 def test_a_step_that_takes_too_long_is_ended_and_reported(envs_of):
     with Gate() as gate:
-        multi_env = MultiEnv(envs_of(OldEnv, partial(OldEnv, 1, gate=gate.path), step_timeout_s=0.2))
+        multi_env = MultiEnv(envs_of(OldEnv, partial(OldEnv, 1, gate=gate.path), step_timeout_s=DEADLINE_S))
         multi_env.reset()
         start = time.monotonic()
         _, _, terminals, infos = multi_env.step([1, "wait"])

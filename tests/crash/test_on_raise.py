@@ -17,7 +17,9 @@ def pool_of(*env_fns, **options):
 
 
 def test_deaths_are_repaired_while_exceptions_are_raised():
-    with pool_of(partial(RaisingEnv, at=1), partial(DyingEnv, at=2), on_fault="truncate", on_raise="raise") as pool:
+    with pool_of(
+        partial(RaisingEnv, at=1), partial(DyingEnv, at=2), on_fault="truncate", restarts={"on_raise": "raise"}
+    ) as pool:
         pool.reset(seed=0)
         with pytest.raises(stepmill.EnvError, match="a deliberate failure") as caught:
             pool.step([1, 1])
@@ -30,7 +32,7 @@ def test_deaths_are_repaired_while_exceptions_are_raised():
 
 
 def test_exceptions_end_an_episode_while_deaths_are_raised():
-    with pool_of(partial(RaisingEnv, at=1), partial(DyingEnv, at=2), on_raise="truncate") as pool:
+    with pool_of(partial(RaisingEnv, at=1), partial(DyingEnv, at=2), restarts={"on_raise": "truncate"}) as pool:
         pool.reset(seed=0)
         batch = pool.step([1, 1])
         assert batch.truncated.tolist() == [True, False]
@@ -40,7 +42,7 @@ def test_exceptions_end_an_episode_while_deaths_are_raised():
 
 
 def test_an_env_that_raised_can_be_played_again_while_deaths_are_raised():
-    arguments = {"on_raise": "replay", "seeding": "per_episode"}
+    arguments = {"restarts": {"on_raise": "replay"}, "seeding": "per_episode"}
     with pool_of(partial(RaisingEnv, at=2, length=9), partial(CountingEnv, 1, 9), **arguments) as pool:
         pool.reset(seed=0)
         for t in (1, 2, 3):
@@ -52,6 +54,6 @@ def test_an_env_that_raised_can_be_played_again_while_deaths_are_raised():
 
 def test_replay_needs_seeds_if_either_policy_is_replay():
     with pytest.raises(stepmill.UsageError, match="seeding='per_episode'"):
-        stepmill.PoolOptions(on_raise="replay")
+        stepmill.PoolOptions(restarts={"on_raise": "replay"})
     with pytest.raises(stepmill.UsageError, match="on_raise='later' is not one of"):
-        stepmill.PoolOptions(on_raise="later")
+        stepmill.PoolOptions(restarts={"on_raise": "later"})

@@ -187,7 +187,7 @@ def test_a_worker_that_is_stopped_at_the_start_is_told_as_stopped(context: str) 
     began = time.monotonic()
     stepmill.Pool([CountingEnv] * 2, backend="process", num_workers=2, context=context).close()
     limit_s = 1.0 + 4 * (time.monotonic() - began)  # in which the other worker starts, on a busy machine too
-    options = stepmill.PoolOptions(context=context, start_timeout_s=limit_s)
+    options = stepmill.PoolOptions(context=context, start={"timeout_s": limit_s})
     with pytest.raises(stepmill.EnvTimeout, match=r"worker 1 .*env 1 .*process \d+ is stopped.*kill -CONT") as caught:
         stepmill.Pool([CountingEnv, StoppedEnv], backend="process", num_workers=2, options=options)
     assert caught.value.env_id == 1

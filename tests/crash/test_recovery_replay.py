@@ -17,6 +17,7 @@ import stepmill
 from stepmill.testing.envs import BatchedCountingEnv
 from tests.chaos import ChaosEnv
 from tests.chaos.envs import CLOCK
+from tests.harness.hangs import DEADLINE_S
 from tests.harness.kills import kill_process
 
 
@@ -72,8 +73,13 @@ class LateEnv(ChaosEnv):
 
 
 def make(env_class: type[ChaosEnv] = ChaosEnv, on_fault: str = "replay", **options: Any) -> stepmill.Pool:
+    restarts = {"max_restarts": 100, "restart_window_s": 0.02, **options.pop("restarts", {})}
     chosen = stepmill.PoolOptions(
-        on_fault=on_fault, seeding="per_episode", max_restarts=100, restart_window_s=0.02, context="fork", **options
+        on_fault=on_fault,
+        seeding="per_episode",
+        restarts=restarts,
+        context="fork",
+        **options,
     )
     env_fns = [partial(env_class, env_id) for env_id in range(4)]
     return stepmill.Pool(env_fns, backend="process", num_workers=2, options=chosen)
@@ -131,7 +137,7 @@ def test_the_episode_after_one_that_was_cut_short_is_replayed(mode: str) -> None
 def test_steps_of_all_envs_and_of_some_are_replayed_in_order(mode: str, log_bytes: int) -> None:
     rng = random.Random(5)
     with (
-        make(autoreset_mode=mode, replay_log_bytes=log_bytes) as pool,
+        make(autoreset_mode=mode, restarts={"replay_log_bytes": log_bytes}) as pool,
         make(on_fault="raise", autoreset_mode=mode) as calm,
     ):
         pool.reset(seed=0), calm.reset(seed=0)
@@ -164,7 +170,9 @@ class EchoEnv(gymnasium.Env[Any, Any]):
 
 def test_actions_of_any_size_are_replayed_unchanged() -> None:
     numbers = [0, 1, -128, 127, -129, 128, 2**31, -(2**40), 5, -1]
-    options = stepmill.PoolOptions(on_fault="replay", seeding="per_episode", max_restarts=100, context="fork")
+    options = stepmill.PoolOptions(
+        on_fault="replay", seeding="per_episode", restarts={"max_restarts": 100}, context="fork"
+    )
     with (
         stepmill.Pool([EchoEnv] * 3, backend="process", num_workers=1, options=options) as pool,
         stepmill.Pool([EchoEnv] * 3, backend="serial") as calm,
@@ -198,8 +206,13 @@ def test_a_long_episode_beside_short_ones_outlives_the_memory_that_these_took(
 ) -> None:
     limit = 40_000  # one of 600 steps takes half of it; all results together five times as much
     env_fns = [partial(env_class, env_id, length) for env_id, length in enumerate((10_000, 7, 1, 90))]
-    options = {"on_fault": "replay", "seeding": "per_episode", "autoreset_mode": mode, "replay_log_bytes": limit}
-    chosen = stepmill.PoolOptions(max_restarts=100, restart_window_s=0.02, context="fork", **options)
+    options = {
+        "on_fault": "replay",
+        "seeding": "per_episode",
+        "autoreset_mode": mode,
+        "restarts": {"max_restarts": 100, "restart_window_s": 0.02, "replay_log_bytes": limit},
+    }
+    chosen = stepmill.PoolOptions(context="fork", **options)
     calm_options = stepmill.PoolOptions(seeding="per_episode", autoreset_mode=mode)
     rng = random.Random(7)
     with (
@@ -230,7 +243,7 @@ class StillEnv(ChaosEnv):
 @pytest.mark.parametrize("chosen", [range(4), range(3)])  # by one call for all, or one by one
 def test_logs_take_no_more_memory_than_they_may_however_little_happens(chosen: range) -> None:
     limit = 100_000
-    options = stepmill.PoolOptions(on_fault="replay", seeding="per_episode", replay_log_bytes=limit)
+    options = stepmill.PoolOptions(on_fault="replay", seeding="per_episode", restarts={"replay_log_bytes": limit})
     with stepmill.Pool([StillEnv] * 4, backend="serial", options=options) as pool:
         for env_id in range(4):
             pool.reset(seed=env_id)
@@ -241,7 +254,7 @@ def test_logs_take_no_more_memory_than_they_may_however_little_happens(chosen: r
 
 
 def test_the_longest_logs_go_first_when_there_is_too_much() -> None:
-    with make(replay_log_bytes=400) as pool:  # 16 a reset, 24 a step
+    with make(restarts={"replay_log_bytes": 400}) as pool:  # 16 a reset, 24 a step
         pool.reset(seed=0)
         for _ in range(8):
             pool.send([1], [0])
@@ -272,7 +285,7 @@ def test_an_env_that_replays_otherwise_is_reported_with_the_step() -> None:
 
 
 def test_a_log_that_is_full_falls_back_to_truncate_with_the_reason() -> None:
-    with make(replay_log_bytes=64) as pool:
+    with make(restarts={"replay_log_bytes": 64}) as pool:
         pool.reset(seed=0)
         for _ in range(5):
             pool.step([1] * 4)
@@ -286,7 +299,7 @@ def test_a_log_that_is_full_falls_back_to_truncate_with_the_reason() -> None:
 
 @pytest.mark.parametrize(("action", "reason"), [(5, "LookupError"), (6, "SIGSEGV"), (7, "EnvTimeout")])
 def test_what_fails_in_the_same_way_again_is_not_played_a_third_time(action: int, reason: str) -> None:
-    with make(StubbornEnv, step_timeout_s=0.3) as pool:
+    with make(StubbornEnv, step_timeout_s=DEADLINE_S) as pool:
         pool.reset(seed=0)
         before = [pool.step([1] * 4) for _ in range(2)][-1]
 

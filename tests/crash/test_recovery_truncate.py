@@ -114,7 +114,7 @@ def test_disabled_autoreset_leaves_the_reset_to_the_user() -> None:
 
 @pytest.mark.covers("X-12/total")
 def test_the_lifetime_budget_of_restarts_ends_in_the_error() -> None:
-    with make(max_restarts_total=1) as pool:
+    with make(restarts={"max_restarts": 1, "restart_window_s": 1e9}) as pool:
         pool.reset(seed=0)
         assert pool.step([KILL, 1, 1, 1]).truncated[0]
         pool.step([1] * 4)
@@ -126,13 +126,13 @@ def test_the_lifetime_budget_of_restarts_ends_in_the_error() -> None:
 
 @pytest.mark.covers("X-12/rate")
 def test_the_rate_of_restarts_ends_in_the_error_and_old_restarts_do_not_count() -> None:
-    with make(max_restarts=1, restart_window_s=HANG_GUARD_S * 60) as pool:
+    with make(restarts={"max_restarts": 1, "restart_window_s": HANG_GUARD_S * 60}) as pool:
         pool.reset(seed=0)
         assert pool.step([KILL, 1, 1, 1]).truncated[0]
         pool.step([1] * 4)
         with pytest.raises(stepmill.WorkerDied):
             pool.step([KILL, 1, 1, 1])
-    with make(max_restarts=1, restart_window_s=0.001) as pool:
+    with make(restarts={"max_restarts": 1, "restart_window_s": 0.001}) as pool:
         pool.reset(seed=0)
         for _ in range(3):
             assert pool.step([KILL, 1, 1, 1]).truncated[0]
@@ -280,7 +280,7 @@ def make_rows(folder: str, identity: int, lengths: tuple[int, int] = (3, 6)) -> 
 def test_a_row_of_a_batched_env_whose_episode_has_ended_does_not_end_once_more(how: str, tmp_path: Path) -> None:
     env_fns = [partial(make_rows, str(tmp_path), identity) for identity in range(2)]
     options = stepmill.PoolOptions(
-        on_fault="truncate", seeding="per_episode", context="fork", episode_stats=True, max_restarts_total=2
+        on_fault="truncate", seeding="per_episode", context="fork", episode_stats=True, restarts={"max_restarts": 2}
     )
     with stepmill.Pool(env_fns, backend="process", num_workers=2, options=options) as pool:
         pool.reset(seed=0)

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill.pool.port import PoolPort
 from tests.chaos import ChaosEnv
 from tests.harness.pools import kill_worker
 
@@ -54,12 +55,11 @@ def make(on_fault: str, **options: Any) -> stepmill.Pool:
         on_fault=on_fault,
         seeding="per_episode",
         context="fork",
-        max_restarts=1000,
-        restart_window_s=0.02,
+        restarts={"max_restarts": 1000, "restart_window_s": 0.02},
         num_episodes=3,
         **options,
     )
-    num_objects = NUM_ENVS + chosen.spare_envs
+    num_objects = NUM_ENVS + chosen.resets.spare_envs
     return stepmill.Pool(
         [partial(HoardingEnv, i, 5 + i % 3) for i in range(num_objects)],
         backend="process",
@@ -105,9 +105,9 @@ def _turn(pool: stepmill.Pool, rng: random.Random, over: list[bool]) -> list[ste
         ("NextStep", {}),
         ("SameStep", {}),
         ("Disabled", {}),
-        ("NextStep", {"overlap_resets": True}),
-        ("NextStep", {"spare_envs": 1}),
-        ("Disabled", {"spare_envs": 1}),
+        ("NextStep", {"resets": {"overlap": True}}),
+        ("NextStep", {"resets": {"spare_envs": 1}}),
+        ("Disabled", {"resets": {"spare_envs": 1}}),
     ],
 )
 def test_killed_workers_change_no_bit_in_whatever_order_envs_are_used(mode: str, options: dict[str, Any]) -> None:
@@ -145,11 +145,11 @@ def test_a_reset_of_an_exhausted_env_whose_worker_died_leaves_its_neighbour_to_t
         pool.reset(seed=0)
         while not pool.exhausted[0]:  # the shortest episodes; worker 0 has envs 0 and 1
             pool.step([1] * NUM_ENVS)
-        before = pool.num_ended.tolist()
+        before = PoolPort(pool).num_ended.tolist()
         kill_worker(pool)
 
         pool.reset(env_ids=[0])
         batch = pool.step([1] * NUM_ENVS)
 
         assert batch.truncated.tolist() == [False, on_fault == "truncate", False, False]
-        assert pool.num_ended.tolist() == [0, before[1] + (on_fault == "truncate"), *before[2:]]
+        assert PoolPort(pool).num_ended.tolist() == [0, before[1] + (on_fault == "truncate"), *before[2:]]

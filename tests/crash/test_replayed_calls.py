@@ -67,7 +67,13 @@ class TouchyEnv(GainEnv):
 
 
 def make(on_fault: str = "replay", env_class: type[GainEnv] = GainEnv, **options: Any) -> stepmill.Pool:
-    chosen = {"on_fault": on_fault, "seeding": "per_episode", "max_restarts": 100, "context": "fork", **options}
+    chosen = {
+        "on_fault": on_fault,
+        "seeding": "per_episode",
+        "restarts": {"max_restarts": 100},
+        "context": "fork",
+        **options,
+    }
     env_fns = [partial(env_class, env_id) for env_id in range(4)]
     return stepmill.Pool(env_fns, backend="process", num_workers=2, options=stepmill.PoolOptions(**chosen))
 
@@ -214,7 +220,7 @@ def test_a_worker_that_dies_in_a_call_is_reported_and_its_envs_are_replayed() ->
 
 
 def test_a_call_to_a_dead_worker_raises_its_death_when_no_repair_is_left() -> None:
-    with make(max_restarts=1) as pool:
+    with make(restarts={"max_restarts": 1}) as pool:
         pool.reset(seed=0)
         kill_worker(pool)
         assert pool.get_attr("gain", env_ids=[0]) == (1.0,)
@@ -254,7 +260,7 @@ def test_a_call_with_another_outcome_when_repeated_is_reported(tmp_path: Any, mo
 
 
 def test_calls_beyond_the_bound_of_memory_end_in_a_cut_episode_with_the_reason() -> None:
-    with make(replay_log_bytes=2048) as pool:
+    with make(restarts={"max_restarts": 100, "replay_log_bytes": 2048}) as pool:
         pool.set_attr("offset", 2.0)
         for _ in range(100):
             pool.call("amplify", 1.0, env_ids=[0])
@@ -311,7 +317,13 @@ class OnceEnv(GainEnv):
 
 
 def make_once(folder: Any, **options: Any) -> stepmill.Pool:
-    chosen = {"on_fault": "replay", "seeding": "per_episode", "max_restarts": 100, "context": "fork", **options}
+    chosen = {
+        "on_fault": "replay",
+        "seeding": "per_episode",
+        "restarts": {"max_restarts": 100},
+        "context": "fork",
+        **options,
+    }
     env_fns = [partial(OnceEnv, str(folder), env_id) for env_id in range(4)]
     arguments = {"backend": "process", "num_workers": 2} if "backend" not in options else {}
     return stepmill.Pool(env_fns, **arguments, options=stepmill.PoolOptions(**chosen))  # type: ignore[arg-type]
@@ -348,7 +360,7 @@ def test_an_env_that_raises_after_a_call_and_cannot_be_replaced_is_truncated(tmp
 
 
 def test_a_call_between_episodes_comes_before_the_next_though_that_has_begun_ahead(tmp_path: Any) -> None:
-    with make_once(tmp_path, overlap_resets=True) as pool:
+    with make_once(tmp_path, resets={"overlap": True}) as pool:
         pool.reset(seed=0)
         for _ in range(6):
             batch = pool.step([1] * 4)
@@ -390,7 +402,9 @@ class TwiceEnv(OnceEnv):
 
 
 def make_twice(folder: Any) -> stepmill.Pool:
-    options = stepmill.PoolOptions(on_fault="replay", seeding="per_episode", max_restarts=100, context="fork")
+    options = stepmill.PoolOptions(
+        on_fault="replay", seeding="per_episode", restarts={"max_restarts": 100}, context="fork"
+    )
     env_fns = [partial(TwiceEnv, str(folder), env_id) for env_id in range(4)]
     return stepmill.Pool(env_fns, backend="process", num_workers=2, options=options)
 
@@ -433,7 +447,9 @@ def test_a_worker_that_dies_in_a_repeated_call_is_replaced_once_more(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPMILL_TEST_CALLS", str(tmp_path / "calls"))
-    options = stepmill.PoolOptions(on_fault="replay", seeding="per_episode", max_restarts=100, context="fork")
+    options = stepmill.PoolOptions(
+        on_fault="replay", seeding="per_episode", restarts={"max_restarts": 100}, context="fork"
+    )
     with stepmill.Pool([partial(MortalCallEnv, 0)], backend="process", num_workers=1, options=options) as pool:
         pool.reset(seed=0)
         pool.step([1])

@@ -152,7 +152,12 @@ def raise_level(env: TunedEnv, value: int) -> None:
 @pytest.mark.parametrize("on_fault", ["truncate", "replay"])
 def test_what_a_function_has_set_is_set_again_on_rebuilt_envs(on_fault: str, tmp_path: Path) -> None:
     env_fns = [partial(TunedEnv, env_id) for env_id in range(2)]
-    chosen = {"on_fault": on_fault, "seeding": "per_episode", "crash_dir": str(tmp_path), "max_restarts": 5}
+    chosen = {
+        "on_fault": on_fault,
+        "seeding": "per_episode",
+        "crash_dir": str(tmp_path),
+        "restarts": {"max_restarts": 5},
+    }
     with make(env_fns, **chosen) as pool:
         pool.set_attr(raise_level, [5, 6])
         pool.reset(seed=0)
@@ -172,7 +177,7 @@ def test_what_a_function_has_set_is_set_again_on_rebuilt_envs(on_fault: str, tmp
 @pytest.mark.parametrize("on_fault", ["raise", "truncate", "replay"])
 def test_what_could_not_be_sent_to_envs_is_not_set_on_rebuilt_envs(on_fault: str) -> None:
     env_fns = [partial(TunedEnv, env_id) for env_id in range(2)]
-    with make(env_fns, on_fault=on_fault, seeding="per_episode", max_restarts=5) as pool:
+    with make(env_fns, on_fault=on_fault, seeding="per_episode", restarts={"max_restarts": 5}) as pool:
         pool.reset(seed=0)
         pool.set_attr("level", 5)
         for env_ids in ([0], None):
@@ -189,7 +194,7 @@ def test_what_could_not_be_sent_to_envs_is_not_set_on_rebuilt_envs(on_fault: str
 
 def test_an_env_that_is_reset_after_all_repairs_has_its_attributes_under_replay_too() -> None:
     env_fns = [partial(TunedEnv, env_id) for env_id in range(2)]
-    with make(env_fns, on_fault="replay", seeding="per_episode", max_restarts=0) as pool:
+    with make(env_fns, on_fault="replay", seeding="per_episode", restarts={"max_restarts": 0}) as pool:
         pool.set_attr("level", [5, 6])
         pool.reset(seed=0)
         with pytest.raises(stepmill.WorkerDied):
@@ -208,7 +213,7 @@ def make_fragile(flag: Path, env_id: int) -> ChaosEnv:
 
 def test_the_reason_of_a_failed_restart_is_reported_however_late_it_is_asked_for(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
-    with make([partial(make_fragile, flag, env_id) for env_id in range(2)], max_restarts=2) as pool:
+    with make([partial(make_fragile, flag, env_id) for env_id in range(2)], restarts={"max_restarts": 2}) as pool:
         pool.reset(seed=0)
         flag.touch()
         assert pool.step([KILL, 1]).truncated.tolist() == [True, False]
@@ -242,7 +247,7 @@ def _refusing(path: str, env_id: int) -> TunedEnv:
 
 
 def test_the_large_infos_of_dead_workers_hold_no_memory() -> None:
-    with make([partial(TalkativeEnv, env_id) for env_id in range(2)], max_restarts=100) as pool:
+    with make([partial(TalkativeEnv, env_id) for env_id in range(2)], restarts={"max_restarts": 100}) as pool:
         pool.reset(seed=0)
         memory = pool._runtime.slab.fds[2]  # of worker 0's results
         for _ in range(4):
@@ -272,7 +277,7 @@ def test_a_large_info_that_was_published_outlives_its_worker() -> None:
 @pytest.mark.covers("G-2")
 def test_ctrl_c_while_a_replay_waits_for_a_restart_loses_nothing(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
-    options: dict[str, Any] = {"on_fault": "replay", "seeding": "per_episode", "max_restarts": 100}
+    options: dict[str, Any] = {"on_fault": "replay", "seeding": "per_episode", "restarts": {"max_restarts": 100}}
     with (
         Gate() as gate,
         make([partial(make_gated, flag, gate.path, env_id) for env_id in range(4)], **options) as pool,

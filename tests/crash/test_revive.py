@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import stepmill
+from stepmill.pool.port import PoolPort
 from stepmill.pool.workers import WorkerRecord, WorkerSupervisor
 from tests.chaos import KILL, RAISE, ChaosEnv
 from tests.harness.pools import kill_worker
@@ -234,7 +235,7 @@ def test_an_error_that_an_interrupt_kept_back_is_raised_by_the_next_command(
         monkeypatch.undo()
 
         with pytest.raises(stepmill.WorkerDied) as caught:
-            getattr(pool, way)([1] * 4)
+            getattr(pool if way == "send" else PoolPort(pool), way)([1] * 4)
 
         assert caught.value.env_ids == (0, 1)
         assert pool.reset(env_ids=[0, 1]).obs[:, 2].tolist() == [0, 0]
@@ -278,7 +279,7 @@ def test_a_death_found_by_a_repair_is_raised_if_another_env_has_lost_its_episode
 
 
 def test_a_death_found_by_a_reset_under_truncate_cuts_the_other_episode_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    with make(on_fault="truncate", max_env_errors=0) as pool:
+    with make(on_fault="truncate", restarts={"max_env_errors": 0}) as pool:
         pool.reset(seed=0)
         with pytest.raises(stepmill.EnvError):
             pool.step([RAISE, 1, 1, 1])

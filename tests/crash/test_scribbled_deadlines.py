@@ -100,8 +100,8 @@ def test_others_are_served_in_time_beside_a_worker_that_fills_all_it_can_write(
         on_fault=on_fault,
         step_timeout_s=STEP_S,
         reset_timeout_s=STEP_S,
-        call_timeout_s=STEP_S,
-        max_restarts=1000,
+        workers={"call_timeout_s": STEP_S},
+        restarts={"max_restarts": 1000},
     )
     env_fns = [partial(FillingEnv, env_id, pattern, then, tmp_path / "mark") for env_id in range(NUM_ENVS)]
     with stepmill.Pool(env_fns, backend="process", num_workers=2, options=options) as pool:
@@ -142,7 +142,11 @@ def check_batch(batch: stepmill.Batch, number: int) -> list[int]:
 @pytest.mark.parametrize(("pattern", "then"), [("zeros", "returns"), ("ones", "hangs"), ("noise", "fills without end")])
 def test_a_call_that_was_answered_delays_no_deadline(pattern: str, then: str, tmp_path: Path) -> None:
     options = stepmill.PoolOptions(
-        context="fork", on_fault="truncate", step_timeout_s=STEP_S, reset_timeout_s=STEP_S, call_timeout_s=CALL_S
+        context="fork",
+        on_fault="truncate",
+        step_timeout_s=STEP_S,
+        reset_timeout_s=STEP_S,
+        workers={"call_timeout_s": CALL_S},
     )
     env_fns = [partial(FillingEnv, env_id, pattern, then, tmp_path / "mark") for env_id in range(NUM_ENVS)]
     with stepmill.Pool(env_fns, backend="process", num_workers=2, options=options) as pool:

@@ -137,8 +137,7 @@ def make(env_class: type[ScribblingEnv], on_fault: str, **chosen: Any) -> stepmi
         on_fault=on_fault,
         step_timeout_s=STEP_S,
         reset_timeout_s=STEP_S,
-        max_restarts=10_000,
-        restart_window_s=0.001,
+        restarts={"max_restarts": 10_000, "restart_window_s": 0.001},
         **chosen,
     )
     return stepmill.Pool(
@@ -322,7 +321,7 @@ def test_large_bools_are_0_or_1_whatever_a_worker_writes_there() -> None:
     ],
 )
 def test_a_worker_that_falsifies_its_own_words_does_not_escape_its_deadline(words: dict[str, int]) -> None:
-    with make(ScribblingEnv, "truncate", call_timeout_s=0.5) as pool:
+    with make(ScribblingEnv, "truncate", workers={"call_timeout_s": 0.5}) as pool:
         pool.reset(seed=0)
         pool.step([1] * 4)
         pool.call("hang_with", places_of(pool, words), env_ids=[2])

@@ -219,7 +219,7 @@ def test_the_exception_arrives_with_the_traceback_of_handler_and_env(sigterm: in
 @pytest.mark.parametrize("policy", ["raise", "truncate", "replay"])
 def test_a_handlers_exception_in_a_reset_reaches_the_learner_and_the_reset_is_not_tried_again(handled, policy: str):
     number, error = handled
-    with serial_pool("reset", number, on_fault=policy, reset_retries=3, reset_retry_wait_s=0.0) as pool:
+    with serial_pool("reset", number, on_fault=policy, resets={"retries": 3, "retry_wait_s": 0.0}) as pool:
         SignalledEnv.is_armed = True
         with pytest.raises(error):
             pool.reset(seed=0)

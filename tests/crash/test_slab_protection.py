@@ -17,6 +17,7 @@ import pytest
 import stepmill
 from stepmill.slab.layout import PAGE_BYTES
 from stepmill.testing.envs import CountingEnv
+from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.slab_memory import fill_slab, writable_ranges
 
 NUM_ENVS = 8  # on two workers: 0 to 3, and 4 to 7
@@ -62,7 +63,7 @@ class StrayImageEnv(StrayEnv):
 
 def make(memory: Path, on_fault: str = "raise", env: type[StrayEnv] = StrayEnv, **options: Any) -> stepmill.Pool:
     chosen = stepmill.PoolOptions(
-        context="fork", on_fault=on_fault, seeding="per_episode", max_restarts=1000, **options
+        context="fork", on_fault=on_fault, seeding="per_episode", restarts={"max_restarts": 1000}, **options
     )
     env_fns: list[Callable[[], Any]] = [partial(env, env_id, memory) for env_id in range(NUM_ENVS)]
     return stepmill.Pool(env_fns, backend="process", num_workers=2, options=chosen)
@@ -105,7 +106,7 @@ def step_rounds(pool: stepmill.Pool, rounds: int) -> list[stepmill.WorkerDied]:
         pool.send([(10 * number + env_id) % 100 for env_id in ids], ids)
         while waiting := of_state(pool, "BUSY", "READY"):
             try:
-                check_batch(pool.recv(min_envs=1, max_envs=len(waiting), timeout_s=20.0), number)
+                check_batch(pool.recv(min_envs=1, max_envs=len(waiting), timeout_s=HANG_GUARD_S), number)
             except stepmill.WorkerDied as error:
                 deaths.append(error)
     return deaths

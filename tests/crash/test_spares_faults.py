@@ -9,10 +9,11 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import stepmill
+from stepmill.pool.port import PoolPort
 from tests.harness.kills import kill_process
 from tests.harness.spare_envs import KILL, RAISE, Named, leave_mark, named_pool
 
-FAST = {"max_restarts": 1000}
+FAST = {"restarts": {"max_restarts": 1000}}
 
 
 class Repeatable(Named):
@@ -127,7 +128,7 @@ def test_under_truncate_killed_workers_break_episodes_and_no_more():
 def test_a_spare_that_dies_with_its_worker_is_rebuilt_for_the_env_that_it_serves_next():
     with named_pool(1, 1, backend="process", num_workers=2, env=partial(Named, length=1)) as pool:
         pool.reset(seed=0)
-        worker = next(each for each in pool.stats().workers if each.worker != pool.worker_of[0])
+        worker = next(each for each in pool.stats().workers if each.worker != PoolPort(pool).worker_of[0])
         os.kill(worker.pid, signal.SIGKILL)
         pool.step([0])
         with pytest.raises(stepmill.WorkerDied):

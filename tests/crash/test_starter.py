@@ -243,7 +243,7 @@ def test_envs_print_to_the_files_of_the_program_when_their_pool_is_made(pool_of:
 
 def test_pools_may_be_made_by_several_threads(pool_of: PoolOf) -> None:
     with ThreadPoolExecutor(4) as threads:
-        pools = list(threads.map(lambda number: pool_of(worker_env={"STEPMILL_TEST": str(number % 2)}), range(4)))
+        pools = list(threads.map(lambda number: pool_of(workers={"env": {"STEPMILL_TEST": str(number % 2)}}), range(4)))
     assert [pool.call("read", "variable") for pool in pools] == [("0",), ("1",), ("0",), ("1",)]
 
 
@@ -280,14 +280,14 @@ def test_a_starter_that_does_not_answer_is_a_timeout_and_is_replaced(pool_of: Po
     with pytest.raises(
         stepmill.EnvTimeout, match=r"worker 0 was still constructing the first of envs \[0\] after 0\.1 s"
     ):
-        pool_of(start_timeout_s=0.1)
+        pool_of(start={"timeout_s": 0.1})
     assert pool_of().call("add", 1) == (1,)
     assert starter_pid() != old
 
 
 def test_a_starter_that_cannot_run_is_an_error(pool_of: PoolOf) -> None:
     with pytest.raises(stepmill.LauncherDied, match="process that starts launchers ended with exit code"):
-        pool_of(worker_env={"PYTHONHOME": "/nowhere"})
+        pool_of(workers={"env": {"PYTHONHOME": "/nowhere"}})
     assert pool_of().call("add", 1) == (1,)
 
 

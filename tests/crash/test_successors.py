@@ -15,7 +15,7 @@ from stepmill.testing.envs import CountingEnv
 from tests.harness.slab_memory import write_slab
 from tests.harness.spare_envs import KILL, Named, named_pool
 
-FAST = {"max_restarts": 1000}
+FAST = {"restarts": {"max_restarts": 1000}}
 INVALID_STATE = 77
 
 
@@ -104,7 +104,7 @@ def test_an_env_that_steps_while_its_worker_is_about_to_be_replaced_is_lost_afte
     next_read, is_next = os.pipe()
     env_fns = [partial(Replaced, env_id, tmp_path / "failed", go_read, is_next) for env_id in range(3)]
     options = stepmill.PoolOptions(
-        context="fork", on_fault="truncate", seeding="per_episode", reset_retries=1, reset_retry_in="new"
+        context="fork", on_fault="truncate", seeding="per_episode", resets={"retries": 1, "retry_in": "new"}
     )
     with stepmill.Pool(env_fns, num_workers=1, options=options) as pool:
         backend = pool._runtime.backend

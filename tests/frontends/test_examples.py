@@ -20,6 +20,7 @@ RUNS = {
     "cleanrl_ppo_atari.py": (("torch", "ale_py"), ("--total-timesteps", "32", "--num-envs", "2", "--num-steps", "16")),
     "ppo_atari.py": (("torch", "ale_py"), ("--steps", "256", "--envs", "2")),
     "pettingzoo_agents.py": (("pettingzoo",), ("--rounds", "10")),
+    "evaluate.py": (("stable_baselines3",), ()),
     "sb3_ppo.py": (("stable_baselines3",), ("--steps", "1024")),
     "ray_cartpole.py": (("ray",), ("--rounds", "20")),
     "torchrl_collector.py": (("torchrl",), ("--frames", "4096")),

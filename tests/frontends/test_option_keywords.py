@@ -26,22 +26,22 @@ MANAGERS = [BaseEnvManager, AsyncSubprocessEnvManager, supervisor_of]
 
 @pytest.mark.parametrize("make", MANAGERS)
 def test_a_manager_of_di_engine_gives_its_pool_the_options_that_it_has_no_setting_for(make, tmp_path):
-    manager = make(ding_envs(2), crash_dir=tmp_path, slots=7)
+    manager = make(ding_envs(2), crash_dir=tmp_path, tuning={"slots": 7})
     try:
         manager.launch()
         options = manager._client.pool.options
-        assert (options.crash_dir, options.slots) == (str(tmp_path), 7)
+        assert (options.crash_dir, options.tuning.slots) == (str(tmp_path), 7)
     finally:
         manager.close()
 
 
 @pytest.mark.parametrize("make", [AsyncSubprocessEnvManager, supervisor_of])
 def test_options_that_are_settings_by_another_name_are_those_settings(make):
-    manager = make(ding_envs(2), num_workers=1, linger_s=0.1, step_timeout_s=33, copy=False)
+    manager = make(ding_envs(2), num_workers=1, step_timeout_s=33, copy=False)
     try:
         manager.launch()
         options = manager._client.pool.options
-        assert (options.num_workers, options.linger_s, options.step_timeout_s, options.copy) == (1, 0.1, 33, False)
+        assert (options.num_workers, options.step_timeout_s, options.copy) == (1, 33, False)
     finally:
         manager.close()
 

@@ -22,16 +22,18 @@ REPORT_EVERY = 1000
 def find_failure(number: int, backends: tuple[str, ...] = BACKENDS) -> str | None:
     """Play the program of a number; return a text if something is wrong. A program that hangs ends this process with all stacks."""
     program = draw_program(number, backends)
-    if not _fails(program):
+    first = _failure(program)
+    if first is None:
         return None
-    text = play(shrink(program, _fails)) or play(program) or "it did not fail again: it depends on timing"
+    smaller = shrink(program, lambda each: _failure(each) is not None)
+    text = _failure(smaller) or _failure(program) or f"{first}\nit did not fail again: it depends on timing"
     return f"program {number} of {','.join(backends)}:\n{text}"
 
 
-def _fails(program: Program) -> bool:
+def _failure(program: Program) -> str | None:
     faulthandler.dump_traceback_later(3 * HANG_GUARD_S, exit=True)
     try:
-        return play(program) is not None
+        return play(program)
     finally:
         faulthandler.cancel_dump_traceback_later()
 

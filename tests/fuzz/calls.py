@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import stepmill
+from stepmill.pool.port import PoolPort
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, RecvTimeout, StepmillError, UsageError, WorkerDied
 from tests.fuzz.model import FAULTED, Env, PoolModel, require
 from tests.fuzz.programs import Program
@@ -31,7 +32,7 @@ class Calls:
 
     def __init__(self, program: Program, pool: stepmill.Pool, lines: list[str]) -> None:
         self.program, self.pool, self.lines = program, pool, lines
-        self.model = PoolModel(program, pool.worker_of)
+        self.model = PoolModel(program, PoolPort(pool).worker_of)
         self.interrupt = 0
         self.is_closed = False
         self._keeps_error = False  # an interrupt came before an error was raised
@@ -105,7 +106,7 @@ class Calls:
 
     def check(self) -> None:
         if not self.is_closed:
-            self.model.check_states(self.pool.states, self.pending(), self.pool.num_ended.tolist())
+            self.model.check_states(self.pool.states, self.pending(), PoolPort(self.pool).num_ended.tolist())
 
     def envs(self, ids: Sequence[int] | None) -> list[Env]:
         return [env for env in self.model.envs if ids is None or env.env_id in ids]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import stepmill
+from stepmill.pool.port import PoolPort
 from stepmill.spec.errors import BusyEnvError, UsageError
 from tests.fuzz.calls import Calls, Recorders
 from tests.fuzz.envs import AGENTS, STEP
@@ -39,11 +40,16 @@ class Commands:
         sent = {**self._senders(envs, chosen), **skipped}
         arranged = self._arranged(chosen)
         if way == "step_async":
-            outcome = self.calls.make(f"pool.step_async({arranged!r})", lambda: self.pool.step_async(arranged), sent)
+            outcome = self.calls.make(
+                f"PoolPort(pool).step_async({arranged!r})", lambda: PoolPort(self.pool).step_async(arranged), sent
+            )
             if outcome is None:
-                outcome = self.calls.make("pool.step_wait()", self.pool.step_wait)
+                outcome = self.calls.make("PoolPort(pool).step_wait()", PoolPort(self.pool).step_wait)
         else:
-            outcome = self.calls.make(f"pool.{way}({arranged!r})", lambda: getattr(self.pool, way)(arranged), sent)
+            name, step = (
+                ("pool", self.pool.step) if way == "step" else ("PoolPort(pool)", PoolPort(self.pool).step_fast)
+            )
+            outcome = self.calls.make(f"{name}.{way}({arranged!r})", lambda: step(arranged), sent)
         if not isinstance(outcome, BaseException):
             rows = range(self.program.num_envs * len(self.model.envs[0].rows))
             batch = stepmill.Batch(*outcome, np.array([row // len(self.model.envs[0].rows) for row in rows]))
@@ -207,7 +213,7 @@ class Commands:
         self._receive(batch)
 
     def _receive(self, batch: stepmill.Batch) -> None:
-        num_ended = self.pool.num_ended.tolist()
+        num_ended = PoolPort(self.pool).num_ended.tolist()
         for env_id, group in groupby(rows_of(batch), key=lambda pair: pair[0]):
             self.model.receive(env_id, [result for _, result in group], num_ended)
         self.calls.check()

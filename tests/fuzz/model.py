@@ -161,7 +161,7 @@ class PoolModel:
     def policy_of(self, verb: int) -> str:
         """Return the policy for a failure."""
         on_fault: str = self.program.options["on_fault"]
-        return on_fault if verb in (DIE, HANG) else self.program.options.get("on_raise") or on_fault
+        return on_fault if verb in (DIE, HANG) else self.program.options.get("restarts", {}).get("on_raise") or on_fault
 
     @property
     def policies(self) -> set[str]:
@@ -367,7 +367,7 @@ class PoolModel:
         """Find where an episode begins that has this first observation, and adopt it."""
         assert env.command is not None
         level = env.command.levels[place]
-        if self.program.num_spares or self.program.has(overlap_resets=True):
+        if self.program.num_spares or self.program.is_overlapped:
             level = obs[5]  # the reset may have been made before the level was set
         elif env.is_loose or self.may_fail(env) or row.object.next_level is not None:
             levels = {level, row.object.next_level, *row.object.past_levels}
@@ -396,7 +396,7 @@ class PoolModel:
 
     def _origins(self, env: Env, own: EnvObject, given: int | None, obs: Obs) -> list[tuple[int, int, int]]:
         """Return the seed, the resets since that seed, and the number of the episode with which it may begin."""
-        is_loose = env.is_loose or self.program.has(overlap_resets=True)  # a reset in advance may not have been used
+        is_loose = env.is_loose or self.program.is_overlapped  # a reset in advance may not have been used
         lost = range(MAX_LOST_RESETS if is_loose else 1)
         if given is not None:
             return [(given, 0, 0)]

@@ -71,11 +71,16 @@ class Program:
 
     @property
     def num_spares(self) -> int:
-        return int(self.options.get("spare_envs", 0))
+        return int(self.options.get("resets", {}).get("spare_envs", 0))
 
     def has(self, **options: Any) -> bool:
         """Whether the pool has these options."""
         return all(self.options.get(name) == value for name, value in options.items())
+
+    @property
+    def is_overlapped(self) -> bool:
+        """Whether resets are made in advance, without spares."""
+        return "overlap" in self.options.get("resets", {})
 
 
 def draw_program(seed: int, backends: tuple[str, ...] = BACKENDS, max_moves: int = 40) -> Program:
@@ -98,8 +103,8 @@ def _draw_options(rng: random.Random, backend: str, kind: str) -> dict[str, Any]
         "autoreset_mode": rng.choice(["NextStep", "SameStep", "Disabled"]),
         "on_fault": rng.choice(["raise", "truncate"]),
         "seeding": rng.choice(["continue", "per_episode", "fixed"]),
-        "restart_window_s": 0.02,
-        "max_restarts": 10**6,
+        "restarts": {"restart_window_s": 0.02, "max_restarts": 10**6},
+        "resets": {},
     }
     if options["backend"] == "process":
         options["context"] = backend
@@ -116,11 +121,11 @@ def _draw_options(rng: random.Random, backend: str, kind: str) -> dict[str, Any]
     if rng.random() < 0.3 and kind != "batched":
         options |= {"on_fault": "replay", "seeding": "per_episode"}
     if rng.random() < 0.2:
-        options["on_raise"] = rng.choice(["raise", "truncate"])
+        options["restarts"]["on_raise"] = rng.choice(["raise", "truncate"])
     if rng.random() < 0.2 and options["autoreset_mode"] != "SameStep":
-        options["spare_envs"] = rng.randint(1, 2)
+        options["resets"]["spare_envs"] = rng.randint(1, 2)
     if rng.random() < 0.2 and options["autoreset_mode"] == "NextStep" and backend != "serial":
-        options["overlap_resets"] = True
+        options["resets"]["overlap"] = True
     return options
 
 
@@ -216,6 +221,11 @@ def _simplify(program: Program) -> Iterator[Program]:
             if action % ONCE:
                 plain = {**move.args, "actions": [*actions[:place], 0, *actions[place + 1 :]]}
                 yield replace(program, moves=(*moves[:at], replace(move, args=plain), *moves[at + 1 :]))
-    for name in ("copy", "on_raise", "overlap_resets", "num_episodes", "spare_envs"):
+    for name in ("copy", "num_episodes"):
         if name in program.options:
             yield replace(program, options={key: value for key, value in program.options.items() if key != name})
+    for record, leaf in (("restarts", "on_raise"), ("resets", "overlap"), ("resets", "spare_envs")):
+        own = program.options.get(record, {})
+        if leaf in own:
+            rest = {key: value for key, value in own.items() if key != leaf}
+            yield replace(program, options={**program.options, record: rest})

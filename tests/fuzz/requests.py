@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from stepmill.pool.port import PoolPort
 from stepmill.spec.errors import EnvError, WorkerDied
 from tests.fuzz.calls import Calls
 from tests.fuzz.commands import MAX_REPAIRS, Commands
@@ -150,6 +151,8 @@ class Requests:
         ]
         if envs and self.program.kind != "agents":
             to = [env.env_id for env in envs]
-            seen = self.calls.request("observe", f"pool.observe({to})", lambda: self.pool.observe(to))
+            seen = self.calls.request(
+                "observe", f"PoolPort(pool).observe({to})", lambda: PoolPort(self.pool).observe(to)
+            )
             wanted = [list(row.place.obs) for env in envs for row in env.rows]
             require(isinstance(seen, BaseException) or seen.tolist() == wanted, f"{seen} was observed, not {wanted}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import dm_env
 import numpy as np
-from dm_env import specs
+import pytest
 from gymnasium import spaces
-from pettingzoo import ParallelEnv
+
+dm_env = pytest.importorskip("dm_env")  # these two have no wheels for CPython 3.15
+ParallelEnv = pytest.importorskip("pettingzoo").ParallelEnv
+specs = dm_env.specs
 
 
 class Pair(NamedTuple):

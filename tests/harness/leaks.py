@@ -12,8 +12,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from stepmill.backends.starter_client import STARTERS
+from tests.harness.hangs import HANG_GUARD_S
 
-GRACE_S = 20.0  # a guard against hangs
+GRACE_S = HANG_GUARD_S
 _PR_SET_CHILD_SUBREAPER = 36
 
 

@@ -215,7 +215,10 @@ def _check_page(batch: stepmill.Batch, place: int, clock: int) -> str:
 def make_pool(folder: Path, num_envs: int, num_workers: int, seed: int | None = None) -> stepmill.Pool:
     """Build a pool of MortalEnvs whose restarts are not limited and wait for nothing."""
     options = stepmill.PoolOptions(
-        on_fault="replay", seeding="per_episode", context="fork", max_restarts=10**9, restart_window_s=0.001
+        on_fault="replay",
+        seeding="per_episode",
+        context="fork",
+        restarts={"max_restarts": 10**9, "restart_window_s": 0.001},
     )
     env_fns = [partial(MortalEnv, folder, env_id, seed) for env_id in range(num_envs)]
     return stepmill.Pool(env_fns, backend="process", num_workers=num_workers, options=options)

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import stepmill
+from stepmill.pool.port import PoolPort
 from tests.harness import leaks
 from tests.harness.hangs import HANG_GUARD_S
 
@@ -58,4 +59,4 @@ def wait_lost(pool: stepmill.Pool, node: int) -> float:
 def envs_of_node(pool: stepmill.Pool, node: int) -> list[int]:
     """Return the env_ids of a node."""
     workers = set(link_of(pool, node).workers)
-    return [env_id for env_id, worker in enumerate(pool.worker_of) if worker in workers]
+    return [env_id for env_id, worker in enumerate(PoolPort(pool).worker_of) if worker in workers]

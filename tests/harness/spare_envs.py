@@ -82,7 +82,10 @@ def named_pool(
         options.setdefault("context", "fork")
     fns = [partial(env or Named, identity) for identity in range(num_envs + num_spares)]
     return stepmill.Pool(
-        fns, backend=backend, num_workers=num_workers, options=stepmill.PoolOptions(spare_envs=num_spares, **options)
+        fns,
+        backend=backend,
+        num_workers=num_workers,
+        options=stepmill.PoolOptions(resets={"spare_envs": num_spares}, **options),
     )
 
 

@@ -148,7 +148,7 @@ def test_large_arguments_reach_a_worker_that_is_at_work(where: str, pool_of: Poo
         gate.wait_arrivals()
         sent = pool.call_async("add", np.zeros(BIG, np.uint8))
         gate.open()
-        assert pool.recv(1, timeout_s=20).env_id.tolist() == [0]
+        assert pool.recv(1, timeout_s=HANG_GUARD_S).env_id.tolist() == [0]
         assert sent.result()[0].shape == (BIG,)
 
 
@@ -306,7 +306,7 @@ def test_a_constructor_that_hangs_in_a_thread_is_named_at_the_timeout() -> None:
     with Gate() as gate:
         env_fns = [CountingEnv, CountingEnv, partial(_wait_and_make, gate), CountingEnv]
         with pytest.raises(stepmill.EnvTimeout, match="worker 1 was still constructing env 2") as caught:
-            make_pool("thread", env_fns, num_workers=2, start_timeout_s=0.3)
+            make_pool("thread", env_fns, num_workers=2, start={"timeout_s": 0.3})
         assert (caught.value.env_id, caught.value.env_ids) == (2, (2, 3))
         gate.open()
 

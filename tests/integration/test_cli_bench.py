@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from stepmill.observe.bench import text_bars
+from stepmill.observe.compare import text_bars
 from tests.harness.hangs import HANG_GUARD_S
 
 COMMAND = [sys.executable, "-m", "stepmill", "bench"]

@@ -18,6 +18,7 @@ import stepmill
 from stepmill.spec.capsule import read_capsule, write_capsule
 from tests.harness import crashing
 from tests.harness.crashing import CrashingEnv, RestlessEnv, steps
+from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import make_pool
 from tests.harness.scripts import ROOT
 
@@ -284,6 +285,6 @@ def test_ctrl_c_ends_a_replay_with_its_own_status(tmp_path: Path):
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=HANG_GUARD_S)
     assert process.returncode == 130
     assert said == "stepmill: interrupted\n"

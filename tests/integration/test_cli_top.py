@@ -1,4 +1,4 @@
-"""`stepmill top`, from another process, and `pool.monitor()`."""
+"""`stepmill top`, from another process, and `stepmill.monitor`."""
 
 from __future__ import annotations
 
@@ -202,12 +202,12 @@ def test_the_monitor_draws_while_the_pool_steps_and_ends_with_it(monkeypatch: py
     file = Terminal()
     with make_pool("forkserver", counting_envs(3)) as pool:
         pool.reset(seed=0)
-        with pool.monitor(0.01, file=file):
+        with stepmill.monitor(pool, 0.01, file=file):
             until = time.monotonic() + HANG_GUARD_S
             while "steps/s" not in file.getvalue():
                 pool.step([0, 0, 0])
                 assert time.monotonic() < until, "the monitor drew nothing"
-        monitor = pool.monitor(0.01, file=file)
+        monitor = stepmill.monitor(pool, 0.01, file=file)
     monitor.close()
     monitor.close()
     assert "3 envs, 2 workers" in file.getvalue()
@@ -215,7 +215,7 @@ def test_the_monitor_draws_while_the_pool_steps_and_ends_with_it(monkeypatch: py
 
 def test_a_monitor_without_an_interval_is_refused():
     with make_pool("serial", counting_envs(2)) as pool, pytest.raises(stepmill.UsageError, match="interval_s"):
-        pool.monitor(0)
+        stepmill.monitor(pool, 0)
 
 
 def test_a_program_of_several_lines_is_listed_on_one():

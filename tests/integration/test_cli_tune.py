@@ -101,5 +101,5 @@ def test_ctrl_c_prints_what_is_known_and_leaves_nothing():
 def test_a_result_gives_keywords_for_a_vector_env():
     result = stepmill.tune(CountingEnv, 2, budget_s=3, is_async=False)
     assert isinstance(result, stepmill.TuneResult)
-    with stepmill.VectorEnv([CountingEnv] * (2 + result.options.spare_envs), **result.keywords) as envs:
+    with stepmill.VectorEnv([CountingEnv] * (2 + result.options.resets.spare_envs), **result.keywords) as envs:
         assert envs.reset(seed=0)[0].shape == (2, 3)

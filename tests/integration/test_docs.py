@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING, fields
 from enum import Enum
 from pathlib import Path
 
 import pytest
 
 from scripts import readme_faults
-from stepmill.spec.options import PoolOptions
+from stepmill.spec.options import OPTION_NAMES, RECORDS, PoolOptions
+from stepmill.spec.ray_options import RayOptions
+from stepmill.spec.records import default_of
 from tests.frontends import guides
 from tests.harness.scripts import ROOT, run_file
 
@@ -49,11 +50,6 @@ def plain(value: object) -> object:
     return value.value if isinstance(value, Enum) else value
 
 
-def default_of(name: str) -> object:
-    field = PoolOptions.__dataclass_fields__[name]
-    return plain(field.default_factory() if field.default is MISSING else field.default)
-
-
 @pytest.mark.parametrize(
     "path",
     [
@@ -89,7 +85,11 @@ def test_make_knows_the_targets_that_documents_name(path):
 
 def test_the_table_of_options_is_complete_and_its_defaults_are_right():
     documented = table_rows("docs/POOL.md")
-    wanted = {field.name: repr(default_of(field.name)) for field in fields(PoolOptions)}
+    names = [name for name in OPTION_NAMES if name not in {kind._option for kind in RECORDS}]
+    names += [
+        f"{kind._option}.{leaf}" for kind in RECORDS if kind is not RayOptions for leaf in kind.__dataclass_fields__
+    ]
+    wanted = {name: repr(plain(default_of(PoolOptions, name))) for name in names}
     assert {name: documented.get(name) for name in wanted} == wanted
 
 

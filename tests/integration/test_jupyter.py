@@ -10,6 +10,7 @@ import importlib.util
 import pytest
 
 from tests.harness import leaks
+from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.scripts import run_source
 
 pytestmark = [
@@ -107,7 +108,7 @@ NOTEBOOK = """
 def test_a_notebook_makes_interrupts_and_restarts_pools(context: str, tmp_path):
     done = run_source(NOTEBOOK, context, str(tmp_path), timeout_s=110)
     assert done.stdout.endswith("done\n"), done.stderr
-    assert leaks.wait_until_gone(leaks.descendants(), timeout_s=5.0) == []
+    assert leaks.wait_until_gone(leaks.descendants(), timeout_s=HANG_GUARD_S) == []
 
 
 MONITOR = """
@@ -118,7 +119,7 @@ MONITOR = """
     from stepmill.testing import CountingEnv
     pool = stepmill.Pool([CountingEnv] * 2)
     pool.reset(seed=0)
-    with pool.monitor(interval_s=0.01):
+    with stepmill.monitor(pool, interval_s=0.01):
         for _ in range(5):
             pool.step([1, 1])
     pool.close()

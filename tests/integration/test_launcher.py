@@ -162,9 +162,9 @@ def test_a_worker_that_dies_while_it_builds_is_told_with_the_env_it_was_at(
 
 def test_a_constructor_that_hangs_is_named_at_the_timeout(backend_of: Callable[..., ProcessBackend]) -> None:
     slow = functools.partial(SlowEnv, construct_s=600.0)
-    backend = backend_of(start_timeout_s=3.0)
+    backend = backend_of(start_timeout_s=10.0)
     began = time.monotonic()
-    with pytest.raises(stepmill.EnvTimeout, match=r"constructing env 2 after 3 s") as caught:
+    with pytest.raises(stepmill.EnvTimeout, match=r"constructing env 2 after 10 s") as caught:
         backend.start(plans_of([CountingEnv], [CountingEnv, slow]))
     assert caught.value.env_id == 2
     assert time.monotonic() - began < HANG_GUARD_S
@@ -237,7 +237,7 @@ def test_environment_directory_and_path_are_the_learners_at_pool(
     monkeypatch.setenv("STEPMILL_TEST", "from the learner")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path / "more"))
-    pool = pool_in(context, [ProbeEnv], worker_env={"STEPMILL_MORE": "from the options"})
+    pool = pool_in(context, [ProbeEnv], workers={"env": {"STEPMILL_MORE": "from the options"}})
     environ, directory, path = pool.call("look_around")[0]
     assert environ["STEPMILL_TEST"] == "from the learner"
     assert environ["STEPMILL_MORE"] == "from the options"

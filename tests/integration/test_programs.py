@@ -185,7 +185,7 @@ def test_environment_and_working_directory_are_those_of_the_moment_the_pool_was_
         os.chdir({str(tmp_path)!r})
         sys.path.insert(0, "/nonesuch")
         for context in ("fork", "forkserver", "spawn"):
-            options = stepmill.PoolOptions(context=context, worker_env={{"GIVEN": "here"}})
+            options = stepmill.PoolOptions(context=context, workers={{"env": {{"GIVEN": "here"}}}})
             with stepmill.Pool([AskEnv], backend="process", num_workers=1, options=options) as pool:
                 assert pool.call("ask") == (("yes", {str(tmp_path)!r}, "/nonesuch", "here"),), pool.call("ask")
         assert "GIVEN" not in os.environ

@@ -65,7 +65,7 @@ def test_a_slow_start_is_shown_and_erased(backend, terminal):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_show_progress_false_shows_nothing(backend, terminal):
-    with stepmill.Pool(counting_envs(3), backend=backend, show_progress=False):
+    with stepmill.Pool(counting_envs(3), backend=backend, start={"show_progress": False}):
         assert terminal.getvalue() == ""
 
 

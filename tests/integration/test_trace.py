@@ -1,4 +1,4 @@
-"""Traces of pools: `pool.trace()` and `stepmill trace`."""
+"""Traces of pools: `stepmill.trace` and `stepmill trace`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 import stepmill
 from stepmill.observe.trace import LEARNER, TraceKind, commands
+from stepmill.pool.port import PoolPort
 from stepmill.testing import SlowEnv
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import counting_envs, kill_worker, make_pool
@@ -32,10 +33,10 @@ def read_trace(path):
 def test_every_step_and_reset_is_on_the_track_of_its_worker(where, tmp_path):
     with slow_pool(where) as pool:
         pool.reset(seed=0)
-        with pool.trace(tmp_path / "t.json") as recorder:
+        with stepmill.trace(pool, tmp_path / "t.json") as recorder:
             for _ in range(8):
                 pool.step([0] * 4)
-        worker_of = pool.worker_of
+        worker_of = PoolPort(pool).worker_of
     slices = [event for event in read_trace(tmp_path / "t.json") if event["ph"] == "X"]
     ran = [event for event in slices if event["cat"] in ("step", "reset")]
     assert len(ran) == 8 * 4
@@ -50,7 +51,7 @@ def test_every_step_and_reset_is_on_the_track_of_its_worker(where, tmp_path):
 def test_arrows_lead_from_send_to_the_step_and_to_recv(tmp_path):
     with slow_pool(batch_size=2) as pool:
         pool.reset_async(seed=0)
-        with pool.trace(tmp_path / "t.json") as recorder:
+        with stepmill.trace(pool, tmp_path / "t.json") as recorder:
             for _ in range(20):
                 batch = pool.recv()
                 pool.send([0, 0], batch.env_id)
@@ -76,7 +77,7 @@ def test_arrows_lead_from_send_to_the_step_and_to_recv(tmp_path):
 def test_deaths_restarts_and_faults_are_marked():
     with slow_pool(on_fault="truncate") as pool:
         pool.reset(seed=0)
-        with pool.trace() as recorder:
+        with stepmill.trace(pool) as recorder:
             kill_worker(pool, 1)
             while not pool.stats().workers[1].restarts:
                 pool.step([0] * 4)
@@ -88,7 +89,7 @@ def test_deaths_restarts_and_faults_are_marked():
 def test_a_trace_ends_after_its_seconds_while_the_pool_goes_on():
     with slow_pool() as pool:
         pool.reset(seed=0)
-        recorder = pool.trace(seconds=0.05)
+        recorder = stepmill.trace(pool, seconds=0.05)
         while not recorder.is_done:
             pool.step([0] * 4)
         for _ in range(5):
@@ -101,7 +102,7 @@ def test_a_trace_ends_after_its_seconds_while_the_pool_goes_on():
 def test_the_memory_of_a_trace_is_limited():
     with make_pool("serial", counting_envs(4)) as pool:
         pool.reset(seed=0)
-        recorder = pool.trace(max_events=1000)
+        recorder = stepmill.trace(pool, max_events=1000)
         while not recorder.is_done:
             pool.step([0] * 4)
         events = recorder.close()
@@ -133,7 +134,7 @@ def test_events_that_were_written_over_are_counted_as_lost():
 def test_nothing_is_recorded_without_a_trace():
     with slow_pool() as pool:
         pool.reset(seed=0)
-        with pool.trace():
+        with stepmill.trace(pool):
             pool.step([0] * 4)
         slab = pool._runtime.slab
         from stepmill.slab.counters import TraceReader
@@ -149,7 +150,7 @@ def test_nothing_is_recorded_without_a_trace():
 def test_a_pool_that_is_closed_ends_its_trace(tmp_path):
     pool = slow_pool()
     pool.reset(seed=0)
-    recorder = pool.trace(tmp_path / "t.json")
+    recorder = stepmill.trace(pool, tmp_path / "t.json")
     pool.step([0] * 4)
     pool.close()
     recorder.wait()
@@ -159,12 +160,12 @@ def test_a_pool_that_is_closed_ends_its_trace(tmp_path):
 @pytest.mark.parametrize("arguments", [{"seconds": 0}, {"seconds": -1}, {"max_events": 0}])
 def test_a_trace_of_nothing_is_refused(arguments):
     with make_pool("serial", counting_envs(2)) as pool, pytest.raises(stepmill.UsageError):
-        pool.trace(**arguments)
+        stepmill.trace(pool, **arguments)
 
 
 def test_a_path_that_cannot_be_written_is_an_error(tmp_path):
     with make_pool("serial", counting_envs(2)) as pool:
-        recorder = pool.trace(tmp_path / "no" / "t.json")
+        recorder = stepmill.trace(pool, tmp_path / "no" / "t.json")
         with pytest.raises(stepmill.UsageError, match="cannot write the trace"):
             recorder.close()
 

@@ -1,4 +1,4 @@
-"""`worker_init`: a function that each worker calls first, also a worker that was restarted."""
+"""`workers.init`: a function that each worker calls first, also a worker that was restarted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WORD = "STEPMILL_TEST_WORKER_INIT"
 
 
 class WordEnv(CountingEnv):
-    """Remembers what `worker_init` had done when it was built."""
+    """Remembers what `workers.init` had done when it was built."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,13 +58,13 @@ def _read(calls: Path) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("where", [*PROCESSES, "thread"])
 def test_each_worker_calls_it_once_before_it_builds_envs(calls, where):
-    with make_pool(where, [WordEnv] * 4, num_workers=2, worker_init=functools.partial(_write, calls)) as pool:
+    with make_pool(where, [WordEnv] * 4, num_workers=2, workers={"init": functools.partial(_write, calls)}) as pool:
         assert pool.get_attr("word") == ("set",) * 4
         assert sorted(_read(calls)) == sorted(set(pool.call("where")))
 
 
 def test_the_serial_backend_calls_it_in_the_calling_thread(calls):
-    with make_pool("serial", [WordEnv] * 2, worker_init=functools.partial(_write, calls)) as pool:
+    with make_pool("serial", [WordEnv] * 2, workers={"init": functools.partial(_write, calls)}) as pool:
         assert pool.get_attr("word") == ("set",) * 2
     assert _read(calls) == [(os.getpid(), threading.get_ident())]
 
@@ -72,7 +72,7 @@ def test_the_serial_backend_calls_it_in_the_calling_thread(calls):
 @pytest.mark.parametrize("where", PROCESSES)
 def test_a_worker_that_is_restarted_calls_it_again(calls, where):
     init = functools.partial(_write, calls)
-    with make_pool(where, [WordEnv] * 2, num_workers=1, worker_init=init, on_fault="truncate") as pool:
+    with make_pool(where, [WordEnv] * 2, num_workers=1, workers={"init": init}, on_fault="truncate") as pool:
         pool.reset(seed=0)
         kill_worker(pool)
         pool.step([0, 0])
@@ -82,7 +82,7 @@ def test_a_worker_that_is_restarted_calls_it_again(calls, where):
 
 
 def test_envs_that_the_serial_backend_builds_anew_come_after_another_call(calls):
-    with make_pool("serial", [WordEnv] * 2, worker_init=functools.partial(_write, calls)) as pool:
+    with make_pool("serial", [WordEnv] * 2, workers={"init": functools.partial(_write, calls)}) as pool:
         pool.revive(restart_living=True)
         assert len(_read(calls)) == 2
 
@@ -97,7 +97,7 @@ def test_a_module_that_it_makes_importable_is_found_by_the_env_fns(tmp_path):
         "import sys\nimport stepmill\n"
         f"sys.path.append({str(tmp_path / 'away')!r})\nimport far_env\nsys.path.pop()\n"
         f"def init():\n    sys.path.append({str(tmp_path / 'away')!r})\n"
-        "options = stepmill.PoolOptions(worker_init=init)\n"
+        "options = stepmill.PoolOptions(workers=stepmill.Workers(init=init))\n"
         "with stepmill.Pool([far_env.FarEnv] * 2, backend='process', num_workers=1, options=options) as pool:\n"
         "    print(pool.reset(seed=0).obs.shape)\n"
     )
@@ -107,10 +107,8 @@ def test_a_module_that_it_makes_importable_is_found_by_the_env_fns(tmp_path):
 
 @pytest.mark.parametrize("where", [*PROCESSES, "thread", "serial"])
 def test_what_it_raises_is_an_error_that_names_the_worker_and_the_remedy(where):
-    with pytest.raises(
-        ValueError, match=r"worker_init raised ValueError: no licence in worker 0.*repair worker_init"
-    ) as info:
-        make_pool(where, [WordEnv] * 4, worker_init=_raise)
+    with pytest.raises(ValueError, match=r"workers.init raised ValueError: no licence in worker 0.*repair it") as info:
+        make_pool(where, [WordEnv] * 4, workers={"init": _raise})
     error = info.value
     assert isinstance(error, stepmill.EnvError)
     assert (error.env_id, error.phase, error.error_type) == (None, "worker_init", "ValueError")
@@ -128,16 +126,18 @@ def _kill() -> None:
 
 @pytest.mark.parametrize(("init", "text"), [(_exit, "exit code 3"), (_kill, "SIGKILL")])
 def test_a_worker_that_ends_in_it_is_named(init, text):
-    with pytest.raises(stepmill.WorkerDied, match=f"worker 0 .*{text}.*it was in worker_init; stderr may say why"):
-        make_pool("forkserver", [WordEnv] * 2, num_workers=1, worker_init=init)
+    with pytest.raises(stepmill.WorkerDied, match=f"worker 0 .*{text}.*it was in workers.init; stderr may say why"):
+        make_pool("forkserver", [WordEnv] * 2, num_workers=1, workers={"init": init})
 
 
 @pytest.mark.parametrize("where", ["forkserver", "fork", "thread"])
 def test_its_time_limit_is_that_of_the_start(where):
-    text = r"worker 0 was still in worker_init after 1 s; make worker_init faster, or raise start_timeout_s"
+    text = r"worker 0 was still in workers.init after 1 s; make workers.init faster, or raise start.timeout_s"
     with Gate() as gate:
         with pytest.raises(stepmill.EnvTimeout, match=text) as info:
-            make_pool(where, [WordEnv], worker_init=functools.partial(wait_at, gate.path), start_timeout_s=1.0)
+            make_pool(
+                where, [WordEnv], workers={"init": functools.partial(wait_at, gate.path)}, start={"timeout_s": 1.0}
+            )
         gate.wait_arrivals()
     for thread in threading.enumerate():
         if thread.name.startswith("stepmill-worker"):
@@ -162,30 +162,32 @@ class _Unloadable:
 
 
 def test_a_function_that_cannot_be_sent_is_refused():
-    with pytest.raises(stepmill.UsageError, match=r"worker_init cannot be pickled: TypeError: it has a socket; .*fork"):
-        make_pool("forkserver", [WordEnv], worker_init=_Unpicklable())
-    with make_pool("fork", [WordEnv], worker_init=_Unpicklable()) as pool:
+    with pytest.raises(
+        stepmill.UsageError, match=r"workers.init cannot be pickled: TypeError: it has a socket; .*fork"
+    ):
+        make_pool("forkserver", [WordEnv], workers={"init": _Unpicklable()})
+    with make_pool("fork", [WordEnv], workers={"init": _Unpicklable()}) as pool:
         pool.reset(seed=0)
 
 
 def test_a_function_that_cannot_be_loaded_is_named():
     with pytest.raises(
-        stepmill.EnvError, match=r"worker 0 could not load worker_init: FileNotFoundError.*importable"
+        stepmill.EnvError, match=r"worker 0 could not load workers.init: FileNotFoundError.*importable"
     ) as info:
-        make_pool("forkserver", [WordEnv], worker_init=_Unloadable())
+        make_pool("forkserver", [WordEnv], workers={"init": _Unloadable()})
     assert info.value.phase == "worker_init"
 
 
 @pytest.mark.parametrize("value", [3, "module:function"])
 def test_what_is_no_function_is_refused(value):
-    with pytest.raises(stepmill.UsageError, match=r"worker_init=.* must be a function without arguments"):
-        stepmill.PoolOptions(worker_init=value)
+    with pytest.raises(stepmill.UsageError, match=r"workers.init=.* must be a function without arguments"):
+        stepmill.PoolOptions(workers={"init": value})
 
 
 def test_backends_without_python_envs_refuse_it():
     for backend in ("envpool", "kernel"):
-        with pytest.raises(stepmill.UsageError, match="worker_init"):
-            stepmill.PoolOptions(backend=backend, worker_init=_raise)
+        with pytest.raises(stepmill.UsageError, match=r"workers.init"):
+            stepmill.PoolOptions(backend=backend, workers={"init": _raise})
 
 
 _PROGRAM = """\
@@ -200,7 +202,7 @@ def init():
     {line}
 
 
-options = stepmill.PoolOptions(worker_init=init)
+options = stepmill.PoolOptions(workers=stepmill.Workers(init=init))
 with stepmill.Pool([env.Env] * 2, backend="process", num_workers=1, options=options) as pool:
     print(pool.reset(seed=0).obs[:, 0].tolist())
 """
@@ -233,7 +235,7 @@ def test_modules_that_it_has_changed_cause_no_warning(tmp_path, line, output, wa
     assert warning in result.stderr
     assert bool(warning) == bool(result.stderr)
     if warning:
-        assert "worker_init=..." in result.stderr
+        assert "workers={'init': ...}" in result.stderr
 
 
 def test_only_what_had_another_content_before_is_left_out():

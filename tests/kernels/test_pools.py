@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill.pool.port import PoolPort
 
 pytest.importorskip("numba")
 
@@ -161,7 +162,9 @@ def test_reset_options_are_refused() -> None:
         assert pool.step(np.ones(2, np.int64)).obs[:, 2].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("options", [{"spare_envs": 1}, {"envs_per_worker": 1}, {"overlap_resets": True}])
+@pytest.mark.parametrize(
+    "options", [{"resets": {"spare_envs": 1}}, {"envs_per_worker": 1}, {"resets": {"overlap": True}}]
+)
 def test_options_without_meaning_are_refused(options: Any) -> None:
     with pytest.raises(stepmill.UsageError, match=next(iter(options))):
         stepmill.Pool([walk] * 2, backend="kernel", **options)
@@ -180,7 +183,7 @@ def test_a_pool_can_be_closed_while_another_thread_steps_it() -> None:
     def step() -> None:
         with contextlib.suppress(stepmill.ClosedPoolError):
             while True:
-                pool.step_fast(np.ones(20_000, np.int64))
+                PoolPort(pool).step_fast(np.ones(20_000, np.int64))
                 is_at_work.set()
 
     thread = threading.Thread(target=step)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 import stepmill
+from stepmill.pool.port import PoolPort
 
 pytest.importorskip("numba")
 
@@ -34,7 +35,7 @@ def _do(pool: stepmill.Pool, call: str, argument: Any) -> list[Any]:
         return [pool.call("jump", 0.5, env_ids=[argument])]
     actions = np.array(argument)
     if call == "fast":
-        return list(pool.step_fast(actions))[:4]
+        return list(PoolPort(pool).step_fast(actions))[:4]
     if call == "step":
         batch = pool.step(actions)
         return [batch.obs, batch.reward, batch.terminated, batch.truncated]
@@ -62,7 +63,7 @@ def test_calls_in_any_order_give_what_envs_in_python_give(calls: Any, mode: Any,
 def test_infos_of_finished_episodes_come_with_the_shortest_way_too() -> None:
     with stepmill.Pool([walk] * 2, backend="kernel") as pool:
         pool.reset(seed=0)
-        infos = [pool.step_fast(np.array([3, 1]))[4] for _ in range(12)]
+        infos = [PoolPort(pool).step_fast(np.array([3, 1]))[4] for _ in range(12)]
         ended = [info["episode"] for info in infos if info]
         assert ended
         assert ended[0]["l"][0] > 0
@@ -72,33 +73,33 @@ def test_a_fault_in_the_shortest_way_is_that_of_one_env() -> None:
     with stepmill.Pool([faulty] * 4, backend="kernel") as pool:
         pool.reset(seed=0)
         for _ in range(3):
-            pool.step_fast(np.zeros(4, np.int64))
+            PoolPort(pool).step_fast(np.zeros(4, np.int64))
         with pytest.raises(stepmill.EnvError, match="env 2 raised ValueError"):
-            pool.step_fast(np.array([0, 0, 2, 0]))
+            PoolPort(pool).step_fast(np.array([0, 0, 2, 0]))
         batch = pool.recv(3)
         assert batch.env_id.tolist() == [0, 1, 3]
         assert batch.obs[:, 0].tolist() == [4.0, 4.0, 4.0]
         pool.reset(env_ids=[2])
-        assert pool.step_fast(np.zeros(4, np.int64))[0][:, 0].tolist() == [5.0, 5.0, 1.0, 5.0]
-        assert pool.step_fast(np.zeros(4, np.int64))[0][:, 0].tolist() == [6.0, 6.0, 2.0, 6.0]
+        assert PoolPort(pool).step_fast(np.zeros(4, np.int64))[0][:, 0].tolist() == [5.0, 5.0, 1.0, 5.0]
+        assert PoolPort(pool).step_fast(np.zeros(4, np.int64))[0][:, 0].tolist() == [6.0, 6.0, 2.0, 6.0]
 
 
 def test_wrong_actions_change_nothing() -> None:
     with stepmill.Pool([faulty] * 2, backend="kernel") as pool:
         pool.reset(seed=0)
-        pool.step_fast(np.zeros(2, np.int64))
+        PoolPort(pool).step_fast(np.zeros(2, np.int64))
         with pytest.raises(stepmill.UsageError, match="got 3 actions for 2 envs"):
-            pool.step_fast(np.zeros(3, np.int64))
-        assert pool.step_fast(np.zeros(2, np.int64))[0][:, 0].tolist() == [2.0, 2.0]
+            PoolPort(pool).step_fast(np.zeros(3, np.int64))
+        assert PoolPort(pool).step_fast(np.zeros(2, np.int64))[0][:, 0].tolist() == [2.0, 2.0]
 
 
 def test_lent_observations_of_the_shortest_way_stay_as_they_are() -> None:
     kernel = stepmill.kernels.find("stepmill/Catch84-v0")
     with stepmill.Pool([kernel] * 3, backend="kernel") as pool:
         pool.reset(seed=0)
-        kept = [pool.step_fast(np.zeros(3, np.int64))[0] for _ in range(12)]
+        kept = [PoolPort(pool).step_fast(np.zeros(3, np.int64))[0] for _ in range(12)]
         copies = [obs.copy() for obs in kept]
         for _ in range(12):
-            pool.step_fast(np.zeros(3, np.int64))
+            PoolPort(pool).step_fast(np.zeros(3, np.int64))
         for obs, copy in zip(kept, copies, strict=True):
             np.testing.assert_array_equal(obs, copy)

@@ -36,7 +36,7 @@ class Leases(RuleBasedStateMachine):
     @initialize(slots=st.integers(1, 4))
     def open(self, slots: int) -> None:
         env_fns = [partial(ImageEnv, i, SHAPE, length=7) for i in range(NUM_ENVS)]
-        self.pool: stepmill.Pool | None = make_pool(self.where, env_fns, slots=slots)
+        self.pool: stepmill.Pool | None = make_pool(self.where, env_fns, tuning={"slots": slots})
         self.clock = [-1] * NUM_ENVS
         self.held: list[tuple[object, np.ndarray]] = []  # an array or tensor, and a copy of what it showed
         self._take(self.pool.reset(seed=0))
@@ -161,7 +161,7 @@ def _assert_lends(pool: stepmill.Pool) -> None:
         addresses.append(images.ctypes.data if not images.flags.owndata else None)
         del images
     lent = [address for address in addresses[4:] if address is not None]
-    slots = pool.options.slots
+    slots = pool.options.tuning.slots
     assert len(lent) >= (10 if slots > 1 else 4)
     assert len(set(lent)) <= slots
 
@@ -187,7 +187,7 @@ TestForkLeases.settings = settings(max_examples=examples(8), stateful_step_count
 
 
 def test_a_pool_of_which_all_is_held_goes_on_by_copying():
-    pool = make_pool("serial", [partial(ImageEnv, i, SHAPE) for i in range(NUM_ENVS)], slots=2)
+    pool = make_pool("serial", [partial(ImageEnv, i, SHAPE) for i in range(NUM_ENVS)], tuning={"slots": 2})
     held = [pool.reset(seed=0).obs] + [pool.step([0] * NUM_ENVS).obs for _ in range(30)]
     for clock, images in enumerate(held):
         assert (images[1] == ImageEnv.colour(1, clock)).all()
@@ -199,7 +199,7 @@ def test_a_pool_of_which_all_is_held_goes_on_by_copying():
 
 
 def test_a_reward_that_is_kept_pins_no_slot():
-    pool = make_pool("serial", [partial(ImageEnv, i, SHAPE) for i in range(NUM_ENVS)], slots=1)
+    pool = make_pool("serial", [partial(ImageEnv, i, SHAPE) for i in range(NUM_ENVS)], tuning={"slots": 1})
     pool.reset(seed=0)
     kept = []
     for _ in range(20):

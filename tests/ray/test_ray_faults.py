@@ -33,7 +33,7 @@ NODE_TIMEOUT_S = 3.0
 
 
 def make_pool(num_envs=4, env_fns=None, node_timeout_s=NODE_TIMEOUT_S, **options):
-    chosen = {"seeding": "per_episode", "max_restarts": 100, **options}
+    chosen = {"seeding": "per_episode", "restarts": {"max_restarts": 100}, **options}
     nodes = stepmill.RayOptions(num_nodes=2, num_cpus=0, node_timeout_s=node_timeout_s)
     return stepmill.Pool(env_fns or counting_envs(num_envs), backend="ray", num_workers=4, ray=nodes, **chosen)
 
@@ -253,7 +253,7 @@ def test_an_env_that_hangs_is_ended_by_its_node(ray_cluster):
 
 
 def test_restarts_of_nodes_are_limited(ray_cluster):
-    with make_pool(on_fault="truncate", max_restarts=0) as pool:
+    with make_pool(on_fault="truncate", restarts={"max_restarts": 0}) as pool:
         pool.reset(seed=0)
         kill_actor(pool, 1)
         with pytest.raises(stepmill.WorkerDied, match="on node 1"):

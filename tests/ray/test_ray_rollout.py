@@ -111,8 +111,8 @@ def test_a_rollout_of_a_pool_on_this_machine_is_refused():
 
 
 def test_a_rollout_has_a_column_for_each_env_and_so_no_spares(ray_cluster):
-    with pytest.raises(stepmill.UsageError, match="spare_envs=1"):
-        make(Constant(0), spare_envs=1)
+    with pytest.raises(stepmill.UsageError, match=r"resets.spare_envs=1"):
+        make(Constant(0), resets={"spare_envs": 1})
 
 
 def test_each_fragment_names_the_version_that_acted(ray_cluster):
@@ -232,7 +232,7 @@ def test_a_lost_node_does_not_extend_the_time_limit(ray_cluster, tmp_path):
 
 
 def test_a_lost_node_is_not_restarted_beyond_the_limit(ray_cluster, tmp_path):
-    with make(Suicidal(tmp_path), on_fault="truncate", max_restarts=0) as rollout:
+    with make(Suicidal(tmp_path), on_fault="truncate", restarts={"max_restarts": 0}) as rollout:
         with pytest.raises(stepmill.WorkerDied, match="node 0 was lost"):
             rollout.collect(timeout_s=HANG_GUARD_S)
         assert rollout.num_restarts == 0

@@ -37,10 +37,10 @@ def batches_name_their_arrays(batch: stepmill.Batch) -> None:
 
 def pools_are_made_of_functions(env_fns: Sequence[Any]) -> None:
     stepmill.Pool([CountingEnv, lambda: CountingEnv(3)], backend="process", num_workers=2)
-    stepmill.Pool([CountingEnv], options=stepmill.PoolOptions(seeding=stepmill.Seeding.FIXED, slots=2))
+    stepmill.Pool([CountingEnv], options=stepmill.PoolOptions(seeding=stepmill.Seeding.FIXED, tuning={"slots": 2}))
     stepmill.Pool([CountingEnv()])  # type: ignore[list-item]
     stepmill.Pool([CountingEnv], num_workers="two")  # type: ignore[arg-type]
-    stepmill.PoolOptions(context="spawn", on_fault=stepmill.OnFault.TRUNCATE, reset_retry_in="new")
+    stepmill.PoolOptions(context="spawn", on_fault=stepmill.OnFault.TRUNCATE, resets={"retry_in": "new"})
     stepmill.PoolOptions(context="thread")  # type: ignore[arg-type]
     stepmill.Pool([CountingEnv], on_fault="truncate", step_timeout_s=2, batch_size=1)
     stepmill.Pool([CountingEnv], on_faul="truncate")  # type: ignore[call-arg]

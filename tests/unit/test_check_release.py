@@ -12,6 +12,8 @@ def project(tmp_path):
     (tmp_path / "CITATION.cff").write_text("title: x\nversion: 1.2.3\nlicense: y\n")
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## [1.2.3] - 2030-01-31\n")
     (tmp_path / "pyproject.toml").write_text("[project.urls]\n")
+    (tmp_path / "conda").mkdir()
+    (tmp_path / "conda/recipe.yaml").write_text('context:\n  version: "1.2.3"\n')
     return tmp_path
 
 
@@ -24,6 +26,7 @@ def test_a_release_in_which_everything_agrees_has_no_problem(project):
     [
         ("src/stepmill/_version.py", '__version__ = "1.2.4"\n', "the tag is v1.2.3"),
         ("CITATION.cff", "version: 1.2.2\n", "CITATION.cff has another version"),
+        ("conda/recipe.yaml", '  version: "1.2.2"\n', "conda/recipe.yaml has another version"),
         ("CHANGELOG.md", "## [Unreleased]\n\n## [1.2.3] - 2030-01-31\n", "newest section"),
         ("pyproject.toml", "[project]\n", "no [project.urls]"),
     ],

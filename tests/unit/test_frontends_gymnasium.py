@@ -190,8 +190,10 @@ def _unwrapped(env):
 
 
 def test_options_are_keywords_of_make_vec(cartpoles):
-    options = cartpoles(2, on_fault="truncate", slots=2, options=stepmill.PoolOptions(max_restarts=3))._pool.options
-    assert (options.on_fault, options.slots, options.max_restarts) == ("truncate", 2, 3)
+    options = cartpoles(
+        2, on_fault="truncate", tuning={"slots": 2}, options=stepmill.PoolOptions(restarts={"max_restarts": 3})
+    )._pool.options
+    assert (options.on_fault, options.tuning.slots, options.restarts.max_restarts) == ("truncate", 2, 3)
 
 
 def test_a_typo_in_an_option_of_make_vec_names_the_nearest():

@@ -34,17 +34,17 @@ def test_a_reset_mask_of_another_shape_or_dtype_is_refused_in_words(mask: object
 
 def test_more_slots_than_a_byte_can_name_are_refused() -> None:
     with pytest.raises(stepmill.UsageError, match="use 252 or less"):
-        stepmill.PoolOptions(slots=253)
-    assert stepmill.PoolOptions(slots=252).slots == 252
+        stepmill.PoolOptions(tuning={"slots": 253})
+    assert stepmill.PoolOptions(tuning={"slots": 252}).tuning.slots == 252
 
 
 @pytest.mark.parametrize(
     ("backend", "options"),
     [
         ("serial", {"step_timeout_s": 1.0}),
-        ("serial", {"reset_timeout_s": 1.0, "worker_env": {"A": "b"}}),
-        ("serial", {"worker_threads": 2, "start_timeout_s": 1.0, "call_timeout_s": 1.0}),
-        ("thread", {"worker_env": {"A": "b"}}),
+        ("serial", {"reset_timeout_s": 1.0, "workers": {"env": {"A": "b"}}}),
+        ("serial", {"workers": {"threads": 2, "call_timeout_s": 1.0}, "start": {"timeout_s": 1.0}}),
+        ("thread", {"workers": {"env": {"A": "b"}}}),
     ],
 )
 def test_options_without_effect_on_a_backend_are_named(backend: str, options: dict[str, object]) -> None:

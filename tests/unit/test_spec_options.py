@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+import re
 
 import gymnasium
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from stepmill import _native
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import (
+    RECORDS,
     AutoresetMode,
     BackendName,
     Context,
@@ -17,18 +19,25 @@ from stepmill.spec.options import (
     OnFault,
     OptionKeywords,
     PoolOptions,
-    RetryIn,
+    Resets,
+    Restarts,
     Seeding,
     merge_options,
 )
 from stepmill.spec.ray_options import RayOptions
+from stepmill.spec.records import Record, default_of
+from tests.harness.scripts import ROOT
 
 
 def test_the_defaults_are_those_of_the_documentation():
     options = PoolOptions()
     assert (options.backend, options.context, options.seeding) == ("auto", "forkserver", "continue")
-    assert (options.start_timeout_s, options.call_timeout_s, options.slots) == (120, 120, 4)
-    assert (options.max_restarts, options.restart_window_s, options.replay_log_bytes) == (10, 60, 64 << 20)
+    assert (options.start.timeout_s, options.workers.call_timeout_s, options.tuning.slots) == (120, 120, 4)
+    assert (options.restarts.max_restarts, options.restarts.restart_window_s, options.restarts.replay_log_bytes) == (
+        10,
+        60,
+        64 << 20,
+    )
     assert options.copy is False
     assert options.episode_stats is None
 
@@ -52,9 +61,9 @@ def test_autoreset_modes_are_gymnasiums():
 
 
 def test_numpy_numbers_become_python_numbers():
-    options = PoolOptions(num_workers=np.int64(3), spin_us=np.float32(5), copy=np.True_)
+    options = PoolOptions(num_workers=np.int64(3), tuning={"spin_us": np.float32(5)}, copy=np.True_)
     assert type(options.num_workers) is int
-    assert type(options.spin_us) is float
+    assert type(options.tuning.spin_us) is float
     assert options.copy is True
 
 
@@ -64,8 +73,12 @@ def test_numpy_numbers_become_python_numbers():
         ({"backend": "gpu"}, r"backend='gpu' is not one of 'auto', 'serial'"),
         ({"backend": 3}, r"backend=3 is not a Backend"),
         ({"backend": "dask"}, r"backend='dask' is not one of .* 'kernel', 'ray'$"),
-        ({"ray": {"num_nodes": 2}}, r"ray=.* is a dict; give stepmill.RayOptions"),
-        ({"ray": RayOptions()}, r"only for backend='ray'"),
+        ({"ray": {"num_nodes": 2}}, r"only for backend='ray'"),
+        ({"ray": RayOptions(num_nodes=2)}, r"only for backend='ray'"),
+        ({"ray": {"num_nodes": 0}}, r"ray.num_nodes=0 must be a whole number, 1 or more, or None"),
+        ({"resets": {"retries": -1}}, r"resets.retries=-1 must be a whole number, 0 or more$"),
+        ({"resets": 3}, r"resets=3 is no record; give stepmill.Resets\(...\), or .* resets={'retries': ...}"),
+        ({"restarts": {"on_raise": "later"}}, r"restarts.on_raise='later' is not one of 'raise', 'truncate', 'replay'"),
         ({"backend": "ray", "context": "fork"}, r"cannot fork this program on other machines"),
         ({"context": "thread"}, r"context='thread' is not one of 'forkserver'"),
         ({"autoreset_mode": "Never"}, r"autoreset_mode='Never' is not one of 'NextStep'"),
@@ -75,18 +88,18 @@ def test_numpy_numbers_become_python_numbers():
         ({"envs_per_worker": 0}, r"envs_per_worker=0 must be a whole number, 1 or more"),
         ({"num_workers": 2, "envs_per_worker": 2}, r"both given; give at most one"),
         ({"num_workers": 0, "backend": "process"}, r"leaves the process backend without workers"),
-        ({"slots": 0}, r"slots=0 must be a whole number, 1 or more$"),
-        ({"slots": None}, r"slots=None"),
-        ({"start_timeout_s": 0}, r"start_timeout_s=0 must be a number of seconds, more than 0$"),
-        ({"call_timeout_s": float("nan")}, r"call_timeout_s=nan"),
-        ({"call_timeout_s": float("inf")}, r"call_timeout_s=inf"),
-        ({"spin_us": "5"}, r"spin_us='5' must be a number of microseconds, 0 or more, or None"),
+        ({"tuning": {"slots": 0}}, r"tuning.slots=0 must be a whole number, 1 or more$"),
+        ({"tuning": {"slots": None}}, r"tuning.slots=None"),
+        ({"start": {"timeout_s": 0}}, r"start.timeout_s=0 must be a number of seconds, more than 0$"),
+        ({"workers": {"call_timeout_s": float("nan")}}, r"workers.call_timeout_s=nan"),
+        ({"workers": {"call_timeout_s": float("inf")}}, r"workers.call_timeout_s=inf"),
+        ({"tuning": {"spin_us": "5"}}, r"tuning.spin_us='5' must be a number of microseconds, 0 or more, or None"),
         ({"copy": 1}, r"copy=1 must be True or False"),
         ({"episode_stats": "yes"}, r"episode_stats='yes' must be True or False"),
         ({"copy": np.array(True)}, r"copy=array\(True\) must be True or False"),
-        ({"worker_env": {"A": 1}}, r"worker_env=.* must map names"),
-        ({"worker_env": ["A=1"]}, r"worker_env=.* must map names"),
-        ({"worker_env": {"A=B": "1"}}, r"worker_env=.* must map names"),
+        ({"workers": {"env": {"A": 1}}}, r"workers.env=.* must map names"),
+        ({"workers": {"env": ["A=1"]}}, r"workers.env=.* must map names"),
+        ({"workers": {"env": {"A=B": "1"}}}, r"workers.env=.* must map names"),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_to_do(wrong, text):
@@ -95,49 +108,29 @@ def test_a_wrong_value_is_refused_with_what_to_do(wrong, text):
 
 
 def test_what_replaces_a_lost_node_is_one_of_three_words():
-    with pytest.raises(UsageError, match="replacement='never' is not one of 'spread', 'wait', 'raise'"):
+    with pytest.raises(UsageError, match=r"ray.replacement='never' is not one of 'spread', 'wait', 'raise'"):
         RayOptions(replacement="never")
 
 
-OTHER = {
-    "affinity": [0],
-    "crash_dir": "/tmp",
-    "linger_s": 1.0,
-    "max_restarts": 3,
-    "max_restarts_total": 3,
-    "num_episodes": 3,
-    "on_fault": OnFault.TRUNCATE,
-    "overlap_resets": True,
-    "replay_log_bytes": 5,
-    "reset_retries": 1,
-    "reset_retry_in": RetryIn.NEW,
-    "reset_retry_wait_s": 5,
-    "reset_timeout_s": 5.0,
-    "restart_window_s": 5,
-    "spare_envs": 1,
-    "step_timeout_s": 5.0,
-}
-
-
 def test_spares_are_refused_where_no_order_of_them_is_that_of_the_data():
-    with pytest.raises(UsageError, match="spare_envs does not work with autoreset_mode SAME_STEP"):
-        PoolOptions(spare_envs=1, autoreset_mode="SameStep")
-    with pytest.raises(UsageError, match=r"does not support spare_envs: EnvPool .*resets its envs itself"):
-        PoolOptions(spare_envs=1, backend="envpool")
+    with pytest.raises(UsageError, match=r"resets.spare_envs does not work with autoreset_mode SAME_STEP"):
+        PoolOptions(resets={"spare_envs": 1}, autoreset_mode="SameStep")
+    with pytest.raises(UsageError, match=r"does not support resets.spare_envs: EnvPool .*resets its envs itself"):
+        PoolOptions(resets={"spare_envs": 1}, backend="envpool")
 
 
 def test_options_are_frozen_and_pickle():
-    options = PoolOptions(worker_env={"A": "1"})
+    options = PoolOptions(workers={"env": {"A": "1"}})
     with pytest.raises(dataclasses.FrozenInstanceError):
-        options.slots = 3
+        options.tuning.slots = 3
     assert pickle.loads(pickle.dumps(options)) == options
 
 
 def test_the_callers_dict_is_not_kept():
     variables = {"A": "1"}
-    options = PoolOptions(worker_env=variables)
+    options = PoolOptions(workers={"env": variables})
     variables["B"] = "2"
-    assert options.worker_env == {"A": "1"}
+    assert options.workers.env == {"A": "1"}
 
 
 def test_keywords_go_over_defaults_and_agree_with_options():
@@ -145,7 +138,7 @@ def test_keywords_go_over_defaults_and_agree_with_options():
     assert merge_options(PoolOptions(num_workers=3), {"num_workers": None}).num_workers == 3
     assert merge_options(PoolOptions(num_workers=3), {"num_workers": 3, "context": "spawn"}).num_workers == 3
     assert merge_options(PoolOptions(context="spawn"), {"context": Context.SPAWN}).context is Context.SPAWN
-    assert merge_options(PoolOptions(), {"worker_threads": None}).worker_threads is None
+    assert merge_options(PoolOptions(), {"workers": {"threads": None}}).workers.threads is None
 
 
 def test_a_callers_default_holds_where_nothing_else_is_chosen():
@@ -180,6 +173,39 @@ def test_a_typo_names_the_nearest_option(typo, near):
         PoolOptions(zzz=1)
 
 
+@pytest.mark.parametrize(
+    ("old", "text"),
+    [
+        ({"spare_envs": 2}, r"^spare_envs: give it in the record resets: resets={'spare_envs': 2}$"),
+        ({"reset_retries": 2, "reset_retry_in": "new"}, r"resets={'retries': 2, 'retry_in': 'new'}$"),
+        ({"overlap_resets": True}, r"resets={'overlap': True}$"),
+        ({"start_timeout_s": 5}, r"start={'timeout_s': 5}$"),
+        ({"worker_threads": 2, "affinity": [0]}, r"workers={'threads': 2, 'affinity': \[0\]}$"),
+        ({"on_raise": OnFault.RAISE}, r"restarts={'on_raise': 'raise'}$"),
+        ({"num_nodes": 2}, r"ray={'num_nodes': 2}$"),
+    ],
+)
+def test_an_option_of_a_record_that_is_given_beside_it_names_the_text_that_replaces_it(old, text):
+    for make in (lambda: PoolOptions(**old), lambda: merge_options(None, old)):
+        with pytest.raises(UsageError, match=text):
+            make()
+
+
+def test_a_record_is_given_as_an_object_or_as_a_mapping():
+    given = PoolOptions(resets={"spare_envs": 2}, restarts=Restarts(max_restarts=3))
+    assert given == PoolOptions(resets=Resets(spare_envs=2), restarts={"max_restarts": 3})
+    with pytest.raises(UsageError, match="spares is not an option of resets; did you mean spare_envs"):
+        Resets(spares=2)
+
+
+def test_the_fields_of_records_are_merged_one_by_one():
+    options = PoolOptions(resets={"spare_envs": 2})
+    for more in ({"retries": 1}, Resets(retries=1), {"retries": 1, "spare_envs": 2}):
+        assert merge_options(options, {"resets": more}).resets == Resets(spare_envs=2, retries=1)
+    with pytest.raises(UsageError, match=r"resets.spare_envs is given twice: 1, and 2 in options"):
+        merge_options(options, {"resets": {"spare_envs": 1}})
+
+
 def test_what_is_no_pool_options_is_refused_with_what_to_write():
     with pytest.raises(UsageError, match=r"options is a dict; give stepmill.PoolOptions\(...\), or .*copy=True"):
         merge_options({"copy": True}, {})
@@ -188,9 +214,24 @@ def test_what_is_no_pool_options_is_refused_with_what_to_write():
 def test_the_keywords_are_the_fields_of_the_options():
     fields = {field.name: field.type for field in dataclasses.fields(PoolOptions)}
     assert set(OptionKeywords.__annotations__) == set(fields)
+    assert {kind._option for kind in RECORDS} == {
+        name for name in fields if isinstance(default_of(PoolOptions, name), Record)
+    }
 
 
 def test_native_code_uses_the_numbers_of_env_states():
     assert {state.name: getattr(_native, f"ENV_{state.name}") for state in EnvState} == {
         state.name: state.value for state in EnvState
     }
+
+
+def test_the_page_for_upgrades_has_each_option_of_a_record_and_the_text_of_its_error():
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)\.(\w+)` \|$", (ROOT / "docs/upgrading.md").read_text(), re.MULTILINE)
+    paths = {
+        f"{kind._option}.{leaf}" for kind in RECORDS if kind is not RayOptions for leaf in kind.__dataclass_fields__
+    }
+    newer = {"restarts.recycle_after_episodes", "restarts.recycle_above_mb"}  # they never were at the top
+    assert {f"{option}.{leaf}" for _, option, leaf in rows} == paths - newer
+    for old, option, leaf in rows:
+        with pytest.raises(UsageError, match=f"^{old}: give it in the record {option}: {option}={{'{leaf}': 1}}$"):
+            PoolOptions(**{old: 1})

@@ -106,7 +106,7 @@ def test_the_keywords_of_a_configuration_are_options_without_defaults():
     assert SERIAL.keywords() == {"backend": "serial"}
     configuration = replace(MORE, spin_us=0.0, copy=True, spare_envs=1, overlap_resets=True, batch_size=2)
     assert PoolOptions(**configuration.keywords()).num_workers == 4
-    assert str(configuration) == "process, 4 workers, batches of 2, 1 spare, overlap_resets, spin_us=0, copy=True"
+    assert str(configuration) == "process, 4 workers, batches of 2, 1 spare, overlapped resets, spin_us=0, copy=True"
 
 
 @pytest.mark.parametrize(

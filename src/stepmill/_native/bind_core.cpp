@@ -73,30 +73,6 @@ SlabPlan parse_plan(nb::dict fields) {
     return plan;
 }
 
-// nanobind classes take part in garbage collection only with these slots. Envs and callbacks refer back to pools.
-template <typename Type>
-int traverse_class(PyObject* self, visitproc visit, void* arg) {
-    Py_VISIT(Py_TYPE(self));
-    if (!nb::inst_ready(self)) return 0;
-    return nb::inst_ptr<Type>(self)->traverse(visit, arg);
-}
-
-template <typename Type>
-int clear_class(PyObject* self) {
-    nb::inst_ptr<Type>(self)->release();
-    return 0;
-}
-
-template <typename Type>
-PyType_Slot* collector_slots() {
-    static PyType_Slot slots[] = {
-        {Py_tp_traverse, reinterpret_cast<void*>(traverse_class<Type>)},
-        {Py_tp_clear, reinterpret_cast<void*>(clear_class<Type>)},
-        {0, nullptr},
-    };
-    return slots;
-}
-
 std::vector<OwnedFd> moved(const std::vector<OwnedFd*>& fds) {
     std::vector<OwnedFd> moved_fds;
     moved_fds.reserve(fds.size());
@@ -246,7 +222,7 @@ nb::dict counter_offsets() {
                                              {"num_spares_used", offsetof(LearnerCounters, num_spares_used)}, {"num_spares_waited", offsetof(LearnerCounters, num_spares_waited)}});
     add("env", sizeof(EnvCounters), {{"num_faults", offsetof(EnvCounters, num_faults)}, {"num_spares", offsetof(EnvCounters, num_spares)}});
     add("learner_words", sizeof(LearnerWords), {{"pid", offsetof(LearnerWords, pid)}, {"num_restarts", offsetof(LearnerWords, num_restarts)},
-                                                {"num_deaths", offsetof(LearnerWords, num_deaths)}, {"dead", offsetof(LearnerWords, dead)}});
+                                                {"num_deaths", offsetof(LearnerWords, num_deaths)}, {"num_recycles", offsetof(LearnerWords, num_recycles)}, {"dead", offsetof(LearnerWords, dead)}});
     add("worker", sizeof(WorkerWords), {{"current", offsetof(WorkerWords, current)}, {"running", offsetof(WorkerWords, running)}, {"busy_ns", offsetof(WorkerWords, busy_ns)},
                                         {"wait_ns", offsetof(WorkerWords, wait_ns)}, {"num_steps", offsetof(WorkerWords, num_steps)},
                                         {"num_resets", offsetof(WorkerWords, num_resets)}, {"num_retries", offsetof(WorkerWords, num_retries)}});

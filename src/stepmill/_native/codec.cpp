@@ -1,8 +1,8 @@
 // Python bindings of the codec. The hot loop and the pool state call codec.hpp directly.
+#define NO_IMPORT_ARRAY
 #include "bindings.hpp"
 #include "codec.hpp"
-
-namespace nb = nanobind;
+#include "tree.hpp"
 
 namespace stepmill {
 
@@ -16,16 +16,12 @@ nb::bytes encode_object(nb::handle obj, nb::handle pickler) {
 }
 
 nb::object decode_bytes(const nb::bytes& data, nb::handle unpickler) {
-    PyObject* obj = decode(static_cast<const std::uint8_t*>(data.data()), data.size(), {unpickler.ptr(), nullptr});
-    if (obj == nullptr) throw nb::python_error();
-    return nb::steal(obj);
+    return checked(decode(static_cast<const std::uint8_t*>(data.data()), data.size(), {unpickler.ptr(), nullptr}));
 }
 
 nb::object decode_all(const nb::bytes& data, nb::handle unpickler, nb::handle objects) {
     std::size_t used = 0;
-    PyObject* values = decode_values(static_cast<const std::uint8_t*>(data.data()), data.size(), SIZE_MAX, {unpickler.ptr(), objects.ptr()}, used);
-    if (values == nullptr) throw nb::python_error();
-    return nb::steal(values);
+    return checked(decode_values(static_cast<const std::uint8_t*>(data.data()), data.size(), SIZE_MAX, {unpickler.ptr(), objects.ptr()}, used));
 }
 
 }  // namespace

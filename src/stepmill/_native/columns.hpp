@@ -1,4 +1,4 @@
-// New arrays for a batch, and columns of the slab copied into such arrays.
+// Columns of the slab copied into arrays of a batch.
 // For files that define NO_IMPORT_ARRAY.
 #pragma once
 
@@ -8,23 +8,6 @@
 #include "pool_state.hpp"
 
 namespace stepmill {
-
-// Returns a new C array of `rows` items of a builtin type.
-inline nb::object new_column(npy_intp rows, int type_num) {
-    nb::object array = nb::steal(PyArray_SimpleNew(1, &rows, type_num));
-    if (!array) throw nb::python_error();
-    return array;
-}
-
-template <typename Item>
-Item* data_of(nb::handle array) {
-    return static_cast<Item*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())));
-}
-
-inline nb::object checked(PyObject* fresh) {
-    if (fresh == nullptr) throw nb::python_error();
-    return nb::steal(fresh);
-}
 
 // NumPy requires bools to be 0 or 1. A worker may have written any byte there.
 inline void normalize_bools(const Leaf& leaf, std::byte* bytes, std::size_t size) {

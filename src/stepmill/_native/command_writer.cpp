@@ -139,6 +139,8 @@ void CommandWriter::rewrite_control_words(std::uint32_t worker, bool is_closed) 
     control.parked.store(0, std::memory_order_relaxed);
     control.serving.store(0, std::memory_order_relaxed);
     control.current.store(NO_SERVER, std::memory_order_relaxed);
+    control.num_ended.store(0, std::memory_order_relaxed);
+    control.resident_bytes.store(0, std::memory_order_relaxed);
     const std::vector<std::uint32_t>& servers = slab_.plan.servers[worker];
     for (std::uint32_t local = 0; local < servers.size(); ++local) {
         const std::uint32_t ticket = published(servers[local]);

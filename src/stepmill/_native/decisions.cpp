@@ -58,6 +58,8 @@ Decision PoolState::prepare(nb::handle object) {
             break;
         }
         case Decision::Kind::BEGIN_RESTART:
+            decision.is_recycling = nb::cast<bool>(object.attr("is_recycling"));
+            [[fallthrough]];
         case Decision::Kind::FAIL_WORKER: decision.is_death = nb::cast<bool>(object.attr("is_death")); break;
         case Decision::Kind::SERVE_WORKER:
             decision.pid = number("pid");

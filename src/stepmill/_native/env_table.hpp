@@ -64,6 +64,7 @@ struct alignas(CACHE_LINE) EnvRecord {
     PendingCommand command;
     bool has_seed = false;       // of the last explicit reset
     Remedy cut_remedy = Remedy::CUT, lost_remedy = Remedy::CUT;  // of cut_info and lost_info; MASK: after that result the env is EXHAUSTED
+    bool is_recycled = false;    // its object is new, and its generator does not continue: the next reset has a seed if there ever was one
     std::uint32_t server = 0;
     const std::uint32_t* ticket = nullptr;  // of its server's newest command
     const Word* done = nullptr;

@@ -101,10 +101,8 @@ void ForeignLoop::begin(std::uint32_t local, std::uint32_t ticket, Servers& step
 nb::tuple ForeignLoop::commands(const Servers& steps, nb::list resets) {
     report_progress();
     if (steps.empty()) return nb::make_tuple(FOREIGN_COMMANDS, nb::none(), nb::none(), resets);
-    auto num = static_cast<npy_intp>(steps.size());
-    nb::object servers = nb::steal(PyArray_SimpleNew(1, &num, NPY_INT32));
-    if (!servers) throw nb::python_error();
-    auto* target = static_cast<std::int32_t*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(servers.ptr())));
+    const nb::object servers = new_column(static_cast<npy_intp>(steps.size()), NPY_INT32);
+    auto* target = data_of<std::int32_t>(servers);
     for (const std::uint32_t local : steps) *target++ = static_cast<std::int32_t>(local);
     return nb::make_tuple(FOREIGN_COMMANDS, servers, actions_of(steps), resets);
 }
@@ -112,10 +110,8 @@ nb::tuple ForeignLoop::commands(const Servers& steps, nb::list resets) {
 nb::object ForeignLoop::reset_arguments(std::uint32_t local) {
     nb::object seed = nb::none(), options = nb::none();
     if (words_.flags[local] & FLAG_BLOB) {
-        const bool is_read = read_blob_bytes(*slab_, worker_, local, buffer_);
-        const nb::object blob = nb::steal(is_read ? decode(buffer_.data(), buffer_.size(), {unpickler_.ptr(), nullptr}) : nullptr);
-        if (is_read && !blob) throw nb::python_error();
-        if (!is_read) throw std::runtime_error("the options of a reset could not be read");
+        if (!read_blob_bytes(*slab_, worker_, local, buffer_)) throw std::runtime_error("the options of a reset could not be read");
+        const nb::object blob = checked(decode(buffer_.data(), buffer_.size(), {unpickler_.ptr(), nullptr}));
         seed = blob[0], options = blob[1];
     }
     if (words_.flags[local] & FLAG_SEED) seed = nb::int_(words_.seed[local]);
@@ -135,9 +131,7 @@ nb::object ForeignLoop::actions_of(const Servers& steps) const {
         }
         return array;
     };
-    nb::object actions = nb::steal(build_tree(action_.root, make_leaf, [](const Node&) -> PyObject* { return nullptr; }));
-    if (!actions) throw nb::python_error();
-    return actions;
+    return checked(build_tree(action_.root, make_leaf, [](const Node&) -> PyObject* { return nullptr; }));
 }
 
 std::vector<std::uint32_t> ForeignLoop::outstanding() const {

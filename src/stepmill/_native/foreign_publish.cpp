@@ -12,8 +12,7 @@ namespace {
 
 // Converts to a C array of `num` items; throws if the size differs.
 nb::object flat_array(nb::handle value, int type_num, std::size_t num, const char* name) {
-    nb::object array = nb::steal(PyArray_FROM_OTF(value.ptr(), type_num, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
-    if (!array) throw nb::python_error();
+    nb::object array = checked(PyArray_FROM_OTF(value.ptr(), type_num, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
     const Py_ssize_t size = PyArray_SIZE(reinterpret_cast<PyArrayObject*>(array.ptr()));
     if (static_cast<std::size_t>(size) == num) return array;
     PyErr_Format(PyExc_ValueError, "the foreign pool returned %zd items of %s for %zu envs", size, name, num);
@@ -102,8 +101,7 @@ void ForeignLoop::publish_rows(const Rows& rows, std::vector<std::size_t>& place
 }
 
 ForeignLoop::Servers ForeignLoop::parse_servers(nb::handle servers) const {
-    const nb::object array = nb::steal(PyArray_FROM_OTF(servers.ptr(), NPY_INT64, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
-    if (!array) throw nb::python_error();
+    const nb::object array = checked(PyArray_FROM_OTF(servers.ptr(), NPY_INT64, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
     const auto num = static_cast<std::size_t>(PyArray_SIZE(reinterpret_cast<PyArrayObject*>(array.ptr())));
     Servers parsed;
     for (std::size_t i = 0; i < num; ++i) {

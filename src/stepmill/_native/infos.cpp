@@ -48,8 +48,7 @@ bool PoolState::read_opaques(std::uint32_t id, OpaquePayload& payload) {
         bytes = read_payload(id);  // a copy: the unpickler may run user code that fetches another payload
         std::size_t used = 0;
         const auto* data = static_cast<const std::uint8_t*>(bytes.data());
-        const nb::object both = nb::steal(decode_values(data, bytes.size(), 2, {unpickler_.ptr(), objects.ptr()}, used));
-        if (!both) throw nb::python_error();
+        const nb::object both = checked(decode_values(data, bytes.size(), 2, {unpickler_.ptr(), objects.ptr()}, used));
         const bool has_final = (slab_->words[location.worker].result[location.local] & RESULT_FINAL) != 0;
         auto has_all = [&](std::size_t place) {
             const nb::object opaques = nb::len(both) > place ? nb::object(both[place]) : nb::none();

@@ -13,7 +13,6 @@
 
 #include "../include/stepmill_kernel.h"
 #include "kernel_threads.hpp"
-#include "modes.hpp"
 #include "slab.hpp"
 
 namespace stepmill {

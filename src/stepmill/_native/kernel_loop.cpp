@@ -2,13 +2,16 @@
 #include "kernel_loop.hpp"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include <cstdio>
+#include <system_error>
+
+#include <unistd.h>
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "blobs.hpp"
+#include "native_thread.hpp"
 
 namespace stepmill {
 
@@ -58,9 +61,7 @@ KernelPlan parse_plan(nb::dict settings, Encoder& encoder) {
 // A message that fills its buffer may end within a letter, which is left out.
 nb::object decode_message(const std::string& message) {
     Py_ssize_t num_used = 0;
-    nb::object text = nb::steal(PyUnicode_DecodeUTF8Stateful(message.data(), static_cast<Py_ssize_t>(message.size()), "replace", &num_used));
-    if (!text) throw nb::python_error();
-    return text;
+    return checked(PyUnicode_DecodeUTF8Stateful(message.data(), static_cast<Py_ssize_t>(message.size()), "replace", &num_used));
 }
 
 }  // namespace
@@ -71,7 +72,7 @@ KernelLoop::KernelLoop(std::shared_ptr<Slab> slab, nb::dict settings)
       describe_(settings["describe"]),
       unpickler_(settings["unpickler"]),
       encoder_(nb::object(settings["pickler"]).ptr()),
-      overflow_(slab_->result_fds.at(0), slab_->plan.servers.at(0).size()),
+      payloads_(*slab_, 0),
       always_releases_gil_(nb::cast<bool>(settings["always_releases_gil"])) {
     slab_->check();
     const auto num_runners = nb::cast<std::uint32_t>(settings["num_threads"]);
@@ -159,8 +160,7 @@ void KernelLoop::finish_all() {
 // Kernels take no reset options and no large seeds. Returns whether the command has either, and is now done with a fault.
 bool KernelLoop::refuses_options(std::uint32_t local) {
     if (!read_blob_bytes(*slab_, 0, local, buffer_)) throw std::runtime_error("a reset's options could not be read back");
-    const nb::object blob = nb::steal(decode(buffer_.data(), buffer_.size(), {unpickler_.ptr(), nullptr}));
-    if (!blob) throw nb::python_error();
+    const nb::object blob = checked(decode(buffer_.data(), buffer_.size(), {unpickler_.ptr(), nullptr}));
     const nb::object seed = blob[0], options = blob[1];
     const char* text = nullptr;
     if (!seed.is_none()) text = "seeds of kernels have 64 bits; give a smaller one";
@@ -236,17 +236,7 @@ void KernelLoop::publish_fault(std::uint32_t local, nb::handle record) {
     words_.payload_bytes[local] = 0;
     envs_->mark_faulted(local);
     buffer_.clear();
-    OverflowRef ref;
-    if (!encoder_.encode(record.ptr(), buffer_)) {
-        PyErr_Clear();
-    } else if (buffer_.size() <= slab_->plan.payload.row_bytes) {
-        std::memcpy(slab_->payload(words_.row[local]), buffer_.data(), buffer_.size());
-        words_.payload_bytes[local] = buffer_.size();
-    } else if (overflow_.write(local, buffer_.data(), buffer_.size(), ref) == 0) {
-        words_.payload_offset[local] = ref.offset, words_.payload_generation[local] = ref.generation;
-        words_.result[local] = RESULT_REMOTE;
-        words_.payload_bytes[local] = buffer_.size();
-    }
+    if (!encoder_.encode(record.ptr(), buffer_) || !payloads_.write(local, buffer_)) PyErr_Clear();  // the fault has no text then
     words_.fault[local].store(static_cast<std::uint32_t>(Fault::RAISED), std::memory_order_relaxed);
     words_.done[local].store(queued_tickets_[local], std::memory_order_release);
 }
@@ -256,8 +246,7 @@ void KernelLoop::publish_fault(std::uint32_t local, nb::handle record) {
 nb::object KernelLoop::state_of(std::uint32_t local) {
     if (local >= queued_tickets_.size()) throw std::out_of_range("no such env");
     auto size = static_cast<npy_intp>(envs_->state_bytes());
-    nb::object array = nb::steal(PyArray_SimpleNewFromData(1, &size, NPY_UINT8, envs_->state(local)));
-    if (!array) throw nb::python_error();
+    nb::object array = checked(PyArray_SimpleNewFromData(1, &size, NPY_UINT8, envs_->state(local)));
     const nb::object owner = nb::find(this);
     if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array.ptr()), owner.inc_ref().ptr()) != 0) throw nb::python_error();
     return array;
@@ -274,6 +263,46 @@ void KernelLoop::restore(std::uint32_t local, nb::bytes bytes) {
     if (local >= queued_tickets_.size()) throw std::out_of_range("no such env");
     if (bytes.size() != envs_->snapshot_bytes()) throw std::invalid_argument("the snapshot is of another kernel");
     envs_->read_snapshot(local, reinterpret_cast<const std::byte*>(bytes.c_str()));
+}
+
+// ---- watching ----------------------------------------------------------------------------------------------------
+
+KernelWatch::KernelWatch(std::shared_ptr<const KernelEnvs> envs, std::string name, std::uint64_t limit_ns)
+    : envs_(std::move(envs)), name_(std::move(name)), limit_ns_(limit_ns), seen_(envs_->progress().size()), pid_(getpid()) {
+    if (const int error = start_native_thread(thread_, run_thread, this); error != 0) throw std::system_error(error, std::generic_category(), "a thread for kernels cannot be started");
+}
+
+KernelWatch::~KernelWatch() {
+    if (getpid() != pid_) return;  // a forked child has no such thread
+    is_ended_.store(1, std::memory_order_seq_cst);
+    futex_wake_all(is_ended_);
+    pthread_join(thread_, nullptr);
+}
+
+void* KernelWatch::run_thread(void* watch) {
+    static_cast<KernelWatch*>(watch)->run();
+    return nullptr;
+}
+
+void KernelWatch::run() noexcept {
+    while (is_ended_.load(std::memory_order_seq_cst) == 0) {
+        futex_wait(is_ended_, 0, limit_ns_ / 4 + 1);
+        const std::uint64_t now = now_ns();
+        for (std::size_t thread = 0; thread < seen_.size(); ++thread) check(envs_->progress()[thread], seen_[thread], now);
+    }
+}
+
+void KernelWatch::check(const KernelProgress& progress, Seen& seen, std::uint64_t now) noexcept {
+    const std::uint32_t env = progress.env.load(std::memory_order_relaxed), num_begun = progress.num_begun.load(std::memory_order_relaxed);
+    if (env == NO_SERVER || env != seen.env || num_begun != seen.num_begun) {
+        seen = {env, num_begun, now, false};
+        return;
+    }
+    if (seen.is_reported || now - seen.since_ns < limit_ns_) return;
+    seen.is_reported = true;
+    const std::uint32_t env_id = envs_->env_id(env);
+    last_reported_.store(env_id, std::memory_order_relaxed);
+    std::fprintf(stderr, "stepmill: env %u of the kernel %s has not returned for %.3g s (step_timeout_s), and compiled code cannot be ended; run it as Python to find out where it hangs\n", env_id, name_.c_str(), static_cast<double>(now - seen.since_ns) / 1e9);
 }
 
 }  // namespace stepmill

@@ -2,16 +2,51 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include <pthread.h>
+
 #include "codec.hpp"
 #include "kernel_envs.hpp"
-#include "kernel_watch.hpp"
-#include "overflow.hpp"
+#include "payload_writer.hpp"
 #include "tree.hpp"
 
 namespace stepmill {
+
+// A thread that reports envs of a kernel that do not return. They cannot be ended, so that the program hangs. Knows no Python.
+// Made and ended by the pool's thread.
+class KernelWatch {
+   public:
+    // name: of the kernel. Each call of an env that takes `limit_ns` is reported once, by a line on stderr.
+    KernelWatch(std::shared_ptr<const KernelEnvs> envs, std::string name, std::uint64_t limit_ns);
+    ~KernelWatch();
+    KernelWatch(const KernelWatch&) = delete;
+    KernelWatch& operator=(const KernelWatch&) = delete;
+
+    // The env_id of the env that was reported last, or NO_SERVER. For any thread.
+    std::uint32_t last_reported() const noexcept { return last_reported_.load(std::memory_order_relaxed); }
+
+   private:
+    struct Seen {
+        std::uint32_t env = NO_SERVER, num_begun = 0;
+        std::uint64_t since_ns = 0;
+        bool is_reported = false;
+    };
+    static void* run_thread(void* watch);
+    void run() noexcept;
+    void check(const KernelProgress& progress, Seen& seen, std::uint64_t now) noexcept;
+
+    const std::shared_ptr<const KernelEnvs> envs_;
+    const std::string name_;
+    const std::uint64_t limit_ns_;
+    std::vector<Seen> seen_;  // by thread of the kernel
+    Word is_ended_{0};
+    Word last_reported_{NO_SERVER};
+    pthread_t thread_{};
+    pid_t pid_;
+};
 
 // Called by the pool's thread, with the GIL. Releases the GIL while it runs envs, if that takes longer than GIL_NS or a setting says so.
 class KernelLoop {
@@ -79,7 +114,7 @@ class KernelLoop {
     std::vector<std::uint32_t> new_envs_;        // scratch of begin(): the envs to queue
     nb::object describe_, unpickler_;           // describe(is_reset, status, raised, message) -> record
     Encoder encoder_;
-    OverflowWriter overflow_;
+    PayloadWriter payloads_;
     bool always_releases_gil_;                 // also for short work: other threads of the process answer while an env hangs
     std::vector<std::uint8_t> buffer_;
 };

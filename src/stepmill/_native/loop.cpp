@@ -32,6 +32,7 @@ Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::
       seeding_(static_cast<Seeding>(nb::cast<int>(settings["seeding"]))),
       is_batched_(nb::cast<bool>(settings["batched"])),
       has_overlap_(settings.contains("overlap") && nb::cast<bool>(settings["overlap"]) && autoreset_ == Autoreset::NEXT_STEP && !is_batched_),
+      measures_memory_(nb::cast<bool>(settings["measures_memory"])),
       is_inline_(nb::cast<bool>(settings.contains("inline") ? nb::object(settings["inline"]) : nb::object(nb::bool_(false)))),
       reset_retries_(nb::cast<std::uint32_t>(settings["reset_retries"])),
       retry_wait_ns_(nb::cast<std::uint64_t>(settings["retry_wait_ns"])),

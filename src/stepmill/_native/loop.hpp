@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "codec.hpp"
-#include "modes.hpp"
 #include "objects.hpp"
 #include "payload_writer.hpp"
 #include "tree.hpp"
@@ -141,6 +140,7 @@ class Loop {
     bool is_time_step_ = false;     // step returns a tuple that is the observation, with reward and flags in it
     Py_ssize_t step_type_at_ = 0, reward_at_ = -1, discount_at_ = 0;  // indices in that tuple; -1: none
     bool has_overlap_;
+    bool measures_memory_;          // at the end of each episode
     bool is_inline_;
     std::uint32_t reset_retries_;
     std::uint64_t retry_wait_ns_;

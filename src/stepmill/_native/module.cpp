@@ -17,7 +17,5 @@ NB_MODULE(_native, m) {
     stepmill::bind_core(m);
     stepmill::bind_codec(m);
     stepmill::bind_system(m);
-    stepmill::bind_reaper(m);
-    stepmill::bind_kernel(m);
-    stepmill::bind_relay(m);
+    stepmill::bind_backends(m);
 }

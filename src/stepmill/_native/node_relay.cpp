@@ -152,7 +152,7 @@ nb::object NodeRelay::collect_results() {
         const WorkerControl& control = *slab_->workers[worker];
         const std::uint32_t dead = control.dead.load(std::memory_order_seq_cst);
         is_death_collected_[worker] = dead != 0;
-        workers.push_back({control.busy_ns.load(), control.wait_ns.load(), control.num_steps.load(), control.num_resets.load(), control.num_retries.load(),
+        workers.push_back({control.busy_ns.load(), control.wait_ns.load(), control.num_steps.load(), control.num_resets.load(), control.num_retries.load(), control.num_ended.load(), control.resident_bytes.load(),
                            generations_[worker], dead, control.current.load(), control.running.load(), control.serving.load(), 0});
     }
     for (Server& server : servers_) {
@@ -246,7 +246,8 @@ void NodeRelay::begin_generation(std::uint32_t worker) {
     ++generations_.at(worker);
     is_death_collected_[worker] = 0;
     for (std::atomic<std::uint64_t>* counter : {&slab_->workers[worker]->busy_ns, &slab_->workers[worker]->wait_ns, &slab_->workers[worker]->num_steps,
-                                                &slab_->workers[worker]->num_resets, &slab_->workers[worker]->num_retries}) counter->store(0);
+                                                &slab_->workers[worker]->num_resets, &slab_->workers[worker]->num_retries,
+                                                &slab_->workers[worker]->num_ended, &slab_->workers[worker]->resident_bytes}) counter->store(0);
 }
 
 void NodeRelay::stop() {

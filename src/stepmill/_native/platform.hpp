@@ -6,7 +6,9 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <ctime>
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -40,6 +42,19 @@ inline void prefault(void* memory, std::size_t bytes) noexcept {
     const auto begin = (reinterpret_cast<std::uintptr_t>(memory) + page - 1) / page * page;
     const auto end = (reinterpret_cast<std::uintptr_t>(memory) + bytes) / page * page;
     if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, POPULATE_WRITE);
+}
+
+// Returns the resident memory of this process, or 0 if it cannot be read.
+inline std::uint64_t resident_bytes() noexcept {
+    char text[128] = {};
+    const int file = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+    if (file < 0) return 0;
+    const ssize_t size = read(file, text, sizeof text - 1);
+    close(file);
+    if (size <= 0) return 0;
+    char* rest = nullptr;
+    std::strtoull(text, &rest, 10);  // the size of the address space comes first
+    return std::strtoull(rest, nullptr, 10) * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
 }
 
 enum class Woken { RUNG, TIMED_OUT, SIGNAL };

@@ -109,6 +109,8 @@ void PoolRelay::update_worker(Worker& worker, const RelayedWorker& report, nb::l
     control.num_steps.store(worker.before.num_steps + report.num_steps, std::memory_order_relaxed);
     control.num_resets.store(worker.before.num_resets + report.num_resets, std::memory_order_relaxed);
     control.num_retries.store(worker.before.num_retries + report.num_retries, std::memory_order_relaxed);
+    control.num_ended.store(report.num_ended, std::memory_order_relaxed);
+    control.resident_bytes.store(report.resident_bytes, std::memory_order_relaxed);
     if (report.dead == static_cast<std::uint32_t>(Death::NONE)) return;
     // Before its faults are published: who handles a fault finds the death.
     control.running.store(report.running, std::memory_order_release);
@@ -176,7 +178,7 @@ void PoolRelay::expect_worker(std::uint32_t worker, std::uint32_t generation) {
     for (Worker& each : workers_) {
         if (each.worker != worker) continue;
         const WorkerControl& control = *slab_->workers[worker];
-        each.before = {control.busy_ns.load(), control.wait_ns.load(), control.num_steps.load(), control.num_resets.load(), control.num_retries.load(), 0, 0, 0, 0, 0, 0};
+        each.before = {control.busy_ns.load(), control.wait_ns.load(), control.num_steps.load(), control.num_resets.load(), control.num_retries.load(), 0, 0, 0, 0, 0, 0, 0, 0};
         each.newest = {};
         each.generation = generation;
     }

@@ -60,6 +60,9 @@ PoolState::PoolState(std::shared_ptr<Slab> slab, nb::dict settings)
       autoreset_(static_cast<Autoreset>(nb::cast<int>(settings["autoreset"]))),
       seeding_(static_cast<Seeding>(nb::cast<int>(settings["seeding"]))),
       budget_(nb::cast<std::uint64_t>(settings["num_episodes"])),
+      recycle_episodes_(nb::cast<std::uint64_t>(settings["recycle_episodes"])),
+      recycle_bytes_(nb::cast<std::uint64_t>(settings["recycle_bytes"])),
+      recycles_(recycle_episodes_ != UINT64_MAX || recycle_bytes_ != UINT64_MAX),
       tracks_episodes_(seeding_ != Seeding::CONTINUE || log_.is_on()),
       is_copy_(nb::cast<bool>(settings["copy"])),
       has_episodes_(nb::cast<bool>(settings["episode_stats"])),
@@ -157,13 +160,11 @@ void PoolState::post_request(std::uint32_t worker) {
 
 const PoolState::Ids& PoolState::parse_ids(nb::handle env_ids, Ids& storage) const {
     if (!env_ids.is_valid() || env_ids.is_none()) return all_;
-    nb::object array = nb::steal(PyArray_FROM_O(env_ids.ptr()));
-    if (!array) throw nb::python_error();
+    nb::object array = checked(PyArray_FROM_O(env_ids.ptr()));
     auto* source = reinterpret_cast<PyArrayObject*>(array.ptr());
     const bool is_integer = PyArray_ISINTEGER(source) || PyArray_SIZE(source) == 0;
     if (PyArray_NDIM(source) != 1 || !is_integer) raise(errors().usage, "env_ids must be a list or array of integers, one per env");
-    array = nb::steal(PyArray_FROM_OTF(array.ptr(), NPY_INT64, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
-    if (!array) throw nb::python_error();
+    array = checked(PyArray_FROM_OTF(array.ptr(), NPY_INT64, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
     source = reinterpret_cast<PyArrayObject*>(array.ptr());
     const auto* ids = static_cast<const std::int64_t*>(PyArray_DATA(source));
     const auto num = static_cast<std::size_t>(PyArray_SIZE(source));

@@ -100,6 +100,8 @@ class PoolState {
     void mask(std::uint32_t id);
     bool is_last(const EnvRecord& env) const { return budget_ != 0 && env.num_ended + 1 >= budget_; }  // its current episode is the last, or it is exhausted
     void check_workers(const Ids& ids, Command command) const;
+    void add_workers_to_recycle(Ids& found) const;
+    bool is_between_episodes(std::uint32_t server) const;
     void write_actions(nb::handle actions, const Ids& ids, std::vector<nb::list>& opaques);
     nb::object plain_actions(const Leaf& leaf, PyObject* value, npy_intp rows) const;
     void write_reset_seed(std::uint32_t id, ServerWords& words, std::uint32_t local, nb::handle seed) const;
@@ -235,6 +237,8 @@ class PoolState {
     Autoreset autoreset_;
     Seeding seeding_;
     std::uint64_t budget_ = 0;                     // episodes per env; 0: no limit
+    std::uint64_t recycle_episodes_, recycle_bytes_;  // workers are restarted from so many episodes on, and above so much memory; UINT64_MAX: no limit
+    bool recycles_;
     bool tracks_episodes_;                        // the episode numbers are needed
     bool is_copy_, has_episodes_, holds_gil_, is_batched_;
     std::size_t lease_bytes_;

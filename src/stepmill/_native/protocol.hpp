@@ -25,7 +25,11 @@ namespace stepmill {
 
 constexpr std::size_t CACHE_LINE = 64;
 constexpr std::uint64_t LAYOUT_MAGIC = 0x6c6c696d70657473;  // "stepmill"
-constexpr std::uint32_t LAYOUT_VERSION = 3;
+constexpr std::uint32_t LAYOUT_VERSION = 4;
+
+// How episodes follow each other; mirrors PoolOptions.
+enum class Autoreset : int { NEXT_STEP = 0, SAME_STEP = 1, DISABLED = 2 };
+enum class Seeding : int { CONTINUE = 0, PER_EPISODE = 1, FIXED = 2 };
 
 enum class Command : std::uint8_t { NONE = 0, STEP = 1, RESET = 2 };
 // What a worker is doing. An early reset runs before any command asks for it.
@@ -94,7 +98,7 @@ struct alignas(CACHE_LINE) LearnerWords {
     Word requests;  // slow requests posted so far
     Word stop;      // 1: close the envs and end
     Word pid;       // of the worker's newest process
-    Word num_restarts, num_deaths;
+    Word num_restarts, num_deaths, num_recycles;
     // Written by the reaper.
     alignas(CACHE_LINE) Word dead;
     Word reaped;  // 1: the reaper has finished with a dead worker; until a successor is watched only the learner's thread writes these words
@@ -113,6 +117,9 @@ struct alignas(CACHE_LINE) WorkerWords {
     std::atomic<std::uint64_t> num_steps;
     std::atomic<std::uint64_t> num_resets;
     std::atomic<std::uint64_t> num_retries;  // repeated attempts of resets
+    // Of this process, not of its predecessors:
+    std::atomic<std::uint64_t> num_ended;       // episodes that ended
+    std::atomic<std::uint64_t> resident_bytes;  // at the end of an episode, if that is measured
 };
 static_assert(sizeof(WorkerWords) == 2 * CACHE_LINE);
 
@@ -142,15 +149,15 @@ struct PoolControl {
 // References to all words of one worker.
 struct WorkerControl {
     WorkerWords& own;
-    Word &bell, &requests, &stop, &pid, &num_restarts, &num_deaths, &dead, &reaped;
+    Word &bell, &requests, &stop, &pid, &num_restarts, &num_deaths, &num_recycles, &dead, &reaped;
     Word &parked, &current, &running, &serving;
-    std::atomic<std::uint64_t>&progress, &busy_ns, &wait_ns, &num_steps, &num_resets, &num_retries;
+    std::atomic<std::uint64_t>&progress, &busy_ns, &wait_ns, &num_steps, &num_resets, &num_retries, &num_ended, &resident_bytes;
 
     WorkerControl(LearnerWords& learner, WorkerWords& own) noexcept
-        : own(own), bell(learner.bell), requests(learner.requests), stop(learner.stop), pid(learner.pid), num_restarts(learner.num_restarts), num_deaths(learner.num_deaths), dead(learner.dead), reaped(learner.reaped),
+        : own(own), bell(learner.bell), requests(learner.requests), stop(learner.stop), pid(learner.pid), num_restarts(learner.num_restarts), num_deaths(learner.num_deaths), num_recycles(learner.num_recycles), dead(learner.dead), reaped(learner.reaped),
           parked(own.parked), current(own.current), running(own.running), serving(own.serving),
           progress(own.progress), busy_ns(own.busy_ns), wait_ns(own.wait_ns), num_steps(own.num_steps),
-          num_resets(own.num_resets), num_retries(own.num_retries) {}
+          num_resets(own.num_resets), num_retries(own.num_retries), num_ended(own.num_ended), resident_bytes(own.resident_bytes) {}
 };
 
 constexpr std::uint32_t NO_SERVER = UINT32_MAX;

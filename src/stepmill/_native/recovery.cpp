@@ -251,7 +251,7 @@ void PoolState::begin_episode(std::uint32_t id, ServerWords& words, std::uint32_
         return;
     }
     words.flags[local] = autoreset_ == Autoreset::SAME_STEP ? FLAG_AUTO : 0;
-    if (!env.has_seed || seeding_ == Seeding::CONTINUE) return;
+    if (!env.has_seed || (seeding_ == Seeding::CONTINUE && !env.is_recycled)) return;
     words.flags[local] = static_cast<std::uint8_t>(words.flags[local] | FLAG_SEED | FLAG_EPISODE);
     words.seed[local] = env.base_seed;
     words.episode[local] = env.episode + 1;
@@ -295,21 +295,45 @@ void PoolState::mark_lost_late(const Ids& ids) {
 
 // ---- restarts of workers -----------------------------------------------------------------------------------------
 
+// Whether the object of a server could be replaced now without a loss. Under SAME_STEP an episode may have begun, but no step was sent: its
+// reset is replayed.
+bool PoolState::is_between_episodes(std::uint32_t server) const {
+    const std::uint32_t id = spares_.env_of(server);
+    if (id == NO_ENV) return true;
+    const EnvRecord& env = envs_[id];
+    if (env.phase() == EnvPhase::PENDING || env.is_suspended() || unclaimed_.is_unclaimed(id)) return false;
+    if (autoreset_ == Autoreset::SAME_STEP) return env.phase() == EnvPhase::NEW || (log_.of(id).is_whole && log_.of(id).length == 1);
+    if (env.phase() != EnvPhase::IDLE) return true;
+    return spares_.is_staged(server) || env.object() == ObjectPhase::RENEWED || is_ended(id) || (is_batched_ && have_all_ended(id));
+}
+
+// Adds the workers that have played enough episodes or use too much memory, if none of their envs is in an episode.
+void PoolState::add_workers_to_recycle(Ids& found) const {
+    for (std::uint32_t worker = 0; worker < num_workers_; ++worker) {
+        const WorkerControl& control = *slab_->workers[worker];
+        const bool is_due = control.num_ended.load(std::memory_order_relaxed) >= recycle_episodes_ || control.resident_bytes.load(std::memory_order_relaxed) > recycle_bytes_;
+        if (!is_due || is_dead(worker) || commands_.is_restarting(worker)) continue;
+        if (std::ranges::all_of(slab_->plan.servers[worker], [&](std::uint32_t server) { return is_between_episodes(server); })) found.push_back(worker);
+    }
+}
+
 // Commands wait until finish_restart(): the old worker may still live, the successor may fail although it serves, and repeated calls
 // come first.
 void PoolState::begin_restart(Decision& decision) {
     slab_->workers[decision.id]->num_deaths += decision.is_death;
+    slab_->workers[decision.id]->num_recycles += decision.is_recycling;
     const bool is_replayed = decision.remedy == Remedy::KEEP;
-    if (!is_replayed && decision.remedy != Remedy::RAISE) mark_lost(decision.ids, decision.info, decision.remedy);
     commands_.begin_restart(decision.id);
     for (const std::uint32_t server : slab_->plan.servers[decision.id]) {
         const std::uint32_t id = spares_.env_of(server);
         const bool is_taken = id != NO_ENV && envs_[id].phase() == EnvPhase::PENDING;
-        if (is_replayed && !is_taken) spares_.stage_again(server);
+        if ((is_replayed || decision.is_recycling) && !is_taken) spares_.stage_again(server);
     }
+    if (!is_replayed && decision.remedy != Remedy::RAISE) mark_lost(decision.ids, decision.info, decision.remedy);
     for (std::size_t i = 0; i < decision.ids.size(); ++i) {
         const std::uint32_t id = decision.ids[i];
         EnvRecord& env = envs_[id];
+        env.is_recycled = decision.is_recycling;
         if (env.is_suspended()) envs_.move(id, ObjectPhase::AWAITING_REPLAY);  // its replay will start from the beginning
         const bool has_episode = env.phase() == EnvPhase::PENDING || env.phase() == EnvPhase::EXHAUSTED || (env.phase() == EnvPhase::IDLE && !spares_.is_staged(env.server));
         if (is_replayed && has_episode && !env.begins_episode_next() && !env.is_suspended()) suspend(id, std::move(decision.replays[i]));

@@ -27,7 +27,7 @@ namespace nb = nanobind;
 
 // One worker in a message of results.
 struct RelayedWorker {
-    std::uint64_t busy_ns, wait_ns, num_steps, num_resets, num_retries;
+    std::uint64_t busy_ns, wait_ns, num_steps, num_resets, num_retries, num_ended, resident_bytes;
     std::uint32_t generation;  // how often the node has restarted it
     std::uint32_t dead;        // a Death
     std::uint32_t current;     // the server (within the worker) whose command it runs or ran last, or NO_SERVER

@@ -5,12 +5,12 @@
 #include <stdexcept>
 #include <vector>
 
-#include "columns.hpp"
 #include "relay.hpp"
+#include "tree.hpp"
 
 namespace stepmill {
 
-constexpr std::uint32_t MESSAGE_VERSION = 1;
+constexpr std::uint32_t MESSAGE_VERSION = 2;
 constexpr std::size_t ALIGN_BYTES = 8;
 
 // Places columns in a message one after another. Without a base it only computes the size.

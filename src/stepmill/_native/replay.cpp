@@ -36,6 +36,7 @@ void PoolState::record_begin(std::uint32_t id, bool is_explicit, bool is_reset) 
     EnvRecord& env = envs_[id];
     env.command.begins = is_reset ? Begins::EPISODE : resets_itself(id) ? Begins::EPISODE_OF_EACH_ROW : Begins::NOTHING;
     if (is_reset && !is_explicit) env.reset_blob.reset();
+    env.is_recycled &= !is_reset;
     if (is_explicit) [[unlikely]] envs_.move(id, ObjectPhase::CURRENT), env.drop_cut();
     if (is_reset && spares_.has_spares()) spares_.count_begun(env.server);
 }

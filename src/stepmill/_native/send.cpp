@@ -61,8 +61,7 @@ nb::object PoolState::plain_actions(const Leaf& leaf, PyObject* value, npy_intp 
     }
     const bool is_wider = PyArray_ISINTEGER(source) && !PyArray_CanCastArrayTo(source, leaf.dtype(), NPY_SAFE_CASTING);
     Py_INCREF(leaf.descr.ptr());
-    nb::object cast = nb::steal(PyArray_FromArray(source, leaf.dtype(), NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
-    if (!cast) throw nb::python_error();
+    nb::object cast = checked(PyArray_FromArray(source, leaf.dtype(), NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
     if (is_wider && !nb::cast<bool>(nb::bool_(nb::steal(PyObject_RichCompare(cast.ptr(), array.ptr(), Py_EQ)).attr("all")()))) {
         raise(errors().usage, "actions" + of_leaf(leaf) + " have numbers that " + text_of(leaf.descr) + " cannot hold; give actions of the space");
     }
@@ -218,7 +217,7 @@ void PoolState::write_reset_seed(std::uint32_t id, ServerWords& words, std::uint
         return;
     }
     const bool is_new = env.phase() != EnvPhase::IDLE || env.begins_episode_next();
-    if (!is_new || !env.has_seed || seeding_ == Seeding::CONTINUE || spares_.has_spares()) return;
+    if (!is_new || !env.has_seed || (seeding_ == Seeding::CONTINUE && !env.is_recycled) || spares_.has_spares()) return;
     words.flags[local] = FLAG_SEED | FLAG_EPISODE;
     words.seed[local] = env.base_seed;
     words.episode[local] = env.episode + (env.has_blob_seed() ? 0 : 1);
@@ -248,7 +247,7 @@ void PoolState::check_idle(const Ids& ids, CommandKind kind) const {
     if (!ended.empty()) raise(errors().usage, "the episodes of envs " + list_ids(ended) + " are over and autoreset is DISABLED; reset them before stepping them");
 }
 
-// Raises DeadWorkers if a worker of these envs is dead: Python then decides what to do, and sends again.
+// Raises DeadWorkers if a worker of these envs is dead, or one is to be recycled: Python then decides what to do, and sends again.
 void PoolState::check_workers(const Ids& ids, Command command) const {
     Ids dead;
     for (const std::uint32_t id : ids) {
@@ -257,6 +256,7 @@ void PoolState::check_workers(const Ids& ids, Command command) const {
         if (slab_->workers[worker]->dead.load(std::memory_order_acquire) == 0 || commands_.is_restarting(worker)) continue;
         if (std::ranges::count(dead, worker) == 0) dead.push_back(worker);
     }
+    if (recycles_) add_workers_to_recycle(dead);
     if (dead.empty()) return;
     PyErr_SetObject(errors().dead_workers.ptr(), nb::cast(dead).ptr());
     throw nb::python_error();

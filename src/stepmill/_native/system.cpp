@@ -30,11 +30,11 @@ void raise_if(int error) {
 // Returns the owner of a descriptor that a system call has just returned. No byte code runs in between, so no signal handler can raise
 // between the call and the owner.
 // Numbers 0 to 2 may be free if the program has closed a standard stream, but workers redirect these: use a higher number.
-OwnedFd own(int fd) {
+OwnedFd owner_of(int fd) {
     constexpr int FIRST = 3;
     raise_if(fd < 0 ? errno : 0);
     OwnedFd owned(fd);
-    return fd < FIRST ? own(fcntl(fd, F_DUPFD_CLOEXEC, FIRST)) : std::move(owned);
+    return fd < FIRST ? owner_of(fcntl(fd, F_DUPFD_CLOEXEC, FIRST)) : std::move(owned);
 }
 
 void translate_system_error(const std::exception_ptr& pointer, void*) {
@@ -47,7 +47,7 @@ void translate_system_error(const std::exception_ptr& pointer, void*) {
 
 void start_watching(int pidfd) { raise_if(watch_parent(pidfd)); }
 
-int open_process(int pid) { return own(open_pidfd(pid)).release(); }
+int open_process(int pid) { return owner_of(open_pidfd(pid)).release(); }
 
 void signal_process(int pidfd, int signal) { raise_if(signal_pidfd(pidfd, signal)); }
 
@@ -56,11 +56,11 @@ void append_result(nb::list results, nb::callable function) { results.append(fun
 void bind_owned_fd(nb::module_& module) {
     nb::class_<OwnedFd>(module, "OwnedFd", "Owner of a file descriptor, which is closed once: by close(), from any thread, or with the owner.")
         .def(nb::init<int>(), nb::arg("fd") = OwnedFd::NONE, "Take ownership of a descriptor; -1: none.")
-        .def_static("duplicate", [](int fd) { return own(fcntl(fd, F_DUPFD_CLOEXEC, 3)); }, nb::arg("fd"), "Return the owner of a duplicate. All descriptors are close-on-exec.")
-        .def_static("memfd", [](const char* name, bool can_be_sealed) { return own(memfd_create(name, MFD_CLOEXEC | (can_be_sealed ? MFD_ALLOW_SEALING : 0U))); },
+        .def_static("duplicate", [](int fd) { return owner_of(fcntl(fd, F_DUPFD_CLOEXEC, 3)); }, nb::arg("fd"), "Return the owner of a duplicate. All descriptors are close-on-exec.")
+        .def_static("memfd", [](const char* name, bool can_be_sealed) { return owner_of(memfd_create(name, MFD_CLOEXEC | (can_be_sealed ? MFD_ALLOW_SEALING : 0U))); },
                     nb::arg("name"), nb::kw_only(), nb::arg("can_be_sealed") = false, "Return the owner of a new memfd.")
-        .def_static("eventfd", [] { return own(eventfd(0, EFD_CLOEXEC)); }, "Return the owner of a new event counter.")
-        .def_static("pidfd", [](int pid) { return own(open_pidfd(pid)); }, nb::arg("pid"),
+        .def_static("eventfd", [] { return owner_of(eventfd(0, EFD_CLOEXEC)); }, "Return the owner of a new event counter.")
+        .def_static("pidfd", [](int pid) { return owner_of(open_pidfd(pid)); }, nb::arg("pid"),
                     "Return the owner of a descriptor that polls readable after the process has ended. Raises ProcessLookupError if there is no such process.")
         .def("fileno", &OwnedFd::number, "Return the descriptor, or -1 after close() or release().")
         .def("release", &OwnedFd::release, "Transfer the descriptor to the caller. Returns -1 if there is none.")

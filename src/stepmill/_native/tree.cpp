@@ -102,8 +102,7 @@ std::string shape_text(const npy_intp* dims, int ndim) {
 std::string Leaf::name() const { return path.empty() ? "the observation" : path[0] == '[' ? "leaf " + path : path; }
 
 std::string text_of(nb::handle object) {
-    const nb::object text = nb::steal(PyObject_Str(object.ptr()));
-    if (!text) throw nb::python_error();
+    const nb::object text = checked(PyObject_Str(object.ptr()));
     return nb::cast<std::string>(text);
 }
 

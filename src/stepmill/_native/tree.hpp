@@ -17,6 +17,20 @@ namespace stepmill {
 
 namespace nb = nanobind;
 
+// Owns a new reference that a function of the C API has returned; throws its exception if it is null.
+inline nb::object checked(PyObject* fresh) {
+    if (fresh == nullptr) throw nb::python_error();
+    return nb::steal(fresh);
+}
+
+// Returns a new C array of `rows` items of a builtin type.
+inline nb::object new_column(npy_intp rows, int type_num) { return checked(PyArray_SimpleNew(1, &rows, type_num)); }
+
+template <typename Item>
+Item* data_of(nb::handle array) {
+    return static_cast<Item*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())));
+}
+
 enum class LeafKind : int { ARRAY = 0, SCALAR = 1, DISCRETE = 2 };
 
 // The dtype and shape of a leaf, and its column.

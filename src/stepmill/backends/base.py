@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import signal
 import threading
 import time
 from collections import deque
@@ -13,7 +12,17 @@ from typing import Any, Protocol, runtime_checkable
 
 from stepmill import _native
 from stepmill.slab.memory import SharedSlab
-from stepmill.spec.errors import ClosedPoolError, EngineBug, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
+from stepmill.spec.errors import (
+    ClosedPoolError,
+    EngineBug,
+    EnvError,
+    EnvTimeout,
+    StepmillError,
+    UsageError,
+    WorkerDied,
+    describe_exit,
+    signal_name,
+)
 from stepmill.spec.notices import warn
 from stepmill.spec.stats import NodeStats
 from stepmill.worker.build_progress import IN_WORKER_INIT
@@ -36,7 +45,7 @@ class Backend(Protocol):
 
         Raises:
             EnvError: a constructor raised. `others` has the errors of other envs.
-            EnvTimeout: building took longer than `start_timeout_s`.
+            EnvTimeout: building took longer than `start.timeout_s`.
             WorkerDied: a worker ended before it had built its envs.
             UsageError: an env_fn cannot be sent to its worker.
         """
@@ -192,7 +201,7 @@ class Future:
         """Wait for the reply; return one outcome per env of the request.
 
         Args:
-            timeout_s: seconds from now; None is `call_timeout_s` after the request was sent.
+            timeout_s: seconds from now; None is `workers.call_timeout_s` after the request was sent.
         Raises:
             EnvTimeout: the reply has not arrived in time. Nothing is lost: call `result` again.
             WorkerDied: the worker died before it replied.
@@ -245,11 +254,6 @@ def serve_requests_here(loop: ServingLoop, envs: Sequence[object], requests: Map
     return futures
 
 
-def deadline_after(timeout_s: float | None) -> float:
-    """Return the time.monotonic at which a timeout that begins now ends; infinity for None."""
-    return float("inf") if timeout_s is None else time.monotonic() + timeout_s
-
-
 # ---- errors that several backends raise ------------------------------------------------------------------------------
 
 
@@ -268,8 +272,8 @@ def worker_fault_error(fault: Fault, worker: int) -> StepmillError:
         return too_many_workers_error(1, what)
     importable = "importable in a fresh process, or use context='fork'"
     of_the_user = {
-        "worker_init": f"worker_init raised {what} in worker {worker}, which has built no env; repair worker_init, or leave it out",
-        "load_init": f"worker {worker} could not load worker_init: {what}; make it and everything that it uses {importable}",
+        "worker_init": f"workers.init raised {what} in worker {worker}, which has built no env; repair it, or leave it out",
+        "load_init": f"worker {worker} could not load workers.init: {what}; make it and everything that it uses {importable}",
         "unpickle": f"worker {worker} could not load its env_fns: {what}; make everything that they use {importable}",
     }
     if record["phase"] in of_the_user:
@@ -310,9 +314,9 @@ def start_timeout_error(plan: WorkerPlan, building: int | None, timeout_s: float
         if building is not None
         else f"constructing the first of envs {list(plan.env_ids)}"
     )
-    hint = "make the constructor faster, or raise start_timeout_s"
+    hint = "make the constructor faster, or raise start.timeout_s"
     if building == IN_WORKER_INIT:
-        building, at, hint = None, "in worker_init", "make worker_init faster, or raise start_timeout_s"
+        building, at, hint = None, "in workers.init", "make workers.init faster, or raise start.timeout_s"
     if is_stopped(pid):
         hint = f"process {pid} is stopped, by SIGSTOP or a debugger; continue it with kill -CONT {pid}"
     return EnvTimeout(
@@ -377,22 +381,6 @@ def name_envs(error: WorkerDied, env_ids: Sequence[int]) -> None:
 
 def _lost(env_ids: Sequence[int]) -> str:
     return f"its envs {list(env_ids)} are lost" if env_ids else "it served no env"
-
-
-def describe_exit(exit_code: int | None) -> str:
-    """Return how a process ended, for the text of an error."""
-    name = signal_name(exit_code)
-    return f"was ended by {name}" if name else "ended" if exit_code is None else f"ended with exit code {exit_code}"
-
-
-def signal_name(exit_code: int | None) -> str | None:
-    """Return the name of the signal that ended a process, or None if no signal did."""
-    if exit_code is None or exit_code >= 0:
-        return None
-    try:
-        return signal.Signals(-exit_code).name
-    except ValueError:
-        return f"signal {-exit_code}"  # a real-time signal has no name
 
 
 def warn_of_close_faults(worker: int, faults: Sequence[Fault]) -> None:

@@ -11,31 +11,31 @@ import os
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
 from stepmill import _native
 from stepmill._native import OwnedFd
-from stepmill.backends.base import (
-    GRACE_S,
-    deadline_after,
-    describe_exit,
-    signal_name,
-    start_timeout_error,
-    worker_died_error,
-    worker_fault_error,
-)
-from stepmill.backends.starter_client import STARTERS, StartedLauncher
+from stepmill.backends.base import GRACE_S, start_timeout_error, worker_died_error, worker_fault_error
+from stepmill.backends.starter_client import STARTERS, StartedLauncher, preload_of
 from stepmill.backends.worker_link import WorkerLink
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import ClosedPoolError, EngineBug, EnvError, LauncherDied, StepmillError, join_errors
+from stepmill.spec.errors import (
+    ClosedPoolError,
+    EngineBug,
+    EnvError,
+    LauncherDied,
+    StepmillError,
+    describe_exit,
+    join_errors,
+    signal_name,
+)
 from stepmill.spec.notices import warn
 from stepmill.spec.options import Context
 from stepmill.worker import launcher
 from stepmill.worker.build_progress import IN_WORKER_INIT
-from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, wait_ready
+from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, deadline_after, wait_ready
 from stepmill.worker.child_server import load_modules
 from stepmill.worker.env_host import Fault
 from stepmill.worker.messages import (
@@ -55,11 +55,6 @@ from stepmill.worker.messages import (
 from stepmill.worker.module_contents import find_differences
 from stepmill.worker.process_setup import block_signals, fork, worker_environ
 from stepmill.worker.signals import allow_signals, defer_signals
-
-# Modules that the launcher imports once for all forked workers. By name, because this package does not import them.
-_PRELOAD = ["numpy.random", "stepmill.worker.main", "stepmill.envs"]
-# Further modules to import if the learner has imported a library, because its envs then need them.
-_PRELOAD_IF_USED = {"gymnasium": ["gymnasium", "stepmill.envs.gymnasium", "stepmill.envs.gymnasium_registry"]}
 
 _EXIT_CODE_S = 0.5
 _MAX_DIFFERENCES = 5  # named in a warning
@@ -82,7 +77,7 @@ class LauncherClient:
         if self._is_fork:
             self._start_fork(settings, plans)
             return
-        environ, preload, timeout_s = _worker_environ(settings), _preload(settings), settings.start_timeout_s
+        environ, preload, timeout_s = _worker_environ(settings), preload_of(settings.context), settings.start_timeout_s
         try:
             started = STARTERS.start_launcher(settings.context, environ, preload, timeout_s)
         except TimeoutError:
@@ -92,7 +87,7 @@ class LauncherClient:
 
     def _start_fork(self, settings: WorkerSettings, plans: Sequence[WorkerPlan]) -> None:
         self.pid, self._pidfd = 0, OwnedFd()
-        load_modules(_preload(settings))  # once here, and not in each launcher: further pools start sooner
+        load_modules(preload_of(settings.context))  # once here, and not in each launcher: further pools start sooner
         learner = OwnedFd.pidfd(os.getpid())
         self._channel, peer = Channel.pair()
         with peer, contextlib.closing(learner):
@@ -224,20 +219,6 @@ class LauncherClient:
         return self._code
 
 
-def prepare_launcher(settings: WorkerSettings) -> None:
-    """Start the process that starts the launcher, unless it runs or is not needed, and return at once."""
-    if settings.context is not Context.FORK:
-        with defer_signals():
-            STARTERS.prepare(_worker_environ(settings), _preload(settings))
-
-
-def _preload(settings: WorkerSettings) -> list[str]:
-    if settings.context is Context.SPAWN:
-        return []
-    if_used = (names for used, names in _PRELOAD_IF_USED.items() if used in sys.modules)
-    return [*_PRELOAD, *(name for names in if_used for name in names)]
-
-
 def _worker_environ(settings: WorkerSettings) -> dict[str, str]:
     return worker_environ(os.environ, settings.worker_env, settings.worker_threads)
 
@@ -310,7 +291,7 @@ def _setup_errors(link: WorkerLink, launcher: LauncherClient) -> list[StepmillEr
     if link.setup_result is not None:
         return []
     where = "it had built no env" if link.building is None else f"it was constructing env {link.building}"
-    where = "it was in worker_init" if link.building == IN_WORKER_INIT else where
+    where = "it was in workers.init" if link.building == IN_WORKER_INIT else where
     code = launcher.wait_exit(link, _EXIT_CODE_S)
     return [worker_died_error(link.plan.worker, link.plan.env_ids, code, hint=f"{where}; stderr may say why")]
 
@@ -360,5 +341,5 @@ def warn_of_changed_modules(links: Sequence[WorkerLink]) -> None:
             warn(
                 f"what this program has changed in modules does not reach the workers, which import them themselves: {shown}{more}; "
                 "pass values to the function that makes an env, make the changes in a function that workers call first "
-                "(worker_init=...), or use context='fork'"
+                "(workers={'init': ...}), or use context='fork'"
             )

@@ -27,12 +27,12 @@ from stepmill.backends.base import (
 )
 from stepmill.backends.launcher_client import (
     LauncherClient,
-    prepare_launcher,
     read_report,
     wait_setup,
     warn_of_changed_modules,
 )
 from stepmill.backends.start_progress import StartProgress
+from stepmill.backends.starter_client import prepare_starter
 from stepmill.backends.worker_link import WorkerLink
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
@@ -126,7 +126,7 @@ class ProcessBackend:
                 raise
 
     def _start_workers(self, plans: Sequence[WorkerPlan]) -> None:
-        prepare_launcher(self._settings)
+        prepare_starter(self._settings.context, self._settings.worker_env, self._settings.worker_threads)
         with allow_signals():  # pickling runs code of the user
             build_messages = [self._dump_build(plan) for plan in plans]
         self._launcher = LauncherClient(self._settings, plans)
@@ -396,14 +396,14 @@ def dump_plan(plan: WorkerPlan) -> bytes:
     """Return the plan of a worker as the bytes of a PackedPlan.
 
     Raises:
-        UsageError: `worker_init` or an env_fn cannot be pickled.
+        UsageError: `workers.init` or an env_fn cannot be pickled.
     """
     env_fns = _dump_env_fns(plan)
     try:
         return dump(PackedPlan(dataclasses.replace(plan, env_fns=()), env_fns))
     except Exception as exc:
         raise UsageError(
-            f"worker_init cannot be pickled: {type(exc).__name__}: {exc}; create what it needs inside of it, or use "
+            f"workers.init cannot be pickled: {type(exc).__name__}: {exc}; create what it needs inside of it, or use "
             "context='fork'"
         ) from exc
 

@@ -26,13 +26,18 @@ from dataclasses import dataclass, field
 
 from stepmill import _native
 from stepmill._native import OwnedFd
-from stepmill.backends.base import deadline_after, describe_exit
-from stepmill.spec.errors import LauncherDied
-from stepmill.spec.options import Context
-from stepmill.worker.channel import Channel, ChannelClosed, wait_ready
+from stepmill.spec.choices import Context
+from stepmill.spec.errors import LauncherDied, describe_exit
+from stepmill.worker.channel import Channel, ChannelClosed, deadline_after, wait_ready
 from stepmill.worker.fresh_interpreter import InterpreterStart, interpreter_flags, start_interpreter
 from stepmill.worker.messages import Exited, Launched, LaunchFailed, StartLauncher, dump, load
+from stepmill.worker.process_setup import worker_environ
 from stepmill.worker.signals import allow_signals, defer_signals
+
+# Modules that the starter imports once for all forked workers. By name, because this package does not import them.
+_PRELOAD = ["numpy.random", "stepmill.worker.main", "stepmill.envs"]
+# Further modules to import if the learner has imported a library, because its envs then need them.
+_PRELOAD_IF_USED = {"gymnasium": ["gymnasium", "stepmill.envs.gymnasium", "stepmill.envs.gymnasium_registry"]}
 
 _CLOSE_S = 0.3
 _EXIT_CODE_S = 0.2  # how long the starter may take to report the exit code of a launcher
@@ -341,3 +346,21 @@ class Starters:
 STARTERS = Starters()
 atexit.register(STARTERS.close)
 os.register_at_fork(after_in_child=STARTERS.forget)
+
+
+def prepare_starter(context: Context, worker_env: Mapping[str, str], worker_threads: int | None) -> None:
+    """Start the starter, unless it runs or is not needed, and return at once: it imports its modules meanwhile.
+
+    The arguments are options of the pool. `worker_env` is empty if it differs by worker.
+    """
+    if context is not Context.FORK:
+        with defer_signals():
+            STARTERS.prepare(worker_environ(os.environ, worker_env, worker_threads), preload_of(context))
+
+
+def preload_of(context: Context) -> list[str]:
+    """Return the names of the modules that a launcher imports for its workers."""
+    if context is Context.SPAWN:
+        return []
+    if_used = (names for used, names in _PRELOAD_IF_USED.items() if used in sys.modules)
+    return [*_PRELOAD, *(name for names in if_used for name in names)]

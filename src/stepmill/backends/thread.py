@@ -21,7 +21,6 @@ from stepmill.backends.base import (
     BackendTraits,
     Future,
     closed_error,
-    deadline_after,
     is_refusal,
     num_before,
     start_timeout_error,
@@ -35,7 +34,7 @@ from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import EngineBug, StepmillError, UsageError, join_errors
 from stepmill.spec.notices import warn
 from stepmill.worker import process_setup
-from stepmill.worker.channel import NO_FD
+from stepmill.worker.channel import NO_FD, deadline_after
 from stepmill.worker.env_host import (
     BuiltEnvs,
     Fault,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from stepmill.spec.errors import UsageError
-from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode, opaques
+from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode, flatten, leaves, map_tree, opaques, unflatten
 
 
 def stack(trees: Sequence[Node]) -> Node:
@@ -37,29 +37,16 @@ def _with_agents(node: Node, num_agents: int) -> Node:
 
 def stack_values(node: Node, values: Sequence[Any]) -> Any:
     """Stack one value per agent: return the structure of the tree `node` with arrays [A, ...]."""
-    if isinstance(node, DictNode):
-        return {key: stack_values(child, [value[key] for value in values]) for key, child in node.items}
-    if isinstance(node, TupleNode):
-        children = enumerate(node.children)
-        return tuple(stack_values(child, [value[index] for value in values]) for index, child in children)
-    return np.stack([np.asarray(value) for value in values])
+    parts = zip(*(flatten(node, value) for value in values), strict=True)
+    return unflatten(node, [np.stack([np.asarray(part) for part in own]) for own in parts])
 
 
 def row_of(node: Node, value: Any, slot: int) -> Any:
     """Return one agent's part of a value with arrays [A, ...] in the structure of the tree `node`."""
-    if isinstance(node, DictNode):
-        return {key: row_of(child, value[key], slot) for key, child in node.items}
-    if isinstance(node, TupleNode):
-        return tuple(row_of(child, value[index], slot) for index, child in enumerate(node.children))
-    return value[slot]
+    return map_tree(lambda _, array: array[slot], node, value)
 
 
 def zeros(node: Node) -> Any:
     """Return zeros in the structure of a tree, and None for its parts of no fixed size."""
-    if isinstance(node, Leaf):
-        return np.zeros(node.shape, node.dtype)
-    if isinstance(node, DictNode):
-        return {key: zeros(child) for key, child in node.items}
-    if isinstance(node, TupleNode):
-        return tuple(zeros(child) for child in node.children)
-    return None
+    arrays = [np.zeros(leaf.shape, leaf.dtype) for _, leaf in leaves(node)]
+    return unflatten(node, arrays, [None] * len(opaques(node)))

@@ -16,6 +16,7 @@ import cloudpickle
 import numpy as np
 
 from stepmill.envs import Steppable
+from stepmill.envs.env_adapter import EnvAdapter
 from stepmill.spec.env import EnvSpec, TimeStepFields
 from stepmill.spec.errors import UsageError
 from stepmill.spec.tree import PLAIN_DTYPE_KINDS, DictNode, Leaf, LeafKind, Node, TupleNode, as_list
@@ -46,7 +47,7 @@ class AlfEnvMaker:
         return AlfEnv(self.constructor(env_id=self.env_id))
 
 
-class AlfEnv:
+class AlfEnv(EnvAdapter):
     """Adapts an ALF environment to the hot loop, which calls the environment's own `step` unless it is batched."""
 
     def __init__(self, env: object) -> None:
@@ -56,7 +57,7 @@ class AlfEnv:
                 f"a {type(env).__module__}.{type(env).__qualname__} is not an ALF environment: it has no "
                 f"{', '.join(f'{name}()' for name in missing)}; return an AlfEnvironment, or an object with its methods"
             )
-        self.env: Any = env
+        super().__init__(env)
         self._is_batched = is_batched(env)
 
     @property
@@ -80,12 +81,6 @@ class AlfEnv:
         if seed is not None:
             self.env.seed(seed)
         return self.env.reset(), _NO_INFO
-
-    def close(self) -> None:
-        """Close the env, if it can be closed."""
-        close = getattr(self.env, "close", None)
-        if close is not None:
-            close()
 
     def get_wrapper_attr(self, name: str) -> object:
         """Return an attribute of the env itself."""

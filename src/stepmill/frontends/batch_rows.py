@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepmill.pool.pool import Pool
 from stepmill.spec.errors import StepmillError, UsageError
 from stepmill.spec.options import EnvState
 from stepmill.spec.tree import Leaf, Node, flatten, iter_tree, map_tree, unflatten
+
+if TYPE_CHECKING:
+    from stepmill.pool.pool import Pool
 
 
 def view_row(node: Node, batch: Any, row: int = 0) -> Any:

@@ -21,6 +21,7 @@ from stepmill.frontends.batch_rows import stack_rows, view_row
 from stepmill.frontends.gymnasium.spaces import read_spaces
 from stepmill.pool.pool import Pool
 from stepmill.spec.batch import Batch
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import MissingExtraError, UsageError
 from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords, PoolOptions, merge_options
@@ -71,15 +72,12 @@ class DmEnvironment(dm_env.Environment):
         self._seed = seed
         self._is_over = True
         self._pool = Pool([env_fn], options=chosen)
-        try:
+        with close_on_error(self._pool.close):
             self._spec = _checked(self._pool.spec)
             observation, action = read_spaces([self._spec], allows_vectors=True)[0]
             self._observation_spec = spec_of(self._spec.observation, observation, "observation")
             self._action_spec = spec_of(self._spec.action, action, "action")
             self._own_discount = dict(self._spec.info.items).get(_DISCOUNT)
-        except BaseException:
-            self._pool.close()
-            raise
 
     def reset(self) -> dm_env.TimeStep:
         """Begin an episode; return its FIRST time step, which has no reward and no discount."""

@@ -27,8 +27,10 @@ from stepmill.frontends.batch_rows import stack_rows, view_row
 from stepmill.pool.arguments import checked_fns
 from stepmill.pool.infos import OMITTED, merge, rows_of
 from stepmill.pool.pool import Pool
+from stepmill.pool.port import PoolPort
 from stepmill.pool.resets import Options, Seed
 from stepmill.spec.batch import Batch
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import MissingExtraError, UsageError
 from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords, PoolOptions, merge_options
@@ -72,14 +74,11 @@ class StepmillParallelEnv(ParallelEnv):
         chosen = replace(chosen, autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
         self.agents: list[Agent] = []
         self._pool = Pool([env_fn], options=chosen)
-        try:
+        with close_on_error(self._pool.close):
             spec = self._pool.spec
             self._observation, self._action = _trees_by_agent(spec)
             self.possible_agents: list[Agent] = list(spec.agents)
             self.observation_spaces, self.action_spaces = _spaces_by_agent(spec)
-        except BaseException:
-            self._pool.close()
-            raise
         self.metadata = dict(spec.metadata)
         self.render_mode = spec.render_mode
         self._zero_actions = zeros(self._pool.spec.action)
@@ -204,16 +203,13 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
                 "different times; use 'NextStep'"
             )
         self._pool = Pool([_StackedAgentsMaker(env_fn) for env_fn in checked_fns(env_fns)], options=chosen)
-        try:
+        with close_on_error(self._pool.close):
             self._describe(self._pool.spec)
-        except BaseException:
-            self._pool.close()
-            raise
 
     def _describe(self, spec: EnvSpec) -> None:
         pairs = [
             (own[0][agent], own[1][agent])
-            for own in map(_spaces_by_agent, self._pool.env_specs)
+            for own in map(_spaces_by_agent, PoolPort(self._pool).env_specs)
             for agent in spec.agents
         ]
         if any(pair != pairs[0] for pair in pairs):

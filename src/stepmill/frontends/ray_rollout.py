@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +25,9 @@ from stepmill.backends.ray.cluster import CHECK_S, PlaceSearch
 from stepmill.frontends.rollout import Policy, Rollout, RolloutBatch
 from stepmill.pool.arguments import checked_fns
 from stepmill.pool.pool import Pool
+from stepmill.pool.port import PoolPort
 from stepmill.pool.resets import Seed, spread_seed
+from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import ClosedPoolError, RecvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.options import OPTION_NAMES, BackendName, OnFault, OptionKeywords, merge_options
 from stepmill.spec.ray_options import RayOptions
@@ -96,7 +97,7 @@ class RolloutHost:
         return self._version, is_first, batch
 
 
-class RayRollout:
+class RayRollout(CloseAtEnd):
     """Collects T steps at a time of envs on the nodes of a Ray cluster. `from_pool` makes one of a Pool with backend="ray".
 
     Args:
@@ -133,9 +134,9 @@ class RayRollout:
                 "a RayRollout runs a local pool on each node; give backend='process', or leave it out. "
                 "RayRollout.from_pool takes the envs and options of a pool with backend='ray'"
             )
-        if self.options.spare_envs:
+        if self.options.resets.spare_envs:
             raise UsageError(
-                f"spare_envs={self.options.spare_envs}: a RayRollout gives each of its envs a column; leave it out"
+                f"resets.spare_envs={self.options.resets.spare_envs}: a RayRollout gives each of its envs a column; leave it out"
             )
         self.nodes = nodes or RayOptions()
         self.num_envs, self.version = len(env_fns), 0
@@ -180,7 +181,7 @@ class RayRollout:
                 "the envs of this pool run on this machine; use stepmill.Rollout(pool, ...), or give the pool backend='ray'"
             )
         num_nodes = len(pool.stats().nodes)
-        nodes = options.ray or RayOptions()
+        nodes = options.ray
         num_workers = options.num_workers if nodes.host == "kernel" else pool.num_workers
         keywords: dict[str, Any] = {
             name: getattr(options, name)
@@ -188,7 +189,7 @@ class RayRollout:
             if name not in ("backend", "num_workers", "envs_per_worker", "ray")
         }
         rollout = cls(
-            pool.env_fns,
+            PoolPort(pool).env_fns,
             num_steps,
             policy=policy,
             seed=seed,
@@ -318,10 +319,9 @@ class RayRollout:
         """
         self._orders = {ref: owner for ref, owner in self._orders.items() if owner != node}
         now, options = time.monotonic(), self.options
-        times = self._times[node] = [at for at in self._times[node] if now - at < options.restart_window_s]
-        is_over = options.max_restarts_total is not None and self.num_restarts >= options.max_restarts_total
+        times = self._times[node] = [at for at in self._times[node] if now - at < options.restarts.restart_window_s]
         times.append(now)
-        if options.on_fault is OnFault.RAISE or len(times) > options.max_restarts or is_over:
+        if options.on_fault is OnFault.RAISE or len(times) > options.restarts.max_restarts:
             raise self._lost_error(node, str(cause).strip().splitlines()[0]) from cause
         self._start(node, is_replacement=True)
 
@@ -342,14 +342,6 @@ class RayRollout:
         for actor in self._actors:
             cluster.kill(self._module, actor)  # the workers end with their actor
         self._orders.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _dumped(what: str, values: Sequence[object]) -> list[bytes]:

@@ -20,6 +20,8 @@ from stepmill.frontends.batch_rows import stack_rows
 from stepmill.frontends.gymnasium.spaces import check_spaces, read_spaces
 from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
+from stepmill.pool.port import PoolPort
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import EnvError, MissingExtraError, UsageError
 from stepmill.spec.options import AutoresetMode, OptionKeywords, PoolOptions, merge_options
 from stepmill.spec.stats import PoolStats
@@ -67,16 +69,14 @@ class SB3VecEnv(VecEnv):
         chosen = replace(_options(options, keywords, start_method), episode_stats=False)
         self._is_stepping = False
         self._pool = Pool(env_fns, options=chosen)
-        try:
-            pairs = read_spaces(self._pool.env_specs)
+        self._port = PoolPort(self._pool)
+        with close_on_error(self._pool.close):
+            pairs = read_spaces(self._port.env_specs)
             if self._pool.spec.is_batched:
                 raise UsageError("env_fns make vector envs; give SB3VecEnv functions that make single envs")
             check_spaces(pairs, pairs[0][0], is_same=True)
             super().__init__(self._pool.num_envs, *pairs[0])
             self._has_plain_actions = isinstance(self._pool.spec.action, Leaf)
-        except BaseException:
-            self._pool.close()
-            raise
 
     # ---- stepping and resetting ------------------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class SB3VecEnv(VecEnv):
         Args:
             actions: an array [N, ...], or a sequence with one action per env, in the structure of the action space.
         """
-        self._pool.step_async(self._batched(actions))
+        self._port.step_async(self._batched(actions))
         self._is_stepping = True
 
     def step_wait(self) -> VecEnvStepReturn:
@@ -115,11 +115,11 @@ class SB3VecEnv(VecEnv):
         if not self._is_stepping:
             raise UsageError("step_wait() has nothing to wait for; call step_async(actions) first")
         self._is_stepping = False
-        return self._as_sb3(self._pool.step_wait())
+        return self._as_sb3(self._port.step_wait())
 
     def step(self, actions: Actions) -> VecEnvStepReturn:
         """Step all envs; see `step_async` and `step_wait`. Hot path."""
-        return self._as_sb3(self._pool.step_fast(self._batched(actions)))
+        return self._as_sb3(self._port.step_fast(self._batched(actions)))
 
     def _batched(self, actions: Actions) -> Any:
         """Return the actions as a batch in the structure of the action space."""

@@ -22,7 +22,9 @@ from stepmill.frontends.gymnasium.spaces import SpacePair, read_spaces
 from stepmill.pool.arguments import checked_fns
 from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
+from stepmill.pool.port import PoolPort
 from stepmill.spec.batch import Batch
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import MissingExtraError, RecvTimeout, UsageError
 from stepmill.spec.options import AutoresetMode, EnvState, OptionKeywords, PoolOptions, merge_options
 from stepmill.spec.stats import PoolStats
@@ -78,15 +80,12 @@ class StepmillVectorEnv(BaseVectorEnv):
         self.ready_id = list(range(self.env_num))
         chosen = replace(merge_options(options, keywords), autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
         self._pool = Pool(env_fns, options=chosen)
-        try:
-            self._spaces: list[SpacePair] = read_spaces(self._pool.env_specs, allows_vectors=True)
+        with close_on_error(self._pool.close):
+            self._spaces: list[SpacePair] = read_spaces(PoolPort(self._pool).env_specs, allows_vectors=True)
             if isinstance(self._spaces[0][0], spaces.Tuple):
                 raise TypeError("Tuple observation space is not supported. Please change it to array or dict space")
             if self._pool.spec.is_batched:
                 raise UsageError("env_fns make vector envs; give StepmillVectorEnv functions that make single envs")
-        except BaseException:
-            self._pool.close()
-            raise
 
     # ---- stepping and resetting ------------------------------------------------------------------------------------
 

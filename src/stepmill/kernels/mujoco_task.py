@@ -32,14 +32,6 @@ from stepmill.kernels.row_layouts import check_infos
 from stepmill.spec.errors import MissingExtraError, UsageError
 
 _FUNCTIONS = ("mj_resetData", "mj_forward", "mj_step", "mj_rnePostConstraint")
-_ARRAYS = (
-    *("qpos", "qvel", "ctrl", "xpos", "xipos", "site_xpos"),
-    *("cfrc_ext", "cinert", "cvel", "qfrc_actuator", "qfrc_constraint", "ten_length", "ten_velocity"),
-)
-_DERIVED = _ARRAYS[3:]  # what mj_step computes; the others are MuJoCo's state
-_FORGETFUL = ("mjENBL_SLEEP", "mjENBL_IPC")
-_FATAL = ("mjWARN_BADQPOS", "mjWARN_BADQVEL", "mjWARN_BADQACC")
-_STATE = np.dtype([(name, "u8") for name in ("model", "data", "warnings", *_FUNCTIONS, *_ARRAYS)])
 
 
 class Sim(NamedTuple):
@@ -58,6 +50,13 @@ class Sim(NamedTuple):
     qfrc_constraint: Any
     ten_length: Any
     ten_velocity: Any
+
+
+_ARRAYS = Sim._fields
+_DERIVED = _ARRAYS[3:]  # what mj_step computes; the others are MuJoCo's state
+_FORGETFUL = ("mjENBL_SLEEP", "mjENBL_IPC")
+_FATAL = ("mjWARN_BADQPOS", "mjWARN_BADQVEL", "mjWARN_BADQACC")
+_STATE = np.dtype([(name, "u8") for name in ("model", "data", "warnings", *_FUNCTIONS, *_ARRAYS)])
 
 
 @dataclass(frozen=True)

@@ -240,23 +240,9 @@ def ant(model: Model, given: Given) -> Callable[..., tuple[float, bool]]:
     return outcome
 
 
-def _sum_clipped_squares(values: Any, low: float, high: float) -> float:
-    """Return `np.sum(np.square(np.clip(values, low, high)))`: eight partial sums, as in sum_squares."""
-    num = len(values)
-    a = b = c = d = e = f = g = h = 0.0
-    place = 0
-    while place + 8 <= num:
-        a += clip(values[place], low, high) ** 2
-        b += clip(values[place + 1], low, high) ** 2
-        c += clip(values[place + 2], low, high) ** 2
-        d += clip(values[place + 3], low, high) ** 2
-        e += clip(values[place + 4], low, high) ** 2
-        f += clip(values[place + 5], low, high) ** 2
-        g += clip(values[place + 6], low, high) ** 2
-        h += clip(values[place + 7], low, high) ** 2
-        place += 8
-    total = ((a + b) + (c + d)) + ((e + f) + (g + h))
-    while place < num:
-        total += clip(values[place], low, high) ** 2
-        place += 1
-    return total
+def _sum_clipped_squares(values: Any, low: float, high: float) -> Any:
+    """Return `np.sum(np.square(np.clip(values, low, high)))`."""
+    clipped = np.empty_like(values)
+    for place in range(len(values)):
+        clipped[place] = clip(values[place], low, high)
+    return sum_squares(clipped)

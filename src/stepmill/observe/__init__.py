@@ -13,17 +13,16 @@ report          shows snapshots as plain lines; the summary at the end
 replay_command  `stepmill replay`: asks for trust, prints the result
 replay          replays the episode of a crash capsule
 attach          finds pools of other programs, and reads their counters
-monitor         draws where a pool's time goes: `stepmill top`, `stepmill run`, `pool.monitor()` (rich)
-trace           records what the threads of a pool do: `pool.trace()`
+monitor         draws where a pool's time goes: `stepmill top`, `stepmill run`, `stepmill.monitor` (rich)
+trace           records what the threads of a pool do: `stepmill.trace`
 trace_command   `stepmill trace`
 doctor          `stepmill doctor`: findings about an env
 doctor_probe    checks of envs, in a child process for doctor, or in the caller's for `stepmill.testing.check_env`; process_usage: what they ask the system
 compared_runs   the checks of runs that must be equal
-bench           `stepmill bench`
 tune            `stepmill.tune`: the search for how to run an env
 tune_choice     which configurations are compared, and which is chosen
 tune_measure    measures one env alone, and pools by turns
 tune_result     the result; tune_code: the program that it prints; tune_command: `stepmill tune`
-compare         measures engines in turn, for `bench`
+compare         `stepmill bench`: measures engines in turn
 video           grids of frames, and videos (ffmpeg)
 """

@@ -13,16 +13,12 @@ import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 from stepmill import _native
 from stepmill.slab.counters import HEADER_BYTES, CounterReader, Description, read_header
+from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import UsageError
 from stepmill.spec.stats import PoolStats
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 SLAB_LINK = "/memfd:stepmill-slab"
 MAX_DESCRIPTION_BYTES = 1 << 24
@@ -126,7 +122,7 @@ def _read_pool(pid: int, path: Path) -> PoolFile | None:
         return PoolFile(pid, path, inode, version, Description.decode(file[offset : offset + size_bytes]))
 
 
-class AttachedPool:
+class AttachedPool(CloseAtEnd):
     """The counters of a pool in another program, or in this one. Use it as a context manager."""
 
     def __init__(self, file: PoolFile) -> None:
@@ -170,14 +166,6 @@ class AttachedPool:
     def close(self) -> None:
         """Close the slab. The pool goes on."""
         self._slab.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def only_pool(pid: int) -> PoolFile:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from stepmill._version import __version__
+from stepmill.evaluation.command import evaluate
 from stepmill.observe.exit_status import ExitStatus, complain
 from stepmill.observe.inspection_commands import bench, doctor, top, trace, tune
 from stepmill.observe.options import COUNT, DEFAULT_SECONDS, RANDOM, SECONDS, Arguments, choice_option, json_option
@@ -49,7 +50,7 @@ def group() -> None:
     """Runs many reinforcement-learning environments at once."""
 
 
-for command in (top, trace, doctor, bench, tune):
+for command in (evaluate, top, trace, doctor, bench, tune):
     group.add_command(command)
 
 

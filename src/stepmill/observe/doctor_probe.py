@@ -219,7 +219,7 @@ class _LongRun:
                 f"{busy} other threads of this env use {sum(others.values()) / max(main_s, 0.01):.1f} times as much CPU time "
                 "as the thread that steps it",
                 "step()",
-                "workers already use all cores: limit the env's threads (worker_env, worker_threads)",
+                "workers already use all cores: limit the env's threads (workers.env, workers.threads)",
             )
 
     def _check_durations(self) -> None:
@@ -231,7 +231,7 @@ class _LongRun:
                 "warning",
                 f"a reset takes {reset_s * 1e3:.3g} ms, a step {step_s * 1e3:.3g} ms",
                 "reset()",
-                "use spare_envs, which are reset in advance, or overlap_resets=True",
+                "use resets.spare_envs, which are reset in advance, or resets.overlap",
             )
         if self._num_long >= NUM_LONG_STEPS and self._num_silent > 0.8 * self._num_long:
             self._emit(

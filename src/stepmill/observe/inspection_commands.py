@@ -129,7 +129,7 @@ def bench(**arguments: object) -> None:
     are medians over the rounds, with random actions that are drawn before, and with stepmill's and the libraries' defaults.
     sb3 needs pip install 'stepmill[sb3]'.
     """
-    from stepmill.observe.bench import BenchRequest, run_bench
+    from stepmill.observe.compare import BenchRequest, run_bench
 
     run_bench(BenchRequest(**arguments))  # type: ignore[arg-type]
 

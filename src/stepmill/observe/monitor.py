@@ -1,4 +1,4 @@
-"""Shows a running pool on a terminal or in a notebook: `stepmill top`, `stepmill run`, `pool.monitor()`. Draws with rich.
+"""Shows a running pool on a terminal or in a notebook: `stepmill top`, `stepmill run`, `stepmill.monitor`. Draws with rich.
 
 counters ──► Watch.look() ──► View (a difference of two readings, and how long each worker has been in its env) ──► render()
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 from rich.console import Console, Group
@@ -31,13 +31,12 @@ from stepmill.observe.frames import FramePicture, FrameSampler
 from stepmill.observe.report import clock, describe, describe_silence, number, per_second, percent, plural
 from stepmill.observe.run import RunPlan
 from stepmill.observe.snapshot import Setup, Snapshot
-from stepmill.slab.memory import SharedSlab
+from stepmill.pool.pool import Pool
+from stepmill.pool.port import PoolPort
+from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import ClosedPoolError, UsageError
 from stepmill.spec.stats import FAULT_KINDS, LearnerStats, PoolStats, WorkerStats
 from stepmill.spec.stats_text import duration_text
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 STUCK_S = 1.5  # a worker that has been in one step or reset for longer is named
 MAX_STRAGGLERS = 5
@@ -296,7 +295,7 @@ class _NotebookLive:
         """Do nothing: the last picture stays."""
 
 
-class Monitor:
+class Monitor(CloseAtEnd):
     """Draws a pool in a thread of its own until `close`. Use it as a context manager. Writes nothing to the pool."""
 
     def __init__(self, title: str, read: Callable[[], PoolStats], interval_s: float, console: Console) -> None:
@@ -326,18 +325,12 @@ class Monitor:
             self._draw()
         self._live.stop()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def monitor(slab: SharedSlab, interval_s: float, file: TextIO | None) -> Monitor:
-    """Begin to draw a pool of this program; see `Pool.monitor`."""
+def monitor(pool: Pool, interval_s: float = 1.0, *, file: TextIO | None = None) -> Monitor:
+    """Draw where a pool's time goes every `interval_s` seconds, from a thread, until the returned context manager is closed."""
     if not interval_s > 0:
         raise UsageError(f"interval_s={interval_s} must be above 0")
-    read = partial(slab.read_stats, leased_slots=0, replay_log_bytes=0)
+    read = partial(PoolPort(pool).slab.read_stats, leased_slots=0, replay_log_bytes=0)
     return Monitor(f"pool of process {os.getpid()}", read, interval_s, Console(file=file))
 
 

@@ -20,7 +20,7 @@ from stepmill.pool.stats import read_outcome
 from stepmill.spec.capsule import Capsule
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.json_values import calls_in, from_plain, modules_in
-from stepmill.spec.options import AutoresetMode, BackendName, Context, OnFault, PoolOptions, Seeding
+from stepmill.spec.options import AutoresetMode, BackendName, Context, OnFault, PoolOptions, Restarts, Seeding
 from stepmill.spec.tree import leaves, unflatten
 
 EnvFn = Callable[[], object]
@@ -196,8 +196,7 @@ def _options(capsule: Capsule, backend: BackendName) -> PoolOptions:
         reset_timeout_s=None if is_serial else limit("reset_timeout_s"),
         on_fault=OnFault.REPLAY,  # hashes the results; with no budget for restarts the first fault is raised
         seeding=Seeding.PER_EPISODE,
-        max_restarts=0,
-        max_env_errors=0,
+        restarts=Restarts(max_restarts=0, max_env_errors=0),
         episode_stats=False,
     )
 

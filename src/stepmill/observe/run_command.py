@@ -18,7 +18,7 @@ from stepmill.observe.run import Run, RunPlan
 from stepmill.observe.snapshot import Setup, Snapshot
 from stepmill.observe.video import Recorder
 from stepmill.spec.errors import EnvTimeout, UsageError
-from stepmill.spec.options import BackendName, Context, OnFault, PoolOptions, Seeding
+from stepmill.spec.options import BackendName, Context, OnFault, PoolOptions, Seeding, Start
 
 if TYPE_CHECKING:
     import gymnasium
@@ -93,7 +93,7 @@ class RunRequest:
             on_fault=OnFault(self.on_fault),
             seeding=Seeding.PER_EPISODE if self.on_fault == OnFault.REPLAY.value else Seeding.CONTINUE,
             crash_dir=self.crash_dir,
-            show_progress=not self.quiet,
+            start=Start(show_progress=not self.quiet),
         )
 
 

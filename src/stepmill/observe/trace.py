@@ -1,4 +1,4 @@
-"""Records what the threads of a pool do, as a trace that Perfetto (ui.perfetto.dev) loads: `pool.trace()`.
+"""Records what the threads of a pool do, as a trace that Perfetto (ui.perfetto.dev) loads: `stepmill.trace`.
 
     rings in the slab ──► Recorder (a thread that empties them every 20 ms) ──► Events ──► write_trace (JSON)
 
@@ -15,18 +15,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stepmill.pool.pool import Pool
+from stepmill.pool.port import PoolPort
 from stepmill.slab.counters import TraceReader
 from stepmill.slab.memory import SharedSlab
+from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import ClosedPoolError, UsageError
 from stepmill.spec.stats import FAULT_KINDS, PoolStats
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 TAKE_S = 0.02
 MAX_EVENTS = 500_000  # 12 MB while they are recorded
@@ -70,7 +70,7 @@ class Events:
         return sum(len(events) for events in self.threads)
 
 
-class Recorder:
+class Recorder(CloseAtEnd):
     """Records a pool of this program from its construction to `close`. Use it as a context manager.
 
     The pool's threads write what they do to shared memory, and a thread of this program collects it. The memory that this
@@ -152,22 +152,23 @@ class Recorder:
         self._thread.join()
         return self.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def record(
-    slab: SharedSlab, path: str | Path | None, seconds: float | None = None, max_events: int = MAX_EVENTS
+def trace(
+    pool: Pool, path: str | Path | None = None, *, seconds: float | None = None, max_events: int = MAX_EVENTS
 ) -> Recorder:
-    """Begin a recording; see `Pool.trace`."""
+    """Record what all threads of a pool do until the returned context manager is closed, and write it to `path`.
+
+    Args:
+        pool: the pool.
+        path: of the file, a JSON for Perfetto; None writes none.
+        seconds: after which it ends by itself; None has no limit.
+        max_events: after which it ends, too.
+    """
     if seconds is not None and not seconds > 0:
         raise UsageError(f"seconds={seconds} must be above 0")
     if max_events < 1:
         raise UsageError(f"max_events={max_events} must be 1 or more")
-    return Recorder(slab, path, seconds, max_events)
+    return Recorder(PoolPort(pool).slab, path, seconds, max_events)
 
 
 def _moments(now: PoolStats, last: PoolStats) -> Iterator[tuple[int, str]]:

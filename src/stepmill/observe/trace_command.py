@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stepmill.observe.catalog import EnvChoice, batch_actions, find_env
 from stepmill.observe.policy import act_randomly, search_current_directory
 from stepmill.observe.run import Run, RunPlan
-from stepmill.observe.trace import Events, write_trace
+from stepmill.observe.trace import Events, trace, write_trace
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import BackendName, PoolOptions
 
@@ -62,7 +62,7 @@ def _record(request: TraceRequest, batch_size: int, choice: EnvChoice) -> Events
     with Pool([choice.make] * request.num_envs, batch_size=batch_size, options=options) as pool:
         drive = partial(_drive, pool, batch_size)
         drive(WARM_UP_S)
-        with pool.trace() as recorder:
+        with trace(pool) as recorder:
             drive(request.seconds)
         return recorder.events
 

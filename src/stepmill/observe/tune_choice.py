@@ -96,14 +96,13 @@ class Configuration:
         found: dict[str, object] = {"backend": self.backend.value}
         if self.backend is not BackendName.SERIAL:
             found["num_workers"] = self.num_workers
-        if self.spin_us is not None:
-            found["spin_us"] = self.spin_us
         if self.copy:
             found["copy"] = True
-        if self.spare_envs:
-            found["spare_envs"] = self.spare_envs
-        if self.overlap_resets:
-            found["overlap_resets"] = True
+        if self.spin_us is not None:
+            found["tuning"] = {"spin_us": self.spin_us}
+        resets = {"spare_envs": self.spare_envs, "overlap": self.overlap_resets}
+        if any(resets.values()):
+            found["resets"] = {name: value for name, value in resets.items() if value}
         return found
 
     @property
@@ -127,7 +126,7 @@ class Configuration:
         if self.spare_envs:
             parts.append(f"{self.spare_envs} spare{'s' if self.spare_envs > 1 else ''}")
         if self.overlap_resets:
-            parts.append("overlap_resets")
+            parts.append("overlapped resets")
         if self.spin_us is not None:
             parts.append(f"spin_us={self.spin_us:g}")
         if self.copy:
@@ -288,7 +287,7 @@ def explain(
     if choice.backend is not BackendName.SERIAL:
         reasons.append(_workers_reason(choice, profile, limits))
     if choice.spare_envs or choice.overlap_resets:
-        how = f"spare_envs={choice.spare_envs}" if choice.spare_envs else "overlap_resets=True"
+        how = f"resets.spare_envs={choice.spare_envs}" if choice.spare_envs else "resets.overlap=True"
         reasons.append(
             f"{how}: resets take {profile.reset_share:.0%} of an env's time, and are made in advance; between episodes call() and "
             "render() then see the next episode"

@@ -12,10 +12,12 @@ from typing import Any
 from stepmill.observe.catalog import batch_actions
 from stepmill.observe.process_usage import scheduled_seconds
 from stepmill.observe.tune_choice import Configuration, EnvProfile
-from stepmill.pool.pool import Pool, StepTuple
+from stepmill.pool.pool import Pool
+from stepmill.pool.port import PoolPort, StepTuple
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import StepmillError
-from stepmill.spec.options import BackendName, PoolOptions
+from stepmill.spec.options import BackendName, PoolOptions, Start
 from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import leaves
 
@@ -58,7 +60,8 @@ class PoolRunner:
         self._learner_s = subject.learner_s
         self._batch_size = configuration.batch_size
         self.pool = Pool([make] * (num_envs + configuration.spare_envs), options=_options(configuration, subject))
-        try:
+        self._port = PoolPort(self.pool)
+        with close_on_error(self.pool.close):
             num_rows = (self._batch_size or num_envs) * self.pool.spec.batch_size
             space = batch_actions(self.pool.single_action_space, num_rows, 0)
             self._actions = [space.sample() for _ in range(NUM_DRAWS)]
@@ -67,9 +70,6 @@ class PoolRunner:
             self.pool.reset_async(seed=0)
             if self._batch_size is None:
                 self.pool.recv()
-        except BaseException:
-            self.pool.close()
-            raise
 
     def run(self, seconds: float) -> float:
         """Step for about `seconds`, and return the rows per second."""
@@ -96,7 +96,7 @@ class PoolRunner:
 
     def step(self) -> StepTuple:
         """Step all envs."""
-        return self.pool.step_fast(self._draw())
+        return self._port.step_fast(self._draw())
 
     def _draw(self) -> object:
         self._next += 1
@@ -118,7 +118,7 @@ def _options(configuration: Configuration, subject: Subject) -> PoolOptions:
     limit_s = subject.time_limit_s if configuration.backend in (BackendName.THREAD, BackendName.PROCESS) else None
     limits: dict[str, Any] = {"step_timeout_s": limit_s, "reset_timeout_s": limit_s}
     keywords: dict[str, Any] = configuration.keywords()
-    return PoolOptions(**keywords, **limits, episode_stats=False, show_progress=False)
+    return PoolOptions(**keywords, **limits, episode_stats=False, start=Start(show_progress=False))
 
 
 class Arena:

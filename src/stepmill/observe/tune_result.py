@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from stepmill.observe.report import per_second
 from stepmill.observe.tune_choice import Configuration, EnvProfile
@@ -90,27 +90,9 @@ class TuneResult:
 
     def to_dict(self) -> dict[str, object]:
         """Return plain numbers, strings, lists and dicts, which JSON can hold."""
-        profile = asdict(self.profile)
-        if math.isinf(self.profile.episode_steps):
-            profile["episode_steps"] = None
-        return {
-            "env": self.env,
-            "num_envs": self.num_envs,
-            "cores": self.cores,
-            "learner_s": self.learner_s,
-            "profile": profile,
-            "choice": self.choice.to_dict(),
-            "baseline": self.baseline.to_dict(),
-            "gain": self.gain,
-            "reasons": list(self.reasons),
-            "notes": list(self.notes),
-            "code": self.code,
-            "alternative": None if self.alternative is None else self.alternative.to_dict(),
-            "alternative_code": self.alternative_code,
-            "trials": [each.to_dict() for each in self.trials],
-            "elapsed_s": self.elapsed_s,
-            "interrupted": self.is_interrupted,
-        }
+        document = {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+        document["interrupted"] = document.pop("is_interrupted")
+        return document
 
     def __str__(self) -> str:
         ending = ", interrupted" if self.is_interrupted else ""
@@ -163,3 +145,12 @@ class TuneResult:
         if self.choice.configuration == self.baseline.configuration:
             return 'gain     none: this is what backend="auto" does'
         return "gain     not measured" if self.gain is None else f'gain     {self.gain:.2f} times backend="auto"'
+
+
+def _plain(value: object) -> object:
+    """Return a field of a result as JSON can hold it."""
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, EnvProfile):
+        return {name: None if number == math.inf else number for name, number in asdict(value).items()}
+    return value.to_dict() if isinstance(value, Trial) else value

@@ -6,15 +6,13 @@ import math
 from collections.abc import Callable, Generator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import MissingExtraError, UsageError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Frame = NDArray[np.uint8]
 EXTRA = "video"
@@ -58,7 +56,7 @@ def _describe(frame: object) -> str:
     return f"an array {frame.shape} of {frame.dtype}" if isinstance(frame, np.ndarray) else f"a {type(frame).__name__}"
 
 
-class VideoFile:
+class VideoFile(CloseAtEnd):
     """Writes frames of one size to a video file, by ffmpeg. Use it as a context manager."""
 
     def __init__(self, path: str | Path, *, fps: int = FPS) -> None:
@@ -106,14 +104,8 @@ class VideoFile:
         if writer is not None:
             writer.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class Recorder:
+class Recorder(CloseAtEnd):
     """Writes a grid of all envs to one file, or each env to a file of its own. Use it as a context manager."""
 
     def __init__(self, path: str | Path | None, folder: str | Path | None, num_envs: int) -> None:
@@ -143,9 +135,3 @@ class Recorder:
         """Finish all files. Idempotent."""
         for file in (*self._each, *([] if self._grid is None else [self._grid])):
             file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

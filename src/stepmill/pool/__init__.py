@@ -1,6 +1,7 @@
 """The public Pool, and its parts.
 
 pool           the public Pool
+port           what front-ends use of a pool beside its public names
 arguments      checks of arguments
 start          from env functions to a running pool
 spinning       how long workers and the pool's thread spin before they sleep

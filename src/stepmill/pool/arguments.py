@@ -12,13 +12,13 @@ from stepmill.spec.errors import UsageError
 from stepmill.spec.tree import Node, iter_tree
 
 
-def check_timeout(timeout_s: object) -> None:
+def check_timeout(timeout_s: object, name: str = "timeout_s") -> None:
     """Refuse a timeout that is not None or a number of seconds."""
     if timeout_s is None:
         return
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
         raise UsageError(
-            f"timeout_s={timeout_s!r} must be a number of seconds, 0 or more, or None to wait for what is pending"
+            f"{name}={timeout_s!r} must be a number of seconds, 0 or more, or None to wait for what is pending"
         )
 
 
@@ -58,8 +58,8 @@ def checked_num_envs(num_fns: int, num_spares: int) -> int:
     if num_spares < num_fns:
         return num_fns - num_spares
     raise UsageError(
-        f"spare_envs={num_spares} of {num_fns} env_fns leaves no env to step; "
-        "the last spare_envs of env_fns are the spares: give more functions, or fewer spares"
+        f"resets.spare_envs={num_spares} of {num_fns} env_fns leaves no env to step; "
+        "the last resets.spare_envs of env_fns are the spares: give more functions, or fewer spares"
     )
 
 

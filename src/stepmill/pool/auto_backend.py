@@ -1,8 +1,12 @@
-"""Which backend `"auto"` is. Nothing is measured."""
+"""Which backend `"auto"` is; nothing is measured. And what starts before the modules of a pool are imported."""
 
 from __future__ import annotations
 
-from stepmill.spec.options import BackendName
+import contextlib
+from collections.abc import Mapping, Sized
+
+from stepmill.backends.starter_client import prepare_starter
+from stepmill.spec.options import BackendName, PoolOptions
 
 AUTO_WORKERS = 2
 # What two workers cost a step of all envs, if the learner computes for longer than workers spin and must wake them: decision 0019.
@@ -22,3 +26,14 @@ def auto_backend(num_envs: int, *, num_workers: int | None = None, step_s: float
     # The number of cores is not asked for, so that a program uses the same backend on all machines; more workers also cost more to wake.
     is_serial_faster = step_s is not None and num_envs // AUTO_WORKERS * step_s <= WAKING_S
     return BackendName.SERIAL if is_serial_faster else BackendName.PROCESS
+
+
+def begin_start(env_fns: Sized, options: PoolOptions) -> None:
+    """Start the starter, if a pool of these envs will need it: it imports its modules while the caller imports the pool's."""
+    with contextlib.suppress(Exception):  # the start of the pool raises it again, and says what it means
+        choice = options.backend
+        if choice is BackendName.AUTO:
+            choice = auto_backend(len(env_fns), num_workers=options.num_workers)
+        if choice is BackendName.PROCESS:
+            environ = options.workers.env if isinstance(options.workers.env, Mapping) else {}
+            prepare_starter(options.context, environ, options.workers.threads)

@@ -50,7 +50,7 @@ class CrashReporter:
 
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
         self._plans = plans
-        self._num_envs = sum(len(plan.env_ids) for plan in plans) - options.spare_envs
+        self._num_envs = sum(len(plan.env_ids) for plan in plans) - options.resets.spare_envs
         self._backend = backend
         self._options = options
         self._folder = None if options.crash_dir is None else os.path.abspath(os.fspath(options.crash_dir))
@@ -341,7 +341,7 @@ def _why_not_whole(log: Mapping[str, Any], action: Node) -> list[str]:
             "the actions are not in this capsule: actions without a fixed size (Text, Sequence, Graph ...) are not logged"
         ]
     return [
-        "the episode is not in this capsule: its log grew over replay_log_bytes, it was cut short, or its seed has over 64 bits"
+        "the episode is not in this capsule: its log grew over restarts.replay_log_bytes, it was cut short, or its seed has over 64 bits"
     ]
 
 

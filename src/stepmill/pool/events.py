@@ -167,11 +167,13 @@ class BeginRestart(WorkerDecision):
             RAISE: none is lost, because FailWorker came before.
         info: as of Settle, of idle envs.
         is_death: counts as a death of the worker.
+        is_recycling: none of its envs is in an episode, and none of their results is lost.
     """
 
     remedy: Remedy
     info: Mapping[str, str]
     is_death: bool = False
+    is_recycling: bool = False
 
 
 @dataclass(frozen=True)

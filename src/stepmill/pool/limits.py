@@ -44,26 +44,26 @@ class EnvErrorLimits:
 
     def allow(self, env_id: int, error: StepmillError) -> bool:
         """Count an error. Over the limit, extend its text and return False."""
-        max_errors, window_s = self._options.max_env_errors, self._options.restart_window_s
+        max_errors, window_s = self._options.restarts.max_env_errors, self._options.restarts.restart_window_s
         number = self._limits.setdefault(env_id, FailureLimit(max_errors, window_s)).count()
         if number is None:
             add_clause(
                 error,
                 f"env {env_id} has failed more than {max_errors} times in {window_s:g} s "
-                "(max_env_errors), so it is no longer reset automatically; call reset()",
+                "(restarts.max_env_errors), so it is no longer reset automatically; call reset()",
             )
         return number is not None
 
 
 class ResetAttempts:
-    """Counts attempts of failed resets. Depending on `reset_retry_in`, the worker repeats
+    """Counts attempts of failed resets. Depending on `resets.retry_in`, the worker repeats
     a reset in the same process, or the pool repeats it in a new one.
     """
 
     def __init__(self, options: PoolOptions) -> None:
-        self.max_attempts = options.reset_retries + 1
-        self.wait_s = options.reset_retry_wait_s
-        self._retry_in = options.reset_retry_in
+        self.max_attempts = options.resets.retries + 1
+        self.wait_s = options.resets.retry_wait_s
+        self._retry_in = options.resets.retry_in
         self._attempts: dict[int, tuple[int, int]] = {}  # by env: ticket and number of the last attempt
 
     @property

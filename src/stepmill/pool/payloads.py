@@ -43,7 +43,7 @@ def reserved_keys(options: PoolOptions, *, is_batched: bool) -> frozenset[str]:
     Batched envs reset themselves, and set "final_obs" and "final_info" themselves.
     """
     names = {OMITTED}
-    if (options.on_fault, options.on_raise or OnFault.RAISE) != (OnFault.RAISE, OnFault.RAISE):
+    if (options.on_fault, options.restarts.on_raise or OnFault.RAISE) != (OnFault.RAISE, OnFault.RAISE):
         names.add("fault")
     if options.autoreset_mode is AutoresetMode.SAME_STEP and not is_batched:
         names |= {"final_obs", "final_info"}

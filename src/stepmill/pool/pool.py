@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from importlib import import_module
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepmill import _native, timers
-from stepmill.pool.arguments import check_leaves, checked_batch_size, checked_fns, checked_num_envs
+from stepmill.pool.arguments import checked_batch_size, checked_fns, checked_num_envs
 from stepmill.pool.receiving import EnvIds, PoolWait, Receiver
 from stepmill.pool.requests import EnvRequests, PoolFuture, PoolProperties
 from stepmill.pool.resets import Options, ResetPlanner, Seed
 from stepmill.pool.settings import Name
 from stepmill.pool.snapshots import PoolSnapshot, Snapshots
 from stepmill.pool.start import PoolResources, has_seeds, start_pool
-from stepmill.pool.stats import read_stats, read_timers
+from stepmill.pool.stats import read_stats
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import EnvState, OptionKeywords, PoolOptions, merge_options
 from stepmill.spec.received import Received
 from stepmill.spec.stats import PoolStats
-from stepmill.spec.tree import Node, program
 from stepmill.worker.calls import call_payload
 from stepmill.worker.messages import RequestKind
 
@@ -37,10 +34,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from stepmill.envs.gymnasium import VectorSpaces
-    from stepmill.observe.monitor import Monitor
-    from stepmill.observe.trace import Recorder
-
-StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
 
 class Pool:
@@ -48,6 +41,7 @@ class Pool:
 
     `step` steps all envs and waits for all. `send` and `recv` are the two halves of a step, for any subset of envs: `recv`
     returns the envs that are ready, longest-waiting first. Only one thread at a time may use a pool, but any may call `close`.
+    `stepmill.monitor`, `stepmill.trace` and `stepmill.read_timers` take a pool, and front-ends use its `PoolPort`.
 
     Args:
         env_fns: functions without arguments, one per env and then one per spare; called in the workers.
@@ -68,9 +62,9 @@ class Pool:
         options: PoolOptions | None = None,
         **keywords: Unpack[OptionKeywords],
     ) -> None:
-        self.env_fns = env_fns = checked_fns(env_fns)
+        self._env_fns = env_fns = checked_fns(env_fns)
         self.options = merge_options(options, keywords)
-        self._num_spares = self.options.spare_envs
+        self._num_spares = self.options.resets.spare_envs
         self.num_envs = checked_num_envs(len(env_fns), self._num_spares)
         self.batch_size = checked_batch_size(batch_size, self.num_envs)
         # The owner of the workers, and the finalizer that ends them, exist before the first worker.
@@ -78,13 +72,10 @@ class Pool:
         self._finalizer = weakref.finalize(self, self._resources.abandon)
         try:
             self._runtime = start_pool(env_fns, self.options, self._resources)
-            self.env_specs: tuple[EnvSpec, ...] = self._runtime.specs[: self.num_envs]
-            self.spare_specs: tuple[EnvSpec, ...] = self._runtime.specs[self.num_envs :]
-            self.spec: EnvSpec = self.env_specs[0]
+            self.spec: EnvSpec = self._runtime.specs[0]
             self.num_rows = self.num_envs * self.spec.batch_size
             self.num_workers = len(self._runtime.plans)
             self._state = self._runtime.state
-            self._unclaimed = self._state.unclaimed
             self._revival = self._runtime.revival
             self._recovery = self._revival.recovery
             self._waits = PoolWait(self._state, self._revival, self.options)
@@ -107,7 +98,7 @@ class Pool:
         seed: Seed = None,
         options: Options = None,
         env_ids: EnvIds | None = None,
-        persist_options: bool | None = None,
+        persist_options: bool = False,
     ) -> Batch:
         """Reset all envs, or some, and wait for them. Pending results of these envs are waited for and dropped.
 
@@ -118,7 +109,6 @@ class Pool:
             env_ids: which envs; None is all.
             persist_options: True stores the options: every later reset of the env without options gets them, also automatic
                 resets and those after a restart, until other options are stored; options=None clears them.
-                None is the `persist_options` of the pool.
         Returns:
             B rows: obs [B, ...], reward 0, terminated and truncated False.
         Raises:
@@ -138,31 +128,8 @@ class Pool:
         Raises:
             UsageError: all envs are exhausted.
         """
-        self.step_async(actions)
+        self._waits.send(partial(self._state.send_all, actions))
         return self.recv(self.num_envs)
-
-    def step_fast(self, actions: Any) -> StepTuple:
-        """Step all envs and return Gymnasium's five values. Hot path.
-
-        Large observation arrays are leased: they stay valid while referenced, and are not copied.
-        """
-        result = None
-        try:
-            result = self._state.step(actions)
-            self._unclaimed[0] = False
-            return result if result is not None else self.step_wait()
-        except BaseException as error:
-            return self._finish_step(error, result, actions)
-
-    def _finish_step(self, error: BaseException, result: object, actions: Any) -> StepTuple:
-        """Finish a fast step that has raised: repeat it if it has found dead workers, and else raise an error."""
-        if isinstance(error, _native.DeadWorkers):  # nothing was sent
-            self.step_async(actions)
-            return self.step_wait()
-        self._receiver.restore_unclaimed(result)
-        if isinstance(error, UsageError):
-            self._recovery.raise_errors()  # an interrupt has kept them back, and they are why the step is refused
-        raise error
 
     # ---- asynchronous -------------------------------------------------------------------------------------------
 
@@ -173,7 +140,7 @@ class Pool:
         options: Options = None,
         env_ids: EnvIds | None = None,
         mask: NDArray[np.bool_] | None = None,
-        persist_options: bool | None = None,
+        persist_options: bool = False,
     ) -> list[int]:
         """Send resets, and return the ids of their envs. `recv` returns the observations.
 
@@ -183,13 +150,12 @@ class Pool:
                 mask as the option "reset_mask".
         """
         plan = self._resets.plan(env_ids, mask, seed, options)
-        is_wanted = self.options.persist_options and options is not None if persist_options is None else persist_options
-        if is_wanted and self.spec.is_batched:
+        if persist_options and self.spec.is_batched:
             raise UsageError(
                 "persist_options does not work with batched envs, because they reset themselves; pass the options with each reset"
             )
         self._waits.prepare_reset(plan)
-        if is_wanted and plan.options:
+        if persist_options and plan.options:
             options_of = plan.options_with_spares(self._num_spares)
             self._requests.set(RequestKind.SET_RESET_OPTIONS, "options", list(options_of.values()), list(options_of))
         spare_seeds = plan.spare_seeds if self._num_spares and plan.is_whole else None
@@ -220,6 +186,7 @@ class Pool:
         max_envs: int | None = None,
         env_ids: EnvIds | None = None,
         timeout_s: float | None = None,
+        linger_s: float = 0.0,
         out: Any = None,
     ) -> Batch:
         """Return envs that finished, longest-waiting first.
@@ -230,16 +197,21 @@ class Pool:
                 returns the envs that are ready now, which may be none (B = 0).
             env_ids: instead of a number: exactly these envs, by ascending id. All of them must have a command.
             timeout_s: seconds; 0 asks without waiting; None waits while something live is pending.
+            linger_s: with max_envs, wait this many seconds longer for more envs once min_envs are ready.
             out: arrays in the structure of the observation, [B, ...] each, that are written instead of new ones.
         Raises:
             EnvError, BadOutput, WorkerDied: an env has a fault. It is raised once; the others stay receivable.
             RecvTimeout, KeyboardInterrupt: nothing is lost; call recv() again.
             UsageError: more envs are requested than are pending.
         """
-        return self._receiver.recv(batch_size, min_envs, max_envs, env_ids, timeout_s, out)
+        return self._receiver.recv(batch_size, min_envs, max_envs, env_ids, timeout_s, linger_s, out)
 
     def receive(
-        self, min_envs: int | None = 1, max_envs: int | None = None, timeout_s: float | None = None
+        self,
+        min_envs: int | None = 1,
+        max_envs: int | None = None,
+        timeout_s: float | None = None,
+        linger_s: float = 0.0,
     ) -> Received:
         """Return the results of envs that finished, and the faults of those that failed, without raising them.
 
@@ -247,47 +219,9 @@ class Pool:
             min_envs: wait for this many envs, each with a result or a fault; 0 does not wait; None is all that are pending.
             max_envs: return at most this many results; None is all that are ready.
             timeout_s: seconds, after which the call returns what there is, possibly nothing; None has no limit.
+            linger_s: wait this many seconds longer for max_envs once min_envs are there.
         """
-        return self._receiver.receive(min_envs, max_envs, timeout_s)
-
-    # ---- for front-ends in Gymnasium's shape --------------------------------------------------------------------
-
-    def reset_rows(
-        self, mask: NDArray[np.bool_], seed: Seed = None, options: Options = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Reset the rows of a mask; return the newest observations of all N rows, and infos [N] of those that were reset."""
-        self.reset_async(seed=seed, options=options, mask=mask)
-        return self.reset_wait()
-
-    def reset_wait(self, timeout_s: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Wait for the envs of the last `reset_async`; return observations of all N rows, and infos [N] of those envs."""
-        self._waits.wait_for(self._last_reset, timeout_s)
-        result = None
-        try:
-            while (result := self._state.collect_rows(self._last_reset)) is None:
-                self._waits.wait_for(self._last_reset, timeout_s)
-            self._unclaimed[0] = False
-            return result
-        except BaseException:
-            self._receiver.restore_unclaimed(result)
-            raise
-
-    def step_async(self, actions: Any) -> None:
-        """Send actions to all envs that are not exhausted."""
-        self._waits.send(partial(self._state.send_all, actions))
-
-    def step_wait(self, timeout_s: float | None = None) -> StepTuple:
-        """Wait for all envs, and return Gymnasium's five values."""
-        self._waits.wait_any(self.num_envs, timeout_s)
-        result = None
-        try:
-            while (result := self._state.collect_ready()) is None:
-                self._waits.wait_any(self.num_envs, timeout_s)
-            self._unclaimed[0] = False
-            return cast("StepTuple", result)
-        except BaseException:
-            self._receiver.restore_unclaimed(result)
-            raise
+        return self._receiver.receive(min_envs, max_envs, timeout_s, linger_s)
 
     def revive(self, env_ids: EnvIds | None = None, *, wait: bool = True, restart_living: bool = False) -> None:
         """Revive FAULTED envs, and restart their workers if they are dead. The envs need a reset before the next step.
@@ -357,10 +291,6 @@ class Pool:
         """Restore a snapshot, by default in the envs that it is of, and return its observations [B, ...]."""
         return self._snapshots.restore(snapshot, env_ids)
 
-    def timers(self) -> timers.Tree:
-        """Return the calling thread's timers, with those of all workers added up under "workers"; see `stepmill.timers`."""
-        return read_timers(self._runtime, self._requests.ids)
-
     def render(self, env_ids: EnvIds | None = None) -> tuple[Any, ...]:
         """Return the result of each env's `render`."""
         return self._requests.send(RequestKind.RENDER, env_ids, None).result()
@@ -373,33 +303,14 @@ class Pool:
         return [env_id for env_id, state in enumerate(self._state.states()) if state == EnvState.READY]
 
     @property
-    def has_results_of_all(self) -> bool:
-        """Whether every env is stepping or has a result to be received."""
-        return self._state.num_pending() == self.num_envs
-
-    def observe(self, env_ids: EnvIds | None = None) -> Any:
-        """Return the newest received observations of some envs, or all, [B, ...]; zeros before the first."""
-        return self._state.observe(env_ids)
-
-    @property
     def exhausted(self) -> NDArray[np.bool_]:
         """[N] bool: which envs have played their num_episodes."""
         return np.array([state is EnvState.EXHAUSTED for state in self.states])
 
     @property
-    def num_ended(self) -> NDArray[np.int64]:
-        """[N] int64: how many of its num_episodes each env has ended. Not counted without num_episodes."""
-        return np.array(self._state.num_ended(), np.int64)
-
-    @property
     def states(self) -> list[EnvState]:
         """The state of each env, by env_id."""
         return [EnvState(number) for number in self._state.states()]
-
-    @property
-    def worker_of(self) -> tuple[int, ...]:
-        """The worker of each env, by env_id. The envs of a worker are lost together."""
-        return tuple(map(self._recovery.workers.worker_of, range(self.num_envs)))
 
     @cached_property
     def _spaces(self) -> VectorSpaces:
@@ -426,60 +337,9 @@ class Pool:
         """Gymnasium's space of one row's action, as env 0 has it. UsageError if the envs have none."""
         return self._spaces.single_action
 
-    def xla(self) -> tuple[Any, ...]:
-        """Return EnvPool's (handle, recv, send, step), for use inside JAX's `jit`; see `stepmill.jax.xla`."""
-        return cast("tuple[Any, ...]", import_module("stepmill.jax").xla(self))
-
-    @property
-    def memory_place(self) -> tuple[int, int]:
-        """Address and size in bytes of the shared memory, for programs that lock its pages."""
-        return cast("tuple[int, int]", self._runtime.slab.native.place())
-
     def stats(self) -> PoolStats:
         """Return where the time went since the start, and what was counted."""
         return read_stats(self._runtime)
-
-    def monitor(self, interval_s: float = 1.0, *, file: TextIO | None = None) -> Monitor:
-        """Draw where the time goes every `interval_s` seconds, from a thread, until the returned context manager is closed."""
-        return cast("Monitor", import_module("stepmill.observe.monitor").monitor(self._runtime.slab, interval_s, file))
-
-    def trace(self, path: str | Path | None = None, *, seconds: float | None = None, **options: int) -> Recorder:
-        """Record what all threads do until the returned context manager is closed, at most for `seconds`; write it to `path`."""
-        trace = import_module("stepmill.observe.trace")
-        return cast("Recorder", trace.record(self._runtime.slab, path, seconds, **options))
-
-    # ---- for front-ends whose observations are other classes or tensors -------------------------------------------------
-
-    def set_observation_format(
-        self,
-        observation: Node,
-        *,
-        wrap: Callable[[NDArray[Any]], object] | None = None,
-        given: Mapping[int, NDArray[Any]] | None = None,
-    ) -> None:
-        """Set the format of batches of observations. They are built in this format, without a later conversion.
-
-        Args:
-            observation: the tree of `spec.observation`, with other factories for its tuples.
-            wrap: called with each array [B, ...]; its result replaces the array. If it raises, the results can be received
-                again.
-            given: by index of a leaf, an array [num_rows, ...] of that leaf's dtype, which replaces the values of the envs.
-        Raises:
-            UsageError: the tree has other leaves than `spec.observation`, or an array does not fit its leaf.
-        """
-        check_leaves(observation, self.spec.observation)
-        arrays = {index: np.ascontiguousarray(array) for index, array in (given or {}).items()}
-        self._state.set_observation_format(program(observation), wrap, arrays)
-
-    def step_obs(self, actions: Any) -> Any:
-        """Step all envs and return the newest observations, without rewards, flags and infos. Hot path."""
-        obs = None
-        try:
-            obs = self._state.step_obs(actions)
-            self._unclaimed[0] = False
-            return obs if obs is not None else self.step_wait()[0]
-        except BaseException as error:
-            return self._finish_step(error, obs, actions)[0]
 
     # ---- the end ------------------------------------------------------------------------------------------------
 

@@ -38,8 +38,7 @@ class PoolWait:
         self._recovery = revival.recovery
         self._revival = revival
         self._pump = revival.pump
-        self._linger_s = options.linger_s
-        self._has_spares = options.spare_envs > 0
+        self._has_spares = options.resets.spare_envs > 0
 
     def send(self, command: Callable[[], object]) -> None:
         """Call a command of the pool state; if it finds dead workers, handle their deaths and repeat it.
@@ -85,16 +84,16 @@ class PoolWait:
                 timeout_s=timeout_s or 0.0,
             )
 
-    def linger(self, num_envs: int) -> None:
+    def linger(self, num_envs: int, linger_s: float) -> None:
         """Wait up to `linger_s` for this many of the pending envs."""
-        if self._linger_s:
-            self._pump.run(lambda slice_s: self._wait_at_most(num_envs, slice_s), self._linger_s, self._raise_errors)
+        if linger_s:
+            self._pump.run(lambda slice_s: self._wait_at_most(num_envs, slice_s), linger_s, self._raise_errors)
 
     def poll(self) -> None:
         """Handle faults and events that have arrived. Does not wait."""
         self._pump.run(lambda slice_s: self._wait_at_most(self._state.num_pending(), slice_s), 0.0, self._raise_errors)
 
-    def wait_for_news(self, least: int, most: int, timeout_s: float | None) -> None:
+    def wait_for_news(self, least: int, most: int, timeout_s: float | None, linger_s: float = 0.0) -> None:
         """Wait until `least` envs have a result or a fault, or until the deadline, then up to `linger_s` for `most`.
 
         Raises no faults. If `least` is 0, this handles what has arrived.
@@ -107,8 +106,8 @@ class PoolWait:
             return self._wait_at_most(num_left, slice_s) if num_left > 0 else READY
 
         is_there = self._pump.run(wait, timeout_s if least else 0.0, warn_user)
-        if is_there and 0 < least < most and self._linger_s and not self.known_faults():
-            self._pump.run(lambda slice_s: self._wait_at_most(most, slice_s), self._linger_s, warn_user)
+        if is_there and 0 < least < most and linger_s and not self.known_faults():
+            self._pump.run(lambda slice_s: self._wait_at_most(most, slice_s), linger_s, warn_user)
 
     def known_faults(self) -> Mapping[int, EnvFault]:
         """Return the faults that `receive` has to return, by env."""
@@ -167,10 +166,12 @@ class Receiver:
         max_envs: int | None,
         env_ids: EnvIds | None,
         timeout_s: float | None,
+        linger_s: float,
         out: Any,
     ) -> Batch:
         """Implement `Pool.recv`."""
         check_timeout(timeout_s)
+        check_timeout(linger_s, "linger_s")
         if env_ids is not None:
             if (batch_size, min_envs, max_envs) != (None, None, None):
                 raise UsageError("recv() takes env_ids or a number of envs, not both")
@@ -181,14 +182,15 @@ class Receiver:
         if least:
             self._waits.wait_any(least, timeout_s)
             if most > least:
-                self._waits.linger(most)
+                self._waits.linger(most, linger_s)
         else:
             self._waits.poll()
         return self.collect(least, most, out, None, timeout_s)
 
-    def receive(self, min_envs: int | None, max_envs: int | None, timeout_s: float | None) -> Received:
+    def receive(self, min_envs: int | None, max_envs: int | None, timeout_s: float | None, linger_s: float) -> Received:
         """Implement `Pool.receive`."""
         check_timeout(timeout_s)
+        check_timeout(linger_s, "linger_s")
         most = self._num_envs if max_envs is None else max_envs
         num_there = self._state.num_pending() + len(self._waits.known_faults())
         least = min(most, num_there) or 1 if min_envs is None else min_envs
@@ -197,8 +199,21 @@ class Receiver:
                 f"receive() cannot wait for {least} to {most} envs: {num_there} are stepping or have a fault; send() to more envs first"
             )
         # For all, a number that faults of idle envs do not reduce to fewer than those that are pending.
-        self._waits.wait_for_news(2 * self._num_envs if min_envs is None else least, most, timeout_s)
+        self._waits.wait_for_news(2 * self._num_envs if min_envs is None else least, most, timeout_s, linger_s)
         return self._collect_with_faults(most)
+
+    def wait_and_collect(self, wait: Callable[[], None], collect: Callable[[], Any]) -> Any:
+        """Return what `collect` returns, which is None as long as `wait` has to wait again. An interrupt loses no result."""
+        wait()
+        result = None
+        try:
+            while (result := collect()) is None:
+                wait()
+            self._unclaimed[0] = False
+            return result
+        except BaseException:
+            self.restore_unclaimed(result)
+            raise
 
     def _collect_with_faults(self, most: int) -> Received:
         """Do as `collect`; results and faults that do not reach the caller are returned by the next call."""

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from stepmill.backends.base import Backend
+from stepmill.backends.base import Backend, worker_died_error
 from stepmill.pool.crash_reporter import CrashReporter
 from stepmill.pool.events import (
     BeginRestart,
@@ -33,7 +33,7 @@ from stepmill.pool.replays import Effect, Replays
 from stepmill.pool.workers import DEAD, WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, WorkerDied, add_clause, join_errors
 from stepmill.spec.notices import warn
-from stepmill.spec.options import PoolOptions
+from stepmill.spec.options import AutoresetMode, OnFault, PoolOptions
 from stepmill.spec.received import EnvFault, faults_by_env
 from stepmill.worker.messages import WorkerPlan
 
@@ -58,11 +58,12 @@ class Recovery:
         self.raised: dict[int, EnvFault] = {}
         self.notices: list[str] = []  # warnings, issued by the same call
         self.policy = self.workers.policy = POLICIES[options.on_fault]  # for deaths
-        self._env_policy = POLICIES[options.on_raise or options.on_fault]
+        self._env_policy = POLICIES[OnFault(options.restarts.on_raise or options.on_fault)]
         self._limits = {"step": options.step_timeout_s, "reset": options.reset_timeout_s}
         self._env_errors = EnvErrorLimits(options)
         self._attempts = ResetAttempts(options)
         self._num_absorbed: Counter[int] = Counter()
+        self._repeats_resets = options.autoreset_mode is AutoresetMode.SAME_STEP
         self._after_apply: list[Effect] = []
         self.replays = Replays(
             self.workers,
@@ -276,8 +277,8 @@ class Recovery:
         error.message = error.message.replace(f"; {self.policy.death_hint}", "")
         return add_clause(
             error,
-            f"the limit of restarts of worker {worker} is reached (max_restarts, max_restarts_total), so it is "
-            "not restarted automatically; call reset() or revive()",
+            f"the limit of restarts of worker {worker} is reached (restarts.max_restarts), so it is not "
+            "restarted automatically; call reset() or revive()",
         )
 
     def _death_error(self, worker: int, faults: Sequence[EnvFailed]) -> StepmillError:
@@ -317,10 +318,25 @@ class Recovery:
     # ---- called by other methods ----------------------------------------------------------------------------------------
 
     def handle_dead_workers(self, workers: Iterable[int]) -> None:
-        """Handle workers that `send` found dead. Nothing was sent."""
+        """Handle workers that `send` found dead or due to be recycled. Nothing was sent."""
         self.workers.record_deaths()
         for worker in workers:
-            self.handle_death(worker)
+            if self.workers.records[worker].state is WorkerState.SERVING:
+                self._recycle(worker)
+            else:
+                self.handle_death(worker)
+
+    def _recycle(self, worker: int) -> None:
+        """Restart a worker none of whose envs is in an episode. Under SAME_STEP the resets that began episodes are replayed."""
+        workers, replays = self.workers, self.replays
+        remedy = Remedy.KEEP if self._repeats_resets else Remedy.CUT
+        restart = BeginRestart(worker, workers.records[worker].generation, remedy, {}, is_recycling=True)
+        replays.drop(workers.views_of(worker))
+        if replays.is_on and not self._repeats_resets:
+            replays.restart_log(worker)
+        cause = worker_died_error(worker, workers.envs_of(worker), None, hint="", cause="was recycled")
+        workers.plan_restart(restart, cause, before=workers.end_gently(worker))
+        self.carry_out([restart])
 
     def handle_death(self, worker: int) -> None:
         """Handle the death of a worker that no command has met."""

@@ -42,7 +42,7 @@ from stepmill.worker.messages import Request, RequestKind, Value, load
 
 TICKETS = 1 << 32  # they wrap around
 MAX_PLAYS = 3  # of one episode, if each replay fails in a new way
-INCOMPLETE_LOG = "its calls are more than half of replay_log_bytes holds, or cannot be pickled"
+INCOMPLETE_LOG = "its calls are more than half of restarts.replay_log_bytes holds, or cannot be pickled"
 
 Effect = Callable[[], object]
 
@@ -115,9 +115,9 @@ class Replays:
         """
         self._workers = workers
         self._backend = backend
-        self._limit_bytes = options.replay_log_bytes
+        self._limit_bytes = options.restarts.replay_log_bytes
         self._rebuilds_workers = options.on_fault is OnFault.REPLAY
-        self.is_on = OnFault.REPLAY in (options.on_fault, options.on_raise)
+        self.is_on = OnFault.REPLAY in (options.on_fault, options.restarts.on_raise)
         self._after_apply = after_apply
         self._on_reset_repeated = on_reset_repeated
         self._warn = warn
@@ -127,7 +127,7 @@ class Replays:
         self._failures = RepeatedFailures()
         self._replays: dict[int, EpisodeReplay] = {}  # by env; the core may have finished some
         self._unverified: list[RepeatedCalls] = []  # of envs that are not suspended
-        self.log = CallLog(len(self._locations), options.replay_log_bytes // 2)
+        self.log = CallLog(len(self._locations), options.restarts.replay_log_bytes // 2)
 
     # ---- the log ----------------------------------------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ class PoolFuture:
         """Wait, and return one value per env, in the order of `env_ids`.
 
         Args:
-            timeout_s: seconds from now; None is `call_timeout_s` from when the call was made.
+            timeout_s: seconds from now; None is `workers.call_timeout_s` from when the call was made.
         Raises:
             EnvError: an env raised; the errors of other envs are in `others`.
             EnvTimeout: not done yet. Nothing is lost: ask again.
@@ -143,8 +143,8 @@ class EnvRequests:
         self._recovery = runtime.revival.recovery
         self._server_locations = runtime.server_locations
         self._num_envs = num_envs
-        self._num_spares = options.spare_envs
-        self._call_timeout_s = options.call_timeout_s
+        self._num_spares = options.resets.spare_envs
+        self._call_timeout_s = options.workers.call_timeout_s
 
     def checked_ids(self, env_ids: Any) -> list[int]:
         """Return the named envs, or all; ids from num_envs on are those of spares."""

@@ -20,6 +20,7 @@ class Revival:
         self.recovery = recovery
         self.workers = recovery.workers
         self.pump = Pump(recovery, options)
+        self._recycles = options.restarts.recycles
 
     def restart_all(self) -> bool:
         """Restart every dead worker, those of spares included, and wait. Return whether any was restarted.
@@ -149,12 +150,12 @@ class Revival:
     # ---- before a call ------------------------------------------------------------------------------------------------
 
     def wait_until_rebuilt(self, workers: Iterable[int], timeout_s: float | None) -> None:
-        """Wait until replays have rebuilt the envs of these workers.
+        """Wait until replays have rebuilt the envs of these workers, and until those that are recycled serve again.
 
         Raises:
             EnvTimeout: the envs were not rebuilt within `timeout_s`.
         """
-        if not self.recovery.replays.is_on:
+        if not (self.recovery.replays.is_on or self._recycles):
             return
         owners = sorted(set(workers))
         if not self.pump.run_until(lambda: all(map(self._is_rebuilt, owners)), timeout_s):
@@ -174,6 +175,7 @@ class Revival:
                 recovery.handle()
                 if workers.records[worker].state is WorkerState.DEAD_UNREPORTED:
                     recovery.handle_death(worker)
-        is_restarting = is_replayed and workers.records[worker].state is WorkerState.RESTARTING
+        is_awaited = is_replayed or workers.records[worker].is_recycling
+        is_restarting = is_awaited and workers.records[worker].state is WorkerState.RESTARTING
         is_suspended = any(view.is_suspended for view in workers.views_of(worker))
         return bool(recovery.faults) or not (is_restarting or is_suspended)

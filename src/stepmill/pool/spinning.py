@@ -24,27 +24,31 @@ _spinning: weakref.WeakSet[SharedSlab] = weakref.WeakSet()
 def worker_cores(options: PoolOptions) -> int:
     """Return how many cores the workers may use together."""
     cores = _native.usable_cores()
-    return min(cores, len(common_cores(options.affinity) or range(cores)))
+    return min(cores, len(common_cores(options.workers.affinity) or range(cores)))
 
 
 def check_affinity(choice: BackendName | Backend, options: PoolOptions, plans: Sequence[WorkerPlan]) -> None:
-    """Check the cores of the option `affinity`.
+    """Check the cores of the option `workers.affinity`.
 
     Raises:
         UsageError: this process may not use a core, or the backend has no workers.
     """
-    if options.affinity is None:
+    if options.workers.affinity is None:
         return
     missing = sorted({core for plan in plans for core in plan.affinity or ()} - os.sched_getaffinity(0))
     if missing:
         usable = sorted(os.sched_getaffinity(0))
-        raise UsageError(f"affinity names the cores {missing}, which this process may not use; it may use {usable}")
+        raise UsageError(
+            f"workers.affinity names the cores {missing}, which this process may not use; it may use {usable}"
+        )
     if choice is BackendName.SERIAL:
         raise UsageError(
-            "affinity is for workers, and the serial backend has none; pin your own process, or use another backend"
+            "workers.affinity is for workers, and the serial backend has none; pin your own process, or use another backend"
         )
-    if choice is BackendName.KERNEL and plans[0].affinity != options.affinity:
-        raise UsageError("the threads of a kernel have their cores together; give affinity as one list of core numbers")
+    if choice is BackendName.KERNEL and plans[0].affinity != options.workers.affinity:
+        raise UsageError(
+            "the threads of a kernel have their cores together; give workers.affinity as one list of core numbers"
+        )
 
 
 def set_spinning(slab: SharedSlab, options: PoolOptions, num_workers: int) -> None:
@@ -74,6 +78,6 @@ def parent_spin_ns(options: PoolOptions, num_workers: int) -> int:
 
 
 def _spin_ns(options: PoolOptions) -> int:
-    if options.spin_us is not None:
-        return int(1000 * options.spin_us)
+    if options.tuning.spin_us is not None:
+        return int(1000 * options.tuning.spin_us)
     return int(1000 * (FAIR_SPIN_US if _native.yields_fairly() else SPIN_US))

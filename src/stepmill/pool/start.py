@@ -34,7 +34,8 @@ from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.option_values import common_cores, cores_of, environment_of
 from stepmill.spec.options import BackendName, OnFault, PoolOptions, RetryIn, Seeding
-from stepmill.spec.ray_options import RayOptions, hosts_kernels
+from stepmill.spec.ray_options import hosts_kernels
+from stepmill.spec.records import changed
 from stepmill.worker.messages import ServerLocation, WorkerPlan, WorkerReport, WorkerSettings, server_locations
 from stepmill.worker.native_settings import native_settings
 from stepmill.worker.process_setup import DUMP_SIGNAL
@@ -42,6 +43,7 @@ from stepmill.worker.signals import defer_signals
 
 EnvFn = Callable[[], object]
 
+NO_LIMIT = (1 << 64) - 1
 CLOSE_TIMEOUT_S = 1.5  # how long workers may take to close their envs before they are killed
 INTERRUPTED_CLOSE_TIMEOUT_S = 0.4  # the same after Ctrl-C, when close() must take less than a second
 
@@ -156,6 +158,7 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolRe
         backend = KernelBackend(worker_settings(options), count_threads(len(env_fns), options), options.step_timeout_s)
     else:
         backend = make_backend(choice, options)
+    _check_recycling(backend, choice, options)
     if choice is BackendName.ENVPOOL and traits_of(backend).is_inline:
         _warn_unused(choice, options, _WITHOUT_EFFECT[BackendName.SERIAL])
     try:
@@ -179,14 +182,14 @@ def connect_ray(options: PoolOptions, num_envs: int) -> PoolOptions:
     """
     from stepmill.backends.ray import cluster
 
-    chosen = options.ray or RayOptions()
+    chosen = options.ray
     num_cpus = cluster.count_cpus(chosen)
     if hosts_kernels(chosen):
         chosen = replace(chosen, num_nodes=cluster.count_nodes(cluster.require_ray(), chosen, num_envs))
     is_open = options.num_workers is None and options.envs_per_worker is None
     # The thread that waits leaves its core to the one that receives messages.
-    spin_us = 0.0 if options.spin_us is None else options.spin_us
-    return replace(options, ray=chosen, num_workers=num_cpus if is_open else options.num_workers, spin_us=spin_us)
+    tuning = replace(options.tuning, spin_us=options.tuning.spin_us or 0.0)
+    return replace(options, ray=chosen, num_workers=num_cpus if is_open else options.num_workers, tuning=tuning)
 
 
 def ray_backend(options: PoolOptions) -> Backend:
@@ -196,10 +199,10 @@ def ray_backend(options: PoolOptions) -> Backend:
     limits = {
         "step_timeout_s": options.step_timeout_s,
         "reset_timeout_s": options.reset_timeout_s,
-        "call_timeout_s": options.call_timeout_s,
+        "call_timeout_s": options.workers.call_timeout_s,
         "attempts_timeout_s": _attempts_timeout_s(options),
     }
-    chosen = options.ray or RayOptions()
+    chosen = options.ray
     num_threads = (options.num_workers or 1) if hosts_kernels(chosen) else 0
     return RayBackend(worker_settings(options), chosen, limits, num_threads)
 
@@ -214,7 +217,7 @@ def _start(
     check_specs(specs)
     check_budget(specs[0], options)
     owned = [plan.env_ids for plan in plans]
-    layout = lay_out(specs[0], owned, lease_slots=options.slots, num_spares=options.spare_envs)
+    layout = lay_out(specs[0], owned, lease_slots=options.tuning.slots, num_spares=options.resets.spare_envs)
     resources.slab = slab = SharedSlab(
         layout, len(plans), backend=type(backend).__name__.removesuffix("Backend").lower()
     )
@@ -237,7 +240,7 @@ def _make_reaper(slab: SharedSlab, traits: BackendTraits, options: PoolOptions) 
     if traits.nodes is not None:  # they watch the time limits
         options = replace(options, step_timeout_s=None, reset_timeout_s=None, crash_dir=None)
     dump_signal = DUMP_SIGNAL if options.crash_dir is not None else 0
-    limits = options.step_timeout_s, options.reset_timeout_s, dump_signal, options.call_timeout_s
+    limits = options.step_timeout_s, options.reset_timeout_s, dump_signal, options.workers.call_timeout_s
     reaper = _native.Reaper(slab.native, *limits, _attempts_timeout_s(options))
     try:
         for worker, pidfd in () if traits.monitor is None else traits.monitor.pidfds.items():
@@ -252,8 +255,8 @@ def _attempts_timeout_s(options: PoolOptions) -> float | None:
     """Return how long a reset may take, with all attempts in the same env and the waits between them."""
     if options.reset_timeout_s is None:
         return None
-    num_retries = options.reset_retries if options.reset_retry_in is RetryIn.SAME else 0
-    return (1 + num_retries) * options.reset_timeout_s + num_retries * options.reset_retry_wait_s
+    num_retries = options.resets.retries if options.resets.retry_in is RetryIn.SAME else 0
+    return (1 + num_retries) * options.reset_timeout_s + num_retries * options.resets.retry_wait_s
 
 
 def _start_workers(backend: Backend, plans: Sequence[WorkerPlan], recovery: Recovery) -> list[WorkerReport]:
@@ -267,7 +270,7 @@ def _start_workers(backend: Backend, plans: Sequence[WorkerPlan], recovery: Reco
 def has_log(options: PoolOptions) -> bool:
     """Whether actions and results of running episodes are logged, for replays or crash capsules."""
     has_capsules = options.crash_dir is not None and options.backend is not BackendName.ENVPOOL
-    return OnFault.REPLAY in (options.on_fault, options.on_raise) or has_capsules
+    return OnFault.REPLAY in (options.on_fault, options.restarts.on_raise) or has_capsules
 
 
 def has_seeds(options: PoolOptions) -> bool:
@@ -290,11 +293,15 @@ _BACKENDS: dict[BackendName, Callable[[WorkerSettings], Backend]] = {
 
 
 def _check_retries(choice: BackendName | Backend, options: PoolOptions) -> None:
-    if options.reset_retries and options.reset_retry_in is RetryIn.NEW and choice in _WITHOUT_EFFECT:
-        raise UsageError(
-            f"reset_retry_in='new' needs processes, and the backend is {_name(choice)}; "
-            "use backend='process', or reset_retry_in='same'"
-        )
+    if options.resets.retries and options.resets.retry_in is RetryIn.NEW and choice in _WITHOUT_EFFECT:
+        text = f"resets.retry_in='new' needs processes, and the backend is {_name(choice)}"
+        raise UsageError(f"{text}; use backend='process', or resets.retry_in='same'")
+
+
+def _check_recycling(backend: Backend, choice: BackendName | Backend, options: PoolOptions) -> None:
+    if options.restarts.recycles and not traits_of(backend).can_restart_living:
+        text = "restarts.recycle_after_episodes and restarts.recycle_above_mb restart worker processes, and the backend"
+        raise UsageError(f"{text} {_name(choice)} has none; use backend='process', or leave them out")
 
 
 def _name(choice: BackendName | Backend) -> str:
@@ -308,8 +315,7 @@ def _warn_unused(choice: BackendName | Backend, options: PoolOptions, names: Seq
     has_kernels = choice is BackendName.RAY and hosts_kernels(options.ray)
     if names is None:
         names = _WITHOUT_EFFECT_ON_NODES if has_kernels else _WITHOUT_EFFECT.get(choice, ())
-    unused = [name for name in names if getattr(options, name) != PoolOptions.default_of(name)]
-    if unused:
+    if names and (unused := changed(options, names)):
         given, option = ", ".join(unused), "host" if has_kernels else "backend"
         place = "threads of nodes" if has_kernels else "this process"
         warn(
@@ -319,11 +325,17 @@ def _warn_unused(choice: BackendName | Backend, options: PoolOptions, names: Seq
 
 
 # `context` is not among them: on a backend without processes the user loses nothing by it.
-_ONLY_PROCESSES = ("worker_env", "worker_threads")
+_ONLY_PROCESSES = ("workers.env", "workers.threads")
 _WITHOUT_EFFECT = {
-    BackendName.SERIAL: ("step_timeout_s", "reset_timeout_s", "start_timeout_s", "call_timeout_s", *_ONLY_PROCESSES),
+    BackendName.SERIAL: (
+        "step_timeout_s",
+        "reset_timeout_s",
+        "start.timeout_s",
+        "workers.call_timeout_s",
+        *_ONLY_PROCESSES,
+    ),
     BackendName.THREAD: _ONLY_PROCESSES,
-    BackendName.KERNEL: ("reset_timeout_s", "start_timeout_s", "call_timeout_s", *_ONLY_PROCESSES),
+    BackendName.KERNEL: ("reset_timeout_s", "start.timeout_s", "workers.call_timeout_s", *_ONLY_PROCESSES),
 }
 _WITHOUT_EFFECT_ON_NODES = ("reset_timeout_s", *_ONLY_PROCESSES)  # if they run kernels
 
@@ -343,7 +355,7 @@ def plan_workers(env_fns: Sequence[EnvFn], options: PoolOptions) -> list[WorkerP
     num_envs = len(env_fns)
     if choose_backend(num_envs, options) in (BackendName.SERIAL, BackendName.ENVPOOL, BackendName.KERNEL):
         num_workers = 1
-    elif options.ray is not None and hosts_kernels(options.ray):
+    elif hosts_kernels(options.ray):
         num_workers = options.ray.num_nodes or 1  # `connect_ray` has set it
     elif options.envs_per_worker is not None:
         num_workers = -(-num_envs // options.envs_per_worker)
@@ -353,22 +365,22 @@ def plan_workers(env_fns: Sequence[EnvFn], options: PoolOptions) -> list[WorkerP
     bounds = [worker * num_envs // num_workers for worker in range(num_workers + 1)]
     sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
     spares: list[list[int]] = [[] for _ in sizes]
-    for place in range(options.spare_envs):
-        worker = num_workers - 1 - place * num_workers // options.spare_envs
+    for place in range(options.resets.spare_envs):
+        worker = num_workers - 1 - place * num_workers // options.resets.spare_envs
         while len(spares[worker]) == sizes[worker]:
             worker -= 1  # worker 0 comes last, and is never the only one with space left
-        spares[worker].append(num_envs - options.spare_envs + place)
-    ids = iter(range(num_envs - options.spare_envs))
+        spares[worker].append(num_envs - options.resets.spare_envs + place)
+    ids = iter(range(num_envs - options.resets.spare_envs))
     shares = [(*itertools.islice(ids, size - len(extra)), *extra) for size, extra in zip(sizes, spares, strict=True)]
     return [
         WorkerPlan(
             worker,
             own,
             tuple(env_fns[i] for i in own),
-            init=options.worker_init,
-            affinity=cores_of(options.affinity, worker),
+            init=options.workers.init,
+            affinity=cores_of(options.workers.affinity, worker),
             environ={
-                **environment_of(options.worker_env, worker),
+                **environment_of(options.workers.env, worker),
                 "STEPMILL_WORKER": str(worker),
                 "STEPMILL_NUM_WORKERS": str(num_workers),
                 "STEPMILL_ENV_IDS": ",".join(map(str, own)),
@@ -399,17 +411,18 @@ def worker_settings(options: PoolOptions) -> WorkerSettings:
         seeding=options.seeding,
         context=options.context,
         entropy=int.from_bytes(os.urandom(8), "little"),
-        worker_env=options.worker_env if isinstance(options.worker_env, Mapping) else {},
-        worker_threads=options.worker_threads,
-        affinity=common_cores(options.affinity),
-        timers_every=options.timers_every,
-        overlap_resets=options.overlap_resets and not options.spare_envs,  # with spares every reset is overlapped
-        start_serially=options.start_serially,
-        reset_retries=options.reset_retries if options.reset_retry_in is RetryIn.SAME else 0,
-        reset_retry_wait_s=options.reset_retry_wait_s,
-        start_timeout_s=options.start_timeout_s,
-        call_timeout_s=options.call_timeout_s,
-        show_progress=options.show_progress,
+        worker_env=options.workers.env if isinstance(options.workers.env, Mapping) else {},
+        worker_threads=options.workers.threads,
+        affinity=common_cores(options.workers.affinity),
+        timers_every=options.tuning.timers_every,
+        overlap_resets=options.resets.overlap and not options.resets.spare_envs,  # with spares every reset is
+        start_serially=options.start.serially,
+        reset_retries=options.resets.retries if options.resets.retry_in is RetryIn.SAME else 0,
+        reset_retry_wait_s=options.resets.retry_wait_s,
+        start_timeout_s=options.start.timeout_s,
+        call_timeout_s=options.workers.call_timeout_s,
+        show_progress=options.start.show_progress,
+        measures_memory=options.restarts.recycle_above_mb is not None,
         has_trace=options.crash_dir is not None,
     )
 
@@ -466,7 +479,7 @@ def _state_settings(
     spec = specs[0]
     return {
         **native_settings(spec, options.autoreset_mode, options.seeding),
-        "num_envs": len(specs) - options.spare_envs,
+        "num_envs": len(specs) - options.resets.spare_envs,
         "flag": (np.dtype(np.bool_), (len(spec.agents),) if spec.agents else ()),
         "over": (np.dtype(np.bool_), ()),
         "episode_return": (np.dtype(np.float64), spec.reward.shape),
@@ -481,5 +494,7 @@ def _state_settings(
         "describe_unreadable": describe_unreadable,
         "event_types": events,
         "num_episodes": options.num_episodes or 0,
-        "log_limit_bytes": options.replay_log_bytes if has_log(options) else 0,
+        "recycle_episodes": options.restarts.recycle_after_episodes or NO_LIMIT,
+        "recycle_bytes": (options.restarts.recycle_above_mb or 0) << 20 or NO_LIMIT,
+        "log_limit_bytes": options.restarts.replay_log_bytes if has_log(options) else 0,
     }

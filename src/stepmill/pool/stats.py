@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepmill import timers
 from stepmill.backends.base import traits_of
@@ -11,6 +11,9 @@ from stepmill.pool.start import PoolRuntime
 from stepmill.spec.errors import StepmillError
 from stepmill.spec.stats import PoolStats
 from stepmill.worker.messages import Request, RequestKind, Value
+
+if TYPE_CHECKING:
+    from stepmill.pool.pool import Pool
 
 WORKERS, WORKER_ROOT = "workers", "worker_root"  # names that users of ML-Agents know
 
@@ -31,13 +34,14 @@ def read_stats(runtime: PoolRuntime) -> PoolStats:
     )
 
 
-def read_timers(runtime: PoolRuntime, request_ids: Iterator[int]) -> timers.Tree:
-    """Return the calling thread's tree with the node `workers`, in which the trees of all living workers are added up.
+def read_timers(pool: Pool) -> timers.Tree:
+    """Return the calling thread's timers with the node `workers`, in which those of all living workers are added up; see `stepmill.timers`.
 
     On the serial backend the timers of the envs are in the caller's own tree, and `workers` has only the counters of the engine.
     """
+    runtime = pool._runtime
     root = timers.snapshot()
-    trees = _read_workers(runtime, request_ids) if traits_of(runtime.backend).has_own_timers else []
+    trees = _read_workers(runtime, pool._requests.ids) if traits_of(runtime.backend).has_own_timers else []
     stats = read_stats(runtime).workers
     nodes = []
     for worker in stats:

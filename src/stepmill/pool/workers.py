@@ -39,11 +39,13 @@ from stepmill.pool.settings import AppliedSettings
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, WorkerDied
 from stepmill.spec.options import PoolOptions
 from stepmill.worker.channel import wait_ready
-from stepmill.worker.messages import Request, WorkerPlan, WorkerReport
+from stepmill.worker.messages import Request, RequestKind, WorkerPlan, WorkerReport
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
 JOIN_S = 1.0  # how long close() waits for a restart that it has just interrupted
+END_S = 1.5  # how long a worker that is recycled may take to close its envs
+END_ID = -(1 << 60)  # of the request that ends a worker
 
 
 class WorkerState(enum.Enum):
@@ -151,6 +153,7 @@ class WorkerRecord:
         task: its current or last restart.
         settings: to re-apply to its envs.
         is_replayed: whether the episodes of its envs are replayed after the restart.
+        is_recycling: whether the restart is one between episodes.
         is_retried: whether another restart follows one that fails.
     """
 
@@ -163,6 +166,7 @@ class WorkerRecord:
     error: StepmillError | None = None
     task: RestartTask | None = None
     is_replayed: bool = False
+    is_recycling: bool = False
     is_retried: bool = False
 
 
@@ -175,13 +179,12 @@ class WorkerSupervisor:
         self._backend = backend
         self._traits = traits_of(backend)
         self._turns = threading.Semaphore(_native.usable_cores())
-        self._num_restarts_left = options.max_restarts_total
         self._state: _native.PoolState | None = None
         self._reaper: _native.Reaper | None = None
         self.records = [
             WorkerRecord(
                 plan,
-                limit=FailureLimit(options.max_restarts, options.restart_window_s),
+                limit=FailureLimit(options.restarts.max_restarts, options.restarts.restart_window_s),
                 settings=AppliedSettings({server: index for index, server in enumerate(plan.env_ids)}),
             )
             for plan in plans
@@ -290,13 +293,9 @@ class WorkerSupervisor:
 
     def count_restart(self, worker: int, error: StepmillError) -> float | None:
         """Count a restart of a worker because of `error`; return the delay before it in seconds, or None if none is allowed, or would succeed."""
-        if self._num_restarts_left == 0 or error.is_final:
-            return None
-        number = self.records[worker].limit.count()
+        number = None if error.is_final else self.records[worker].limit.count()
         if number is None:
             return None
-        if self._num_restarts_left is not None:
-            self._num_restarts_left -= 1
         return 0.0 if number == 1 else min(FIRST_BACKOFF_S * 2 ** (number - 2), MAX_BACKOFF_S)
 
     def check_restartable(self, worker: int) -> None:
@@ -330,7 +329,21 @@ class WorkerSupervisor:
         self._move(record, WorkerState.RESTARTING)
         record.error = error or record.error
         record.is_replayed, record.is_retried = decision.remedy is Remedy.KEEP, is_retried
+        record.is_recycling = decision.is_recycling
         record.task = self._make_task(record, delay_s, before)
+
+    def end_gently(self, worker: int) -> Callable[[], object]:
+        """Return a function that lets a living worker reply to its requests, close its envs and end, within limits of time."""
+
+        def end() -> None:
+            with contextlib.suppress(StepmillError):  # it has died, hangs, or the pool was closed
+                self._backend.call({worker: Request(END_ID, RequestKind.END, (0,), (0,), None)})[0].result()
+            deadline, monitor = time.monotonic() + END_S, self._traits.monitor
+            while monitor is not None and time.monotonic() < deadline:
+                if wait_ready({monitor.pidfds[worker]: select.POLLIN}, deadline):
+                    return
+
+        return end
 
     def start_restart(self, worker: int) -> None:
         """Start the thread of a planned restart."""

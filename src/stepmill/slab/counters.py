@@ -132,7 +132,8 @@ def _formats() -> dict[str, np.dtype[Any]]:
         return cast("np.dtype[Any]", np.dtype(cast("Any", places)))
 
     words = dict.fromkeys(
-        ("version", "pid", "num_restarts", "num_deaths", "dead", "current", "running", "num_spares"), WORD
+        ("version", "pid", "num_restarts", "num_deaths", "num_recycles", "dead", "current", "running", "num_spares"),
+        WORD,
     )
     histogram = make("histogram", {"buckets": (NUMBER, (len(_native.bucket_stops_ns()),))})
     learner = make("learner", {})
@@ -260,6 +261,7 @@ class CounterReader:
             reset_retries=int(own["num_retries"]),
             restarts=int(learners["num_restarts"]),
             deaths=int(learners["num_deaths"]),
+            recycles=int(learners["num_recycles"]),
             current=owned[local] if local < len(owned) else None,
             is_dead=bool(learners["dead"]),
         )

@@ -22,6 +22,7 @@ pickled. `join_errors` makes one error of several faults.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -337,3 +338,19 @@ def join_errors(errors: Sequence[StepmillError]) -> StepmillError:
     joined.others = (*first.others, *(flat for error in rest for flat in (error, *error.others)))
     joined.__cause__ = first.__cause__
     return joined
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """Return how a process ended, for the text of an error."""
+    name = signal_name(exit_code)
+    return f"was ended by {name}" if name else "ended" if exit_code is None else f"ended with exit code {exit_code}"
+
+
+def signal_name(exit_code: int | None) -> str | None:
+    """Return the name of the signal that ended a process, or None if no signal did."""
+    if exit_code is None or exit_code >= 0:
+        return None
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"  # a real-time signal has no name

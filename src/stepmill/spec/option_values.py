@@ -1,22 +1,86 @@
-"""Checks of the values of single options, of types that are no numbers.
+"""Checks of the values of single options.
 
 Each function returns the value in its final type, or raises UsageError.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias, cast
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import SupportsFloat, SupportsIndex, TypeAlias, TypeVar, cast
 
 from stepmill.spec.errors import UsageError
+
+_Choice = TypeVar("_Choice", bound=Enum)
+_OR_NONE = ("", ", or None")  # by whether None is allowed
 
 Environment: TypeAlias = "Mapping[str, str] | Sequence[Mapping[str, str]] | Callable[[int], Mapping[str, str]]"
 """Environment variables of all workers; or a list, of which worker w has item w modulo its length; or a function of w."""
 
 Cores: TypeAlias = "Sequence[int] | Sequence[Sequence[int]] | Callable[[int], Sequence[int] | None] | None"
 """Numbers of cores, given in the same ways."""
+
+
+def plain(value: object) -> object:
+    """Return an enum's value, so that a message shows what the user can type."""
+    return value.value if isinstance(value, Enum) else value
+
+
+def checked_choice(name: str, value: object, choices: type[_Choice]) -> _Choice:
+    """Return the member of an enum, of which the value, or another enum's member of the same value, is given."""
+    try:
+        return choices(plain(value))
+    except ValueError:
+        return cast("_Choice", checked_word(name, plain(value), [each.value for each in choices]))
+
+
+def checked_word(name: str, value: object, words: Collection[object]) -> str:
+    """Return one of some words."""
+    if value in words:
+        return cast("str", value)
+    raise UsageError(f"{name}={value!r} is not one of {', '.join(map(repr, words))}")
+
+
+def checked_count(name: str, value: SupportsIndex | None, smallest: int, *, may_be_none: bool) -> int | None:
+    """Return a whole number."""
+    if value is None and may_be_none:
+        return None
+    try:
+        count = None if value is None or isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        count = None
+    if count is None or count < smallest:
+        raise UsageError(f"{name}={value!r} must be a whole number, {smallest} or more{_OR_NONE[may_be_none]}")
+    return count
+
+
+def checked_amount(name: str, value: SupportsFloat | None, *, may_be_zero: bool, may_be_none: bool) -> float | None:
+    """Return a number of seconds, or of the unit with which the name ends."""
+    if value is None and may_be_none:
+        return None
+    try:
+        amount = math.nan if value is None or isinstance(value, (bool, str)) else float(value)
+    except (TypeError, ValueError):
+        amount = math.nan
+    if not math.isfinite(amount) or amount < 0 or (amount == 0 and not may_be_zero):
+        unit = "microseconds" if name.endswith("_us") else "seconds"
+        bound = "0 or more" if may_be_zero else "more than 0"
+        raise UsageError(f"{name}={value!r} must be a number of {unit}, {bound}{_OR_NONE[may_be_none]}")
+    return amount
+
+
+def checked_switch(name: str, value: object, *, may_be_none: bool) -> bool | None:
+    """Return a bool."""
+    if isinstance(value, bool) or (value is None and may_be_none):
+        return value
+    import numpy as np  # here, because help of the command line does not wait for it
+
+    if isinstance(value, np.bool_):
+        return bool(value)
+    raise UsageError(f"{name}={value!r} must be True or False{_OR_NONE[may_be_none]}")
 
 
 def checked_folder(value: object) -> str | None:
@@ -32,7 +96,7 @@ def checked_function(value: object) -> Callable[[], object] | None:
     if value is None or callable(value):
         return value
     raise UsageError(
-        f"worker_init={value!r} must be a function without arguments, or None; functools.partial(function, ...) gives it some"
+        f"workers.init={value!r} must be a function without arguments, or None; functools.partial(function, ...) gives it some"
     )
 
 
@@ -49,7 +113,7 @@ def checked_cores(value: object) -> Cores:
         cores = ()
     if not cores or len(set(cores)) != len(cores) or min(cores) < 0:
         raise UsageError(
-            f"affinity={value!r} must be a list of different core numbers, a list of such lists, one per worker, a function that "
+            f"workers.affinity={value!r} must be a list of different core numbers, a list of such lists, one per worker, a function that "
             "returns the list of a worker, or None for all cores"
         )
     return cores
@@ -66,7 +130,7 @@ def checked_environment(value: object) -> Environment:
     )
     if not isinstance(value, Mapping) or not is_valid:
         raise UsageError(
-            f"worker_env={value!r} must map names of environment variables to strings, or be a list of such mappings, one per "
+            f"workers.env={value!r} must map names of environment variables to strings, or be a list of such mappings, one per "
             "worker, or a function that returns that of a worker"
         )
     return dict(value)

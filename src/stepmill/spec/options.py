@@ -1,15 +1,12 @@
-"""The options of a pool: `PoolOptions`, and the enums of its fields from `choices.py`."""
+"""The options of a pool: `PoolOptions`, the records in it, and the enums of its fields from `choices.py`."""
 
 from __future__ import annotations
 
 import difflib
-import math
-import operator
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, replace
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, SupportsIndex, TypedDict, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from stepmill.spec.choices import AutoresetMode as AutoresetMode
 from stepmill.spec.choices import BackendName as BackendName
@@ -23,120 +20,172 @@ from stepmill.spec.errors import UsageError
 from stepmill.spec.option_values import (
     Cores,
     Environment,
+    checked_choice,
     checked_cores,
     checked_environment,
     checked_folder,
     checked_function,
+    plain,
 )
 from stepmill.spec.ray_options import RayOptions, check_ray, hosts_kernels
+from stepmill.spec.records import Record, amount, changed, checked, choice, count, leaves_of, merged, record, switch
 
 if TYPE_CHECKING:
     import gymnasium.vector
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Unpack
 
     from stepmill.backends.base import Backend
 
-
-_Choice = TypeVar("_Choice", bound=Enum)
+    Fault = OnFault | OnFaultName
 
 _MIB = 1 << 20
 _BACKEND_METHODS = ("start", "attach", "call", "revive", "close")
-
-_CHOICES: dict[str, type[Enum]] = {
-    "context": Context,
-    "autoreset_mode": AutoresetMode,
-    "seeding": Seeding,
-    "on_fault": OnFault,
-    "reset_retry_in": RetryIn,
-}
-_MIN_SIMILARITY = 0.65  # of 1, as difflib measures it; at its default of 0.6 "gravity" is like "ray"
+_MIN_SIMILARITY = 0.65  # of 1; at difflib's default of 0.6 "gravity" is like "ray"
 MAX_SLOTS = 252  # a slot's number fits in a byte, and three slots are private
-# name: (smallest value, whether None is allowed)
-_COUNTS: dict[str, tuple[int, bool]] = {
-    "num_workers": (0, True),
-    "envs_per_worker": (1, True),
-    "slots": (1, False),
-    "num_episodes": (1, True),
-    "max_restarts": (0, False),
-    "max_env_errors": (0, False),
-    "max_restarts_total": (0, True),
-    "reset_retries": (0, False),
-    "spare_envs": (0, False),
-    "replay_log_bytes": (0, False),
-    "worker_threads": (1, True),
-    "timers_every": (0, False),
-}
-# name: (whether 0 is allowed, whether None is allowed)
-_AMOUNTS: dict[str, tuple[bool, bool]] = {
-    "step_timeout_s": (False, True),
-    "reset_timeout_s": (False, True),
-    "start_timeout_s": (False, False),
-    "call_timeout_s": (False, False),
-    "linger_s": (True, False),
-    "spin_us": (True, True),
-    "restart_window_s": (False, False),
-    "reset_retry_wait_s": (True, False),
-}
-_OR_NONE = ("", ", or None")  # by whether None is allowed
-_SWITCHES = ("copy", "overlap_resets", "persist_options", "show_progress", "start_serially")
-_ONLY_OF_PYTHON_ENVS = ("envs_per_worker", "reset_retries", "spare_envs", "overlap_resets")
-_NOT_OF_ENVPOOL = (*_ONLY_OF_PYTHON_ENVS, "num_workers", "affinity", "seeding", "worker_init")
-_NOT_OF_KERNELS = (*_ONLY_OF_PYTHON_ENVS, "timers_every", "worker_init")
+_ONLY_OF_PYTHON_ENVS = ("envs_per_worker", "resets.retries", "resets.spare_envs", "resets.overlap", "workers.init")
+_NOT_OF_ENVPOOL = (*_ONLY_OF_PYTHON_ENVS, "num_workers", "workers.affinity", "seeding")
+_NOT_OF_KERNELS = (*_ONLY_OF_PYTHON_ENVS, "tuning.timers_every")
 
 
-class EngineKeywords(TypedDict, total=False):
-    """`OptionKeywords` without `start_serially`, which is an argument of ALF's classes."""
+@dataclass(frozen=True, kw_only=True)
+class Restarts(Record):
+    """What happens to envs that fail, and how often.
+
+    Attributes:
+        on_raise: what happens to an env that raised or returned a bad value while its worker is alive; None is on_fault.
+        max_restarts, restart_window_s: how many restarts per worker and time window are made before a fault is raised.
+        max_env_errors: how many errors of one env in restart_window_s are handled before the next is raised.
+        recycle_after_episodes, recycle_above_mb: restart a worker process, while none of its envs is in an episode, after this
+            many episodes of its envs together, and when its resident memory exceeded this many MiB at the end of one.
+        replay_log_bytes: memory for the log that `on_fault="replay"` needs, for the whole pool.
+    """
+
+    _option = "restarts"
+
+    on_raise: Fault | None = choice(None, OnFault)
+    max_restarts: int = count(10)
+    restart_window_s: float = amount(60.0)
+    max_env_errors: int = count(100)
+    recycle_after_episodes: int | None = count(None, 1)
+    recycle_above_mb: int | None = count(None, 1)
+    replay_log_bytes: int = count(64 * _MIB)
+
+    @property
+    def recycles(self) -> bool:
+        """Whether workers are restarted between episodes."""
+        return self.recycle_after_episodes is not None or self.recycle_above_mb is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resets(Record):
+    """How resets are repeated, and made in advance.
+
+    Attributes:
+        retries, retry_in, retry_wait_s: how often, where, and how long after a failed reset it is tried again.
+        spare_envs: how many of the envs, counted from the last, are kept freshly reset to replace an env whose episode
+            ends.
+        overlap: an idle worker resets a finished env before the next command asks for it (NEXT_STEP only, not in line).
+            Between episodes `call` and `render` then see the next episode.
+    """
+
+    _option = "resets"
+
+    retries: int = count(0)
+    retry_in: RetryIn | Literal["same", "new"] = choice(RetryIn.SAME, RetryIn)
+    retry_wait_s: float = amount(0.1, may_be_zero=True)
+    spare_envs: int = count(0)
+    overlap: bool = switch(default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start(Record):
+    """How workers build their envs.
+
+    Attributes:
+        timeout_s: time limit for building all envs.
+        serially: the workers build their envs one after the other, not all at once. Not on the thread backend.
+        show_progress: if stderr is a terminal and building the envs takes more than a second, show there how many are
+            built. Not on the ray backend.
+    """
+
+    _option = "start"
+
+    timeout_s: float = amount(120.0)
+    serially: bool = switch(default=False)
+    show_progress: bool = switch(default=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers(Record):
+    """The settings of workers.
+
+    Attributes:
+        env: environment variables, in addition to the learner's: a mapping for all; or a list of mappings, of which worker w
+            has item w modulo its length; or a function of w that returns its mapping.
+        threads: number of torch and OpenMP threads in each worker; None does not change it.
+        affinity: numbers of the cores that the workers may use, all of them together; a list of such lists or a function
+            for each worker, as with env; None is those of the learner.
+        call_timeout_s: time limit for a call.
+        init: a function that each worker calls first, before it loads and builds its envs, also when it is restarted.
+            Threads call it, too, each once, and the serial backend in the calling thread.
+    """
+
+    _option = "workers"
+
+    env: Environment = checked({}, lambda _, value: checked_environment(value))
+    threads: int | None = count(1, 1, may_be_none=True)
+    affinity: Cores = checked(None, lambda _, value: checked_cores(value))
+    call_timeout_s: float = amount(120.0)
+    init: Callable[[], object] | None = checked(None, lambda _, value: checked_function(value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning(Record):
+    """Settings that change no result, only speed and what is measured.
+
+    Attributes:
+        slots: how many result slots there are for observations that are lent.
+        spin_us: upper bound of spinning before parking; 0 never spins; None lets the engine choose.
+        timers_every: measure one in this many of the outermost timers of `stepmill.timers` in the workers; 0 is none.
+    """
+
+    _option = "tuning"
+
+    slots: int = count(4, 1)
+    spin_us: float | None = amount(None, may_be_zero=True)
+    timers_every: int = count(0)
+
+
+class OptionKeywords(TypedDict, total=False):
+    """The fields of `PoolOptions` as keyword arguments. Where a field is an enum, its literal values are accepted, too."""
 
     backend: BackendName | Literal["auto", "serial", "thread", "process", "envpool", "kernel", "ray"] | Backend
     num_workers: int | None
     envs_per_worker: int | None
     context: Context | Literal["forkserver", "fork", "spawn"]
     autoreset_mode: AutoresetMode | gymnasium.vector.AutoresetMode | Literal["NextStep", "SameStep", "Disabled"]
+    seeding: Seeding | Literal["continue", "per_episode", "fixed"]
+    num_episodes: int | None
     copy: bool
     episode_stats: bool | None
     step_timeout_s: float | None
     reset_timeout_s: float | None
-    start_timeout_s: float
-    call_timeout_s: float
-    linger_s: float
-    slots: int
-    spin_us: float | None
-    seeding: Seeding | Literal["continue", "per_episode", "fixed"]
-    num_episodes: int | None
-    on_fault: OnFault | OnFaultName
-    on_raise: OnFault | OnFaultName | None
-    max_restarts: int
-    restart_window_s: float
-    max_env_errors: int
-    max_restarts_total: int | None
-    reset_retries: int
-    reset_retry_in: RetryIn | Literal["same", "new"]
-    reset_retry_wait_s: float
-    spare_envs: int
-    overlap_resets: bool
-    replay_log_bytes: int
+    on_fault: Fault
     crash_dir: str | os.PathLike[str] | None
-    worker_init: Callable[[], object] | None
-    worker_env: Environment
-    worker_threads: int | None
-    affinity: Cores
-    persist_options: bool
-    timers_every: int
-    ray: RayOptions | None
-    show_progress: bool
-
-
-class OptionKeywords(EngineKeywords, total=False):
-    """The fields of `PoolOptions` as keyword arguments. Where a field is an enum, its literal values are accepted, too."""
-
-    start_serially: bool
+    restarts: Restarts | Mapping[str, object]
+    resets: Resets | Mapping[str, object]
+    start: Start | Mapping[str, object]
+    workers: Workers | Mapping[str, object]
+    tuning: Tuning | Mapping[str, object]
+    ray: RayOptions | Mapping[str, object]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolOptions:
-    """How a pool runs its envs. Strings are accepted where a field is an enum.
+class PoolOptions(Record):
+    """How a pool runs its envs. Strings are accepted where a field is an enum, and mappings where it is a record.
 
-    Everything that makes a pool also takes each option as a keyword: `Pool(env_fns, on_fault="truncate")`.
+    Everything that makes a pool also takes each option as a keyword: `Pool(env_fns, on_fault="truncate",
+    resets={"spare_envs": 2})`.
 
     Attributes:
         backend: "auto" is serial if there is one env or num_workers is 0, else process; or a Backend object.
@@ -146,128 +195,63 @@ class PoolOptions:
             from each other.
         context: how worker processes start.
         autoreset_mode: when an env is reset after the end of an episode.
+        seeding: where the seeds of automatic resets come from.
+        num_episodes: episodes per env; then the env is not ready again until it is reset. None is no limit.
         copy: True makes every result a copy; False lends large observations (see `Batch`).
         episode_stats: put the return and the length of an episode into the info at its end. None leaves the choice to
             the front-end: on in a Pool, off in a VectorEnv, whose infos are Gymnasium's.
         step_timeout_s, reset_timeout_s: time limit of a step and of a reset; None is no limit.
-        start_serially: the workers build their envs one after the other, not all at once. Not on the thread backend.
-        start_timeout_s, call_timeout_s: time limit for building the envs, and for a call.
-        linger_s: when enough envs are ready, wait this much longer for more.
-        slots: how many result slots there are for observations that are lent.
-        spin_us: upper bound of spinning before parking; 0 never spins; None lets the engine choose.
-        seeding: where the seeds of automatic resets come from.
-        num_episodes: episodes per env; then the env is not ready again until it is reset. None is no limit.
         on_fault: what happens to an env that fails.
-        on_raise: the same for an env that raised or returned a bad value while its worker is alive; None is on_fault.
-        max_restarts, restart_window_s: how many restarts per worker and time window are made before a fault is raised.
-        max_env_errors: how many errors of one env in restart_window_s are handled before the next is raised.
-        max_restarts_total: how many restarts are made in the pool's life; None is no limit.
-        reset_retries, reset_retry_in, reset_retry_wait_s: how often, where, and how long after a failed reset it is
-            tried again.
-        spare_envs: how many of the envs, counted from the last, are kept freshly reset to replace an env whose episode
-            ends.
-        overlap_resets: an idle worker resets a finished env before the next command asks for it (NEXT_STEP only, not in
-            line). Between episodes `call` and `render` then see the next episode.
-        replay_log_bytes: memory for the log that `on_fault="replay"` needs, for the whole pool.
         crash_dir: folder for crash capsules, one small file per fault; it is created if missing. None writes none.
-        worker_init: a function that each worker calls first, before it loads and builds its envs, also when it is
-            restarted. Threads call it, too, each once, and the serial backend in the calling thread.
-        worker_env: environment variables of the workers, in addition to the learner's: a mapping for all; or a list of mappings,
-            of which worker w has item w modulo its length; or a function of w that returns its mapping.
-        worker_threads: number of torch and OpenMP threads in each worker; None does not change it.
-        affinity: numbers of the cores that the workers may use, all of them together; a list of such lists or a function
-            for each worker, as with worker_env; None is those of the learner.
-        persist_options: the default of `Pool.reset(persist_options=...)`.
-        timers_every: measure one in this many of the outermost timers of `stepmill.timers` in the workers; 0 is none.
-        ray: how backend="ray" uses the cluster; None is RayOptions().
-        show_progress: if stderr is a terminal and building the envs takes more than a second, show there how many are
-            built. Not on the ray backend.
+        restarts: which faults are handled, and how often: see `Restarts`.
+        resets: how resets are repeated, and made in advance: see `Resets`.
+        start: how workers build their envs: see `Start`.
+        workers: settings of the workers: see `Workers`.
+        tuning: settings of speed: see `Tuning`.
+        ray: how backend="ray" uses the cluster: see `RayOptions`.
     """
 
-    backend: BackendName | Backend = BackendName.AUTO
-    num_workers: int | None = None
-    envs_per_worker: int | None = None
-    context: Context = Context.FORKSERVER
-    autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
-    copy: bool = False
-    episode_stats: bool | None = None
-    step_timeout_s: float | None = None
-    reset_timeout_s: float | None = None
-    start_serially: bool = False
-    start_timeout_s: float = 120.0
-    call_timeout_s: float = 120.0
-    linger_s: float = 0.0
-    slots: int = 4
-    spin_us: float | None = None
-    seeding: Seeding = Seeding.CONTINUE
-    num_episodes: int | None = None
-    on_fault: OnFault = OnFault.RAISE
-    on_raise: OnFault | None = None
-    max_restarts: int = 10
-    restart_window_s: float = 60.0
-    max_env_errors: int = 100
-    max_restarts_total: int | None = None
-    reset_retries: int = 0
-    reset_retry_in: RetryIn = RetryIn.SAME
-    reset_retry_wait_s: float = 0.1
-    spare_envs: int = 0
-    overlap_resets: bool = False
-    replay_log_bytes: int = 64 * _MIB
-    crash_dir: str | os.PathLike[str] | None = None
-    worker_init: Callable[[], object] | None = None
-    worker_env: Environment = field(default_factory=dict)
-    worker_threads: int | None = 1
-    affinity: Cores = None
-    persist_options: bool = False
-    timers_every: int = 0
-    ray: RayOptions | None = None
-    show_progress: bool = True
+    backend: BackendName | Backend = checked(BackendName.AUTO, lambda _, value: _backend(value))
+    num_workers: int | None = count(None)
+    envs_per_worker: int | None = count(None, 1)
+    context: Context = choice(Context.FORKSERVER, Context)
+    autoreset_mode: AutoresetMode = choice(AutoresetMode.NEXT_STEP, AutoresetMode)  # or Gymnasium's, of the same values
+    seeding: Seeding = choice(Seeding.CONTINUE, Seeding)
+    num_episodes: int | None = count(None, 1)
+    copy: bool = switch(default=False)
+    episode_stats: bool | None = switch(default=None)
+    step_timeout_s: float | None = amount(None)
+    reset_timeout_s: float | None = amount(None)
+    on_fault: OnFault = choice(OnFault.RAISE, OnFault)
+    crash_dir: str | os.PathLike[str] | None = checked(None, lambda _, value: checked_folder(value))
+    restarts: Restarts = record(Restarts)
+    resets: Resets = record(Resets)
+    start: Start = record(Start)
+    workers: Workers = record(Workers)
+    tuning: Tuning = record(Tuning)
+    ray: RayOptions = record(RayOptions)
 
     if TYPE_CHECKING:
 
         def __init__(self, **keywords: Unpack[OptionKeywords]) -> None: ...
 
-    else:
-
-        def __new__(cls, **keywords: object) -> Self:
-            check_option_names(keywords)
-            return super().__new__(cls)
+    @classmethod
+    def _check_names(cls, keywords: Mapping[str, object]) -> None:
+        check_option_names(keywords)
 
     def __post_init__(self) -> None:
-        self._set("backend", _backend(self.backend))
-        for name, choices in _CHOICES.items():
-            self._set(name, _choice(name, getattr(self, name), choices))
-        if self.on_raise is not None:
-            self._set("on_raise", _choice("on_raise", self.on_raise, OnFault))
-        for name, (smallest, may_be_none) in _COUNTS.items():
-            self._set(name, _count(name, getattr(self, name), smallest, may_be_none=may_be_none))
-        for name, (may_be_zero, may_be_none) in _AMOUNTS.items():
-            self._set(name, _amount(name, getattr(self, name), may_be_zero=may_be_zero, may_be_none=may_be_none))
-        for name in _SWITCHES:
-            self._set(name, _switch(name, getattr(self, name)))
-        if self.episode_stats is not None:
-            self._set("episode_stats", _switch("episode_stats", self.episode_stats))
-        self._set("worker_init", checked_function(self.worker_init))
-        self._set("worker_env", checked_environment(self.worker_env))
-        self._set("crash_dir", checked_folder(self.crash_dir))
-        self._set("affinity", checked_cores(self.affinity))
-        if self.slots > MAX_SLOTS:
-            raise UsageError(f"slots={self.slots} is too large; use {MAX_SLOTS} or less (each slot holds a batch)")
+        super().__post_init__()
+        if self.tuning.slots > MAX_SLOTS:
+            raise UsageError(
+                f"tuning.slots={self.tuning.slots} is too large; use {MAX_SLOTS} or less (each slot holds a batch)"
+            )
         self._check_workers()
         self._check_envpool()
         self._check_kernel()
         check_ray(self.ray, is_chosen=self.backend is BackendName.RAY, is_forked=self.context is Context.FORK)
         self._check_replay()
         self._check_spares()
-
-    @classmethod
-    def default_of(cls, name: str) -> object:
-        """Return the default of an option."""
-        option = cls.__dataclass_fields__[name]
-        return option.default if option.default_factory is MISSING else option.default_factory()
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
+        self._check_recycling()
 
     def _check_workers(self) -> None:
         if self.num_workers is not None and self.envs_per_worker is not None:
@@ -284,8 +268,7 @@ class PoolOptions:
     def _check_envpool(self) -> None:
         if self.backend is not BackendName.ENVPOOL:
             return
-        unsupported = [name for name in _NOT_OF_ENVPOOL if getattr(self, name) != self.default_of(name)]
-        if unsupported:
+        if unsupported := changed(self, _NOT_OF_ENVPOOL):
             raise UsageError(
                 f"backend='envpool' does not support {', '.join(unsupported)}: EnvPool has its own threads (num_threads), "
                 "resets its envs itself, and seeds them when their pool is made; leave out what it does not support"
@@ -294,32 +277,43 @@ class PoolOptions:
     def _check_kernel(self) -> None:
         if self.backend is not BackendName.KERNEL and not hosts_kernels(self.ray):
             return
-        unkept = [name for name in _NOT_OF_KERNELS if getattr(self, name) != self.default_of(name)]
-        if unkept:
+        if unkept := changed(self, _NOT_OF_KERNELS):
             raise UsageError(
                 f"{', '.join(unkept)}: kernels have no worker processes, and their resets take no time; leave that out, "
                 "and say with num_workers how many threads there are"
             )
 
     def _check_replay(self) -> None:
-        if OnFault.REPLAY in (self.on_fault, self.on_raise) and self.seeding is not Seeding.PER_EPISODE:
+        if OnFault.REPLAY in (self.on_fault, self.restarts.on_raise) and self.seeding is not Seeding.PER_EPISODE:
             raise UsageError(
                 "on_fault='replay' needs seeding='per_episode', because it must repeat an episode with its seed; give both"
             )
 
     def _check_spares(self) -> None:
-        if not self.spare_envs:
-            return
-        if self.backend is BackendName.ENVPOOL:
-            raise UsageError("backend='envpool' resets its envs itself; leave spare_envs out")
-        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+        if self.resets.spare_envs and self.autoreset_mode is AutoresetMode.SAME_STEP:
             raise UsageError(
-                "spare_envs does not work with autoreset_mode SAME_STEP: its results already hold the next episode's first "
+                "resets.spare_envs does not work with autoreset_mode SAME_STEP: its results already hold the next episode's first "
                 "observation, and which spare env that comes from would depend on timing; use NEXT_STEP"
+            )
+
+    def _check_recycling(self) -> None:
+        if not self.restarts.recycles:
+            return
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and self.on_fault is not OnFault.REPLAY:
+            raise UsageError(
+                "restarts.recycle_after_episodes and restarts.recycle_above_mb need on_fault='replay' with autoreset_mode SAME_STEP: you have the "
+                "first observation of the next episode already, so the new process must repeat its reset; give on_fault='replay' "
+                "and seeding='per_episode', or use NEXT_STEP"
+            )
+        if self.resets.spare_envs and self.seeding is Seeding.CONTINUE:
+            raise UsageError(
+                "restarts.recycle_after_episodes and restarts.recycle_above_mb need seeding='per_episode' or 'fixed' with resets.spare_envs, so that a "
+                "rebuilt env begins the episode that its predecessor would have begun; give one of the two"
             )
 
 
 OPTION_NAMES = tuple(PoolOptions.__dataclass_fields__)
+RECORDS: tuple[type[Record], ...] = (Restarts, Resets, Start, Workers, Tuning, RayOptions)
 
 
 def merge_options(options: PoolOptions | None, keywords: Mapping[str, object], **defaults: object) -> PoolOptions:
@@ -328,7 +322,7 @@ def merge_options(options: PoolOptions | None, keywords: Mapping[str, object], *
     Args:
         options: the user's options; None means all defaults.
         keywords: options by name. If `options` has the option too, with a value other than its default, both must be
-            equal. None counts as not given if None is the default.
+            equal; so must the fields of records. None counts as not given if None is the default.
         **defaults: defaults of the caller, for options that neither of the two sets.
     Raises:
         UsageError: a keyword is not an option, or an option is given twice, or a value is not allowed.
@@ -339,49 +333,66 @@ def merge_options(options: PoolOptions | None, keywords: Mapping[str, object], *
             "copy=True in place of options={'copy': True}"
         )
     given = PoolOptions() if options is None else options
-    unset = {name: value for name, value in defaults.items() if getattr(given, name) == PoolOptions.default_of(name)}
-    check_option_names(keywords)
-    keywords = {
-        name: value for name, value in keywords.items() if value is not None or PoolOptions.default_of(name) is not None
-    }
-    merged = replace(given, **{**unset, **keywords})  # type: ignore[arg-type]  # checked by its __post_init__
-    for name in keywords:
-        chosen = getattr(given, name)
-        if chosen not in (PoolOptions.default_of(name), getattr(merged, name)):
-            raise UsageError(
-                f"{name} is given twice: {_plain(keywords[name])!r}, and {_plain(chosen)!r} in options; give it once"
-            )
-    return merged
+    chosen = {*changed(given), *(name for name, value in keywords.items() if value is not None)}
+    unset: dict[str, Any] = {name: value for name, value in defaults.items() if name not in chosen}
+    return merged(replace(given, **unset), keywords)
 
 
-def check_option_names(names: Iterable[str], known: Sequence[str] = OPTION_NAMES) -> None:
-    """Refuse names that are not fields of PoolOptions, or not among other known names.
+def check_option_names(keywords: Mapping[str, object]) -> None:
+    """Refuse names that are not fields of PoolOptions.
 
     Raises:
-        UsageError: a name is not a field; the message suggests the nearest field.
+        UsageError: a name is not a field; the message suggests the nearest one, or the record that has it.
     """
-    for name in names:
-        if name not in known:
-            near = next(iter(difflib.get_close_matches(name, known, n=1)), None)
-            listed = (
-                "help(stepmill.PoolOptions) lists them" if known is OPTION_NAMES else f"there are {', '.join(known)}"
-            )
-            raise UsageError(f"{name} is not an option of stepmill; {f'did you mean {near}?' if near else listed}")
+    unknown = [name for name in keywords if name not in OPTION_NAMES]
+    for kind in RECORDS if unknown else ():
+        inside = {name: leaf for name in unknown if (leaf := _leaf_of(kind, name)) is not None}
+        if inside:
+            values = {leaf: plain(keywords[name]) for name, leaf in inside.items()}
+            raise UsageError(f"{', '.join(inside)}: give it in the record {kind._option}: {kind._option}={values!r}")
+    for name in unknown:
+        near = nearest_option(name, cutoff=0.6)
+        hint = f"did you mean {near}?" if near else "help(stepmill.PoolOptions) lists them"
+        raise UsageError(f"{name} is not an option of stepmill; {hint}")
+
+
+def _leaf_of(kind: type[Record], name: str) -> str | None:
+    """Return the field of a record that a name means: its own name, or with the record's name before or after it."""
+    for leaf in kind.__dataclass_fields__:
+        if name in (leaf, f"{kind._option.rstrip('s')}_{leaf}", f"{leaf}_{kind._option}"):
+            return leaf
+    return None
+
+
+def nearest_option(name: str, others: Iterable[str] = (), *, cutoff: float = _MIN_SIMILARITY) -> str | None:
+    """Return the option, or the one of `others`, whose name is most similar, or None. One of a record is returned as it is given.
+
+    Args:
+        cutoff: how similar, at most 1, as difflib measures it.
+    """
+    leaves = {leaf: kind for kind in RECORDS for leaf in kind.__dataclass_fields__}
+    found = [leaf for kind in RECORDS if (leaf := _leaf_of(kind, name)) is not None]
+    for names in ([*others, *OPTION_NAMES[: -len(RECORDS)], *leaves], OPTION_NAMES):
+        found = found or difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
+    if found and found[0] in leaves and found[0] not in others:
+        return f"{leaves[found[0]]._option}={{{found[0]!r}: ...}}"
+    return next(iter(found), None)
+
+
+def flat_options(keywords: Mapping[str, object]) -> dict[str, object]:
+    """Return options that are given by keyword, those of records under names with a dot."""
+    check_option_names(keywords)
+    kinds = {kind._option: kind for kind in RECORDS}
+    return {
+        f"{name}.{leaf}" if name in kinds else name: each
+        for name, value in keywords.items()
+        for leaf, each in (leaves_of(kinds[name], value).items() if name in kinds else (("", value),))
+    }
 
 
 def pop_options(keywords: dict[str, Any]) -> dict[str, Any]:
     """Remove the fields of PoolOptions from keyword arguments, and return them."""
     return {name: keywords.pop(name) for name in OPTION_NAMES if name in keywords}
-
-
-def nearest_option(name: str, others: Iterable[str] = ()) -> str | None:
-    """Return the option, or the one of `others`, whose name is most similar, or None."""
-    return next(iter(difflib.get_close_matches(name, [*OPTION_NAMES, *others], n=1, cutoff=_MIN_SIMILARITY)), None)
-
-
-def _plain(value: object) -> object:
-    """Return an enum's value, so that a message shows what the user can type."""
-    return value.value if isinstance(value, Enum) else value
 
 
 def _name_of(backend: object) -> str:
@@ -390,7 +401,7 @@ def _name_of(backend: object) -> str:
 
 def _backend(value: object) -> object:
     if isinstance(value, str):
-        return _choice("backend", value, BackendName)
+        return checked_choice("backend", value, BackendName)
     missing = [name for name in _BACKEND_METHODS if not callable(getattr(value, name, None))]
     if missing:
         names = ", ".join(repr(name.value) for name in BackendName)
@@ -398,48 +409,3 @@ def _backend(value: object) -> object:
             f"backend={value!r} is not a Backend (it has no {', '.join(missing)}); use one of {names}, or a Backend object"
         )
     return value
-
-
-def _choice(name: str, value: object, choices: type[_Choice]) -> _Choice:
-    # Gymnasium's AutoresetMode is another enum with the same values.
-    try:
-        return choices(_plain(value))
-    except ValueError:
-        names = ", ".join(repr(choice.value) for choice in choices)
-        raise UsageError(f"{name}={_plain(value)!r} is not one of {names}") from None
-
-
-def _count(name: str, value: SupportsIndex | None, smallest: int, *, may_be_none: bool) -> int | None:
-    if value is None and may_be_none:
-        return None
-    try:
-        count = None if value is None or isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        count = None
-    if count is None or count < smallest:
-        raise UsageError(f"{name}={value!r} must be a whole number, {smallest} or more{_OR_NONE[may_be_none]}")
-    return count
-
-
-def _amount(name: str, value: SupportsFloat | None, *, may_be_zero: bool, may_be_none: bool) -> float | None:
-    if value is None and may_be_none:
-        return None
-    try:
-        amount = math.nan if value is None or isinstance(value, (bool, str)) else float(value)
-    except (TypeError, ValueError):
-        amount = math.nan
-    if not math.isfinite(amount) or amount < 0 or (amount == 0 and not may_be_zero):
-        unit = "microseconds" if name.endswith("_us") else "seconds"
-        bound = "0 or more" if may_be_zero else "more than 0"
-        raise UsageError(f"{name}={value!r} must be a number of {unit}, {bound}{_OR_NONE[may_be_none]}")
-    return amount
-
-
-def _switch(name: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    import numpy as np  # here, because help of the command line does not wait for it
-
-    if isinstance(value, np.bool_):
-        return bool(value)
-    raise UsageError(f"{name}={value!r} must be True or False")

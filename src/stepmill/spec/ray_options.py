@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stepmill.spec.errors import UsageError
+from stepmill.spec.records import Record, amount, checked, count, word
 
 HOSTS = ("process", "thread", "kernel")
 REPLACEMENTS = ("spread", "wait", "raise")
 
 
+def _checked_cpus(name: str, value: float | None) -> float | None:
+    if value is not None and value < 0:
+        raise UsageError(f"{name}={value!r} must be 0 or more, or None")
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
-class RayOptions:
+class RayOptions(Record):
     """Where the workers of a pool with backend="ray" run.
 
     Attributes:
@@ -33,47 +40,35 @@ class RayOptions:
             reserving anything; "raise" raises WorkerDied. "wait" waits for a machine, and repeats the warning now and then.
     """
 
-    address: str | None = None
-    num_nodes: int | None = None
-    num_cpus: float | None = None
-    resources: Mapping[str, float] = field(default_factory=dict)
-    strategy: object = "SPREAD"
-    runtime_env: Mapping[str, object] | None = None
-    host: str = "process"
-    node_timeout_s: float = 10.0
-    replacement: str = "spread"
+    _option = "ray"
 
-    def __post_init__(self) -> None:
-        if self.num_nodes is not None and (isinstance(self.num_nodes, bool) or self.num_nodes < 1):
-            raise UsageError(f"num_nodes={self.num_nodes!r} must be a whole number, 1 or more, or None")
-        if self.host not in HOSTS:
-            raise UsageError(f"host={self.host!r} is not one of {', '.join(map(repr, HOSTS))}")
-        if self.replacement not in REPLACEMENTS:
-            raise UsageError(f"replacement={self.replacement!r} is not one of {', '.join(map(repr, REPLACEMENTS))}")
-        if not self.node_timeout_s > 0:
-            raise UsageError(f"node_timeout_s={self.node_timeout_s!r} must be a number of seconds above 0")
-        if self.num_cpus is not None and self.num_cpus < 0:
-            raise UsageError(f"num_cpus={self.num_cpus!r} must be 0 or more, or None")
+    address: str | None = checked(None, lambda _, value: value)
+    num_nodes: int | None = count(None, 1)
+    num_cpus: float | None = checked(None, _checked_cpus)
+    resources: Mapping[str, float] = checked({}, lambda _, value: value)
+    strategy: object = checked("SPREAD", lambda _, value: value)
+    runtime_env: Mapping[str, object] | None = checked(None, lambda _, value: value)
+    host: str = word("process", HOSTS)
+    node_timeout_s: float = amount(10.0)
+    replacement: str = word("spread", REPLACEMENTS)
 
 
-def hosts_kernels(given: object) -> bool:
-    """Return whether the nodes of a value of the option `ray` run kernels."""
-    return isinstance(given, RayOptions) and given.host == "kernel"
+def hosts_kernels(given: RayOptions) -> bool:
+    """Return whether the nodes run kernels."""
+    return given.host == "kernel"
 
 
-def check_ray(given: object, *, is_chosen: bool, is_forked: bool) -> None:
-    """Check the option `ray`.
+def check_ray(given: RayOptions, *, is_chosen: bool, is_forked: bool) -> None:
+    """Check the option `ray` together with the others.
 
     Args:
         given: its value.
         is_chosen: whether the backend is "ray".
         is_forked: whether the context is "fork".
     Raises:
-        UsageError: it is not a RayOptions, or does not go with the other options.
+        UsageError: it does not go with the other options.
     """
-    if given is not None and not isinstance(given, RayOptions):
-        raise UsageError(f"ray={given!r} is a {type(given).__name__}; give stepmill.RayOptions(...)")
-    if given is not None and not is_chosen:
+    if given != RayOptions() and not is_chosen:
         raise UsageError("the option ray is only for backend='ray'; give backend='ray', or leave it out")
     if is_chosen and is_forked:
         raise UsageError(

@@ -100,6 +100,7 @@ class WorkerStats:
         restarts, deaths: how often it was replaced, and how often it died or was given up.
         current: the env object whose command runs now; None if none does.
         is_dead: whether it is dead now.
+        recycles: how many restarts were those of `recycle_after_episodes` and `recycle_above_mb`.
     """
 
     worker: int
@@ -115,6 +116,7 @@ class WorkerStats:
     deaths: int
     current: int | None
     is_dead: bool
+    recycles: int = 0
 
     @property
     def busy_s(self) -> float:
@@ -123,7 +125,9 @@ class WorkerStats:
 
     def __sub__(self, earlier: WorkerStats) -> WorkerStats:
         """Return the counts since an earlier state of the same worker."""
-        found = _since(self, earlier, "step_s reset_s publish_s wait_s steps resets reset_retries restarts deaths")
+        found = _since(
+            self, earlier, "step_s reset_s publish_s wait_s steps resets reset_retries restarts deaths recycles"
+        )
         return replace(found, publish_s=max(0.0, found.publish_s))
 
 
@@ -271,7 +275,7 @@ class PoolStats:
             "spares_waited": self.spares_waited,
             "lease_copies": self.lease_copies,
             "leased_slots": self.leased_slots,
-            "replay_log_bytes": self.replay_log_bytes,
+            "restarts": {"replay_log_bytes": self.replay_log_bytes},
             "nodes": [asdict(node) for node in self.nodes],
         }
 

@@ -74,6 +74,7 @@ def _worker_line(worker: WorkerStats, span_s: float) -> str:
         )
     )
     events = f", {worker.deaths} deaths, {worker.restarts} restarts" if worker.deaths or worker.restarts else ""
+    events += f" ({worker.recycles} recycled)" if worker.recycles else ""
     return f"worker {worker.worker:<2} {shares}{events}{', dead' if worker.is_dead else ''}"
 
 
@@ -129,6 +130,7 @@ def _worker_counts(stats: PoolStats) -> Iterator[str]:
         "stepmill_resets_total": ("Resets of envs.", "resets"),
         "stepmill_reset_retries_total": ("Repeated attempts of resets.", "reset_retries"),
         "stepmill_worker_restarts_total": ("How often workers were replaced.", "restarts"),
+        "stepmill_worker_recycles_total": ("Restarts after so many episodes, or above so much memory.", "recycles"),
         "stepmill_worker_deaths_total": ("How often workers died or were given up.", "deaths"),
     }
     for name, (text, field) in families.items():

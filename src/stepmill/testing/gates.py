@@ -16,22 +16,18 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stepmill.spec.closing import CloseAtEnd
 from stepmill.testing.envs import CountingEnv, Info, Options
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 GATED_ACTION = 99
 """The action that makes a `GateEnv` wait; with other actions it does not wait."""
 
 
-class Gate:
+class Gate(CloseAtEnd):
     """A semaphore that starts at 0. A test makes and opens it, and envs wait for it. Use it as a context manager."""
 
     def __init__(self) -> None:
@@ -69,12 +65,6 @@ class Gate:
         os.close(self._tickets)
         self._arrivals = self._tickets = -1
         shutil.rmtree(self.path, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 def wait_at(path: str | os.PathLike[str]) -> None:

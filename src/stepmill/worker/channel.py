@@ -283,3 +283,8 @@ def wait_ready(wanted: dict[int, int], deadline: float | None) -> set[int]:
             poller.register(fd, events)
     left_s = POLL_SLICE_S if deadline is None else min(POLL_SLICE_S, max(0.0, deadline - time.monotonic()))
     return {fd for fd, _ in poller.poll(left_s * 1000)}
+
+
+def deadline_after(timeout_s: float | None) -> float:
+    """Return the time.monotonic at which a timeout that begins now ends; infinity for None."""
+    return float("inf") if timeout_s is None else time.monotonic() + timeout_s

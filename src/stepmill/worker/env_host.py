@@ -24,7 +24,7 @@ from stepmill.worker import calls
 from stepmill.worker.build_progress import IN_WORKER_INIT
 from stepmill.worker.channel import NO_FD
 from stepmill.worker.error_records import RaisePredicate, describe_error, raise_none
-from stepmill.worker.messages import ErrorRecord, Reply, Request, WorkerPlan, WorkerSettings
+from stepmill.worker.messages import ErrorRecord, Reply, Request, RequestKind, Value, WorkerPlan, WorkerSettings
 from stepmill.worker.native_settings import native_settings
 from stepmill.worker.signals import allow_signals
 
@@ -106,7 +106,7 @@ def build_envs(
 def call_worker_init(
     plan: WorkerPlan, on_begin: Callable[[int], None], should_raise: RaisePredicate = raise_none
 ) -> tuple[Fault, ...]:
-    """Call the function of the option `worker_init`, if there is one; return its fault if it raised. See `build_envs`."""
+    """Call the function of the option `workers.init`, if there is one; return its fault if it raised. See `build_envs`."""
     if plan.init is None:
         return ()
     try:
@@ -158,12 +158,13 @@ def loop_settings(spec: EnvSpec, settings: WorkerSettings) -> dict[str, object]:
         "overlap": settings.overlap_resets,
         "reset_retries": settings.reset_retries,
         "retry_wait_ns": int(1e9 * settings.reset_retry_wait_s),
+        "measures_memory": settings.measures_memory,
         "describe": describe_error,
     }
 
 
 def serve(loop: _native.Loop, envs: Sequence[object], mailbox: Mailbox, *, num_requests: int = 0) -> bool:
-    """Run the loop until the pool tells it to stop. Return False if the learner exits first.
+    """Run the loop until the pool tells it to stop or to end. Return False if the learner exits first.
 
     Args:
         loop: the native loop over `envs`.
@@ -178,6 +179,9 @@ def serve(loop: _native.Loop, envs: Sequence[object], mailbox: Mailbox, *, num_r
         request = mailbox.next()
         if request is None:
             return False
+        if request.kind is RequestKind.END:
+            mailbox.reply(Reply(request.id, (Value(None),)))
+            return True
         reply = calls.serve_request(loop, envs, request)
         if os.getpid() != own_pid:  # the call forked, and this is the child: it must not send a second reply
             os._exit(EXIT_STRAY_COPY)

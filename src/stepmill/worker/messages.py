@@ -60,6 +60,7 @@ class WorkerSettings:
         reset_retries, reset_retry_wait_s: how often a worker repeats a reset that raised, and the time between attempts.
         start_timeout_s, call_timeout_s: None is no limit.
         show_progress: the learner shows on a terminal how many envs are built.
+        measures_memory: read the size of the process at the end of each episode.
         has_trace: Build comes with a further descriptor, to which a worker that crashes or hangs writes its traceback.
     """
 
@@ -78,6 +79,7 @@ class WorkerSettings:
     start_timeout_s: float | None = 120.0
     call_timeout_s: float | None = 120.0
     show_progress: bool = False
+    measures_memory: bool = False
     has_trace: bool = False
 
 
@@ -86,7 +88,7 @@ class WorkerPlan:
     """The envs of one worker, in the order of its servers. A spare has an env_id of num_envs or more.
 
     Attributes:
-        init: the option `worker_init`; None if there is none, or if it has been called.
+        init: the option `workers.init`; None if there is none, or if it has been called.
         affinity: cores that the worker may use; None does not limit them.
         environ: environment variables that are the worker's own. Only a process sets them.
     """
@@ -148,6 +150,7 @@ class RequestKind(IntEnum):
     SET_PROPERTY = 6  # payload (name, values)
     GET_PROPERTIES = 7  # payload None
     TIMERS = 8  # payload None: the outcome is the timers of the worker, for any of its envs
+    END = 9  # payload None: close the envs and end, after the reply
 
 
 @dataclass(frozen=True)

@@ -202,7 +202,7 @@ def pair_of(lengths: tuple[int, int], env_id: int) -> BatchEnvironmentWrapper:
 @pytest.mark.covers("A-B11", "A-16")
 def test_a_batched_env_whose_rows_end_together_is_replaced_by_a_spare(env_of):
     constructors = [partial(pair_of, lengths) for lengths in ((2, 2), (1, 3), (1, 1))]
-    env = env_of(constructors, 0, options=stepmill.PoolOptions(spare_envs=1))
+    env = env_of(constructors, 0, options=stepmill.PoolOptions(resets={"spare_envs": 1}))
     reference = PairReference(constructors, 1)
     assert (env.num_envs, env.batch_size, env.num_spare_envs_for_reload) == (2, 4, 1)
     one, other = env.reset(), reference.reset()

@@ -16,7 +16,7 @@ from stepmill.frontends.di_engine.errors import with_env_class
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout
 from stepmill.testing.faulty import OddSignatureError
 from tests.frontends.di_engine.envs import DingEnv, ding_envs
-from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
 
 MakeManager = Callable[..., Any]
 QUICK = {"max_retry": 3, "retry_waiting_time": 0.01}
@@ -216,7 +216,7 @@ def test_envs_that_share_a_process_are_lost_together_and_come_back(make_manager:
 
 @pytest.mark.covers("D-B7", "D-19")
 def test_a_step_that_hangs_is_ended_at_its_timeout(cls: Any, make_manager: MakeManager) -> None:
-    manager = launched(make_manager, cls, 2, step_timeout=0.25)
+    manager = launched(make_manager, cls, 2, step_timeout=DEADLINE_S)
 
     def step_on() -> None:
         while True:
@@ -227,19 +227,19 @@ def test_a_step_that_hangs_is_ended_at_its_timeout(cls: Any, make_manager: MakeM
         step_on()
     took_s = time.monotonic() - began
     assert isinstance(caught.value, EnvTimeout)
-    assert caught.value.timeout_s == 0.25
-    assert 0.25 <= took_s < HANG_GUARD_S  # the env sleeps for 1000 s
+    assert caught.value.timeout_s == DEADLINE_S
+    assert DEADLINE_S <= took_s < HANG_GUARD_S  # the env sleeps for 1000 s
     assert manager.closed
 
 
 @pytest.mark.covers("D-B7")
 def test_with_on_error_abnormal_a_step_that_hangs_costs_its_env_only(make_manager: MakeManager) -> None:
-    manager = launched(make_manager, SyncSubprocessEnvManager, 2, step_timeout=0.25, on_error="abnormal")
+    manager = launched(make_manager, SyncSubprocessEnvManager, 2, step_timeout=DEADLINE_S + 0.25, on_error="abnormal")
     began = time.monotonic()
     timesteps = manager.step({0: 1, 1: "sleep"})
-    assert time.monotonic() - began >= 0.25  # not before its limit
+    assert time.monotonic() - began >= DEADLINE_S + 0.25  # not before its limit
     assert timesteps[1].info["fault"] == "EnvTimeout"
-    assert "deadline of 0.25 s" in timesteps[1].info["message"]  # a fraction of a second, not rounded up
+    assert "deadline of 1.25 s" in timesteps[1].info["message"]  # a fraction of a second, not rounded up
     manager.reset({1: None})
     assert [obs.tolist() for obs in manager.ready_obs.values()] == [[0, 0, 1], [1, 0, 0]]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from stepmill.frontends.di_engine import ChildType, EnvState, EnvSupervisor, trees
-from stepmill.frontends.di_engine.payloads import SendPayload
+from stepmill.frontends.di_engine.supervisor import SendPayload
 from stepmill.spec.errors import EnvTimeout, RecvTimeout, UsageError, WorkerDied
 from stepmill.testing.gates import Gate
 from tests.frontends.di_engine.envs import ding_envs
@@ -95,9 +95,9 @@ def test_recv_is_refused_while_no_env_executes_a_command(supervise: Any) -> None
 @pytest.mark.covers("D-31/recv")
 @pytest.mark.covers("D-B17")
 def test_recv_waits_as_long_as_an_env_is_at_work(supervise: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepmill.frontends.di_engine import supervisor
+    from stepmill.frontends.di_engine import env_lifecycle
 
-    monkeypatch.setattr(supervisor, "SLICE_S", 0.001)  # the original calls itself for each of its slices
+    monkeypatch.setattr(env_lifecycle, "LOG_EVERY_S", 0.001)  # the original calls itself for each of its slices
     with Gate() as gate:
         envs = supervise(num_envs=1, gate=str(gate.path))
         envs.launch()

@@ -10,6 +10,7 @@ import pytest
 import stepmill
 from stepmill.envs.envpool import EnvPoolTask, GivenEnvPool
 from stepmill.frontends.gymnasium.spaces import read_spaces
+from stepmill.pool.port import PoolPort
 from tests.frontends.guides import run_guide
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting:UserWarning")
@@ -43,7 +44,7 @@ def test_data_are_those_of_the_pool_itself():
 def test_every_kind_of_space_is_taken(task_id):
     with make_pool(task_id, is_async=True) as pool:
         assert pool.reset().env_id.tolist() == [0, 1, 2, 3]
-        space = gymnasium.vector.utils.batch_space(read_spaces(pool.env_specs)[0][1], 4)
+        space = gymnasium.vector.utils.batch_space(read_spaces(PoolPort(pool).env_specs)[0][1], 4)
         for _ in range(5):
             pool.send(space.sample())
             assert sorted([*pool.recv(1).env_id, *pool.recv(3).env_id]) == [0, 1, 2, 3]

@@ -11,7 +11,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 from stepmill import Pool, UsageError
-from stepmill.jax import as_jax
+from stepmill.jax import as_jax, xla
 from stepmill.testing.envs import CountingEnv, ImageEnv
 
 
@@ -84,7 +84,7 @@ def test_steps_inside_jit_are_those_outside(pool_of):
 
 def test_some_envs_at_a_time_inside_jit():
     with Pool([CountingEnv] * 4, num_workers=2, batch_size=2) as pool:
-        handle, recv, send, _ = pool.xla()
+        handle, recv, send, _ = xla(pool)
         pool.reset_async(seed=0)
 
         @jax.jit
@@ -101,7 +101,7 @@ def test_some_envs_at_a_time_inside_jit():
 
 def test_spaces_of_any_nesting_work_inside_jit(pool_of):
     pool = pool_of([Nested] * 2)
-    handle, _, _, step = pool.xla()
+    handle, _, _, step = xla(pool)
     pool.reset(seed=0)
     _, (obs, *_) = jax.jit(step)(handle, {"x": jnp.full((2, 2), 0.25)})
     assert obs["a"].dtype == jnp.float32

@@ -23,7 +23,7 @@ from stepmill.frontends.mlagents import (
 from stepmill.frontends.mlagents.failures import UnityStuckError
 from stepmill.testing.faulty import OddSignatureError, UnpicklableError
 from tests.frontends.mlagents.parts import AgentManager, Policy, deciding, die, ended, once, raise_, wait
-from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
 from tests.harness.pools import kill_worker
 from tests.harness.unity_envs import ScriptedBehaviors
 
@@ -249,7 +249,7 @@ def test_an_env_that_never_worked_is_not_restarted(manager_of):
 @pytest.mark.covers("U-14")
 def test_a_hung_env_is_ended_by_its_time_limit_and_restarted(manager_of, script, tmp_path, gate):
     hooks = {("step", 1): once(tmp_path / "flag", wait(gate.path))}
-    manager = manager_of(with_hooks(script, 0, hooks), 2, step_timeout_s=0.3)
+    manager = manager_of(with_hooks(script, 0, hooks), 2, step_timeout_s=DEADLINE_S)
     manager.set_policy("walk", Policy())
     manager.reset()
     steps = step_until(manager, lambda steps: firsts_of(steps, 0))

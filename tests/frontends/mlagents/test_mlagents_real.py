@@ -32,6 +32,7 @@ from stepmill.frontends.mlagents.optional_imports import load
 from stepmill.spec.errors import UsageError
 from tests.frontends.mlagents import protocol
 from tests.frontends.mlagents.parts import Policy, deciding, ended
+from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.unity_envs import ScriptedBehaviors, ScriptedGroups
 
 # UnityEnvironment kills a player that does not end, and does not wait for it.
@@ -198,7 +199,7 @@ def test_one_player_killed_one_hung_one_stopped_and_the_others_continue(manager_
 
 @pytest.mark.covers("U-14")
 def test_beyond_its_quota_the_envs_own_exception_is_raised(manager_of):
-    manager = manager_of(1, {0: trouble("die", 2)}, restarts=RestartLimits(0), timeout_s=10)
+    manager = manager_of(1, {0: trouble("die", 2)}, restarts=RestartLimits(0), timeout_s=HANG_GUARD_S)
     manager.reset()
     with pytest.raises(UnityException) as caught:
         step_until(manager, lambda steps: False)

@@ -4,5 +4,5 @@ import warnings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    import torchrl.collectors
+    import torchrl.collectors  # noqa: F401
     import torchrl.envs  # noqa: F401

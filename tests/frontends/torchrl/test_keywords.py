@@ -15,8 +15,8 @@ def make():
 
 
 def test_options_are_keywords():
-    env = StepmillEnv([make] * 2, backend="serial", slots=2, run_type_checks=True)
-    assert (env.pool.options.backend, env.pool.options.slots, env.run_type_checks) == ("serial", 2, True)
+    env = StepmillEnv([make] * 2, backend="serial", tuning={"slots": 2}, run_type_checks=True)
+    assert (env.pool.options.backend, env.pool.options.tuning.slots, env.run_type_checks) == ("serial", 2, True)
     env.close()
 
 
@@ -34,13 +34,13 @@ def test_a_pool_cannot_have_options_any_more():
         stepmill.Pool([make], backend="serial", autoreset_mode="Disabled") as pool,
         pytest.raises(UsageError, match="slots: this pool exists already"),
     ):
-        StepmillEnv(pool, slots=2)
+        StepmillEnv(pool, tuning={"slots": 2})
 
 
 @pytest.mark.covers("T-16")
 def test_arguments_of_parallel_env_that_are_options_here_do_what_they_say():
     env = StepmillEnv([make] * 2, mp_start_method="fork", num_sub_threads=3, num_workers=1, backend="process")
-    assert (env.pool.options.context, env.pool.options.worker_threads) == ("fork", 3)
+    assert (env.pool.options.context, env.pool.options.workers.threads) == ("fork", 3)
     assert env.create_env_kwargs == [{}, {}]
     env.close()
     env = StepmillEnv([make], serial_for_single=True, daemon=True, metadata_from_workers=True, use_buffers=None)

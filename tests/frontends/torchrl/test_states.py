@@ -255,7 +255,7 @@ def test_parts_that_were_loaded_at_different_times_are_all_given_to_envs_that_ar
 
 @pytest.mark.covers("T-12")
 def test_spares_are_given_again_what_was_loaded_for_all():
-    options = stepmill.PoolOptions(spare_envs=1)
+    options = stepmill.PoolOptions(resets={"spare_envs": 1})
     env = StepmillEnv([bonus] * 3, backend="thread", categorical_action_encoding=True, options=options)
     env.reset()
     env.load_state_dict({"Bonus": {"number": 1}, "Keeping": {"level": 2}})

@@ -272,7 +272,7 @@ def test_spares_of_batched_envs(whose: str) -> None:
     with raises(whose, ours=RuntimeError, original=RuntimeError):
         class_of(whose)([construct] * 2, num_spare_envs_for_reload=1)
     if whose == OURS:
-        class_of(whose)([construct] * 2, options=stepmill.PoolOptions(spare_envs=1)).close()
+        class_of(whose)([construct] * 2, options=stepmill.PoolOptions(resets={"spare_envs": 1})).close()
 
 
 @row("`create_environment(batch_size_per_env=2")

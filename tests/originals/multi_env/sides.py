@@ -6,7 +6,6 @@ The original comes from the checkout `actor-critic` (jrobine/actor-critic) in th
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import os
 import signal

@@ -45,7 +45,7 @@ def only_ours(make: Maker, error: type[BaseException] = TypeError) -> Any:
 @row("`SubprocessEnv`, `create_subprocess_envs`")
 def test_options_of_the_pool(make: Maker) -> None:
     with only_ours(make):
-        make.module.SubprocessEnv(Walk, options=None, max_restarts=2)
+        make.module.SubprocessEnv(Walk, options=None, restarts={"max_restarts": 2})
     with only_ours(make):
         (env,) = make.module.create_subprocess_envs([Walk], context="fork")
         env.close()
@@ -246,7 +246,7 @@ def test_an_env_that_raises(make: Maker) -> None:
 
 @row("a process dies again and again")
 def test_a_process_that_dies_again_and_again(make: Maker) -> None:
-    (env,) = make([Walk], max_restarts=1)
+    (env,) = make([Walk], restarts={"max_restarts": 1})
     env.reset()
     if not make.is_ours:
         with pytest.raises(EOFError):

@@ -108,7 +108,7 @@ def test_arguments_of_processes(make: Maker) -> None:
     env = make.module.ParallelEnv(2, cartpole, mp_start_method="fork", num_sub_threads=1, daemon=True)
     make.made.append(env)
     if make.is_ours:
-        assert (env.pool.options.context, env.pool.options.worker_threads) == ("fork", 1)
+        assert (env.pool.options.context, env.pool.options.workers.threads) == ("fork", 1)
         assert frontend.ParallelEnv(1, cartpole, options=None, envs_per_worker=1).pool.options.context == "forkserver"
     with make.refuses(match="shutdown_timeout"):
         make.parallel(cartpole, shutdown_timeout=3.0)

@@ -29,7 +29,6 @@ from stepmill.slab.layout import lay_out
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, WorkerDied
-from stepmill.spec.options import PoolOptions
 from stepmill.worker.error_records import env_error
 from stepmill.worker.messages import Outcome, Reply, Request, Value, WorkerReport, dump
 
@@ -329,13 +328,3 @@ def _guarded(function: Callable[[], Result]) -> Result | Raised:
         return Raised(error)
     except Exception as exc:
         return Raised(EngineBug(f"a node of the pool failed: {type(exc).__name__}: {exc}"))
-
-
-def limits_of(options: PoolOptions, attempts_timeout_s: float | None) -> dict[str, Any]:
-    """Return the arguments of a node's reaper."""
-    return {
-        "step_timeout_s": options.step_timeout_s,
-        "reset_timeout_s": options.reset_timeout_s,
-        "call_timeout_s": options.call_timeout_s,
-        "attempts_timeout_s": attempts_timeout_s,
-    }

@@ -16,12 +16,12 @@ from importlib import import_module
 from typing import Any, Literal
 
 from stepmill.frontends.alf import errors
-from stepmill.spec.options import BackendName, Context, EngineKeywords, PoolOptions, merge_options
+from stepmill.spec.options import BackendName, Context, OptionKeywords, PoolOptions, merge_options
 
 CONTEXTS = ("fork", "spawn", "forkserver")
 
 
-class AlfKeywords(EngineKeywords, total=False):
+class AlfKeywords(OptionKeywords, total=False):
     """The fields of `Arguments` and of PoolOptions as keyword arguments."""
 
     torch_num_threads_per_env: int | None
@@ -99,15 +99,14 @@ class Arguments:
         if backend is BackendName.PROCESS:
             of_processes = {
                 "context": Context(self.start_method),
-                "worker_threads": self.torch_num_threads_per_env,
+                "workers": replace(given.workers, threads=self.torch_num_threads_per_env),
             }
         return replace(
             given,
             backend=backend,
-            overlap_resets=True,
             episode_stats=False,
-            start_serially=start_serially,
-            spare_envs=num_spares,
+            resets=replace(given.resets, overlap=True, spare_envs=num_spares),
+            start=replace(given.start, serially=start_serially or given.start.serially),
             **workers,
             **of_processes,
         )

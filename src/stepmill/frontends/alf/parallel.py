@@ -15,13 +15,15 @@ from stepmill.frontends.alf.handles import EnvHandle, Promise, call_one
 from stepmill.frontends.alf.nests import check_actions, converter, fields_converter, with_attributes, with_local_classes
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs, check_specs
 from stepmill.pool.pool import Pool
+from stepmill.pool.port import PoolPort
+from stepmill.spec.closing import CloseAtEnd, close_on_error
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, SpecMismatch, StepmillError, UsageError
 from stepmill.spec.options import Context, PoolOptions
 from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import Leaf, TupleNode, leaves
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Unpack
 
     from stepmill.frontends.alf.nests import Convert
 
@@ -30,7 +32,7 @@ _LOG_EVERY = 100  # closed processes
 _LAST = ("torch_num_threads_per_env", "start_method")  # arguments of `*threads_and_start`
 
 
-class FastParallelEnvironment(HasSpecs):
+class FastParallelEnvironment(CloseAtEnd, HasSpecs):
     """Steps N ALF environments together, each in a process of its own, and returns TimeSteps of tensors [N, ...].
 
     An env whose step was LAST is reset at once, in the background; the next `step` ignores its action and returns its
@@ -45,7 +47,7 @@ class FastParallelEnvironment(HasSpecs):
         start_serially: build one env after the other. False builds all at once (ALF's default is True: A-B12).
         blocking, flatten: without effect, as in ALF.
         num_spare_envs_for_reload: the number of spares, which are the last of the envs. Refused beside batched envs, as in
-            ALF (A-7): each resets its own rows when they end. `spare_envs` of `options` is allowed (A-B11): a spare replaces a
+            ALF (A-7): each resets its own rows when they end. `resets.spare_envs` of the options is allowed (A-B11): a spare replaces a
             batched env if all rows of it end in one step.
         torch_num_threads_per_env: threads of torch, OpenMP and BLAS in each process, 1 by default; None does not change them.
         start_method: "fork" (the default), "spawn" or "forkserver". The following are given by keyword.
@@ -70,7 +72,7 @@ class FastParallelEnvironment(HasSpecs):
     ) -> None:
         own = Arguments.read(keywords, threads_and_start, _LAST)
         makers = [AlfEnvMaker(constructor, env_id) for env_id, constructor in enumerate(env_constructors)]
-        wanted = 0 if own.options is None else own.options.spare_envs
+        wanted = 0 if own.options is None else own.options.resets.spare_envs
         self._num_spares = _checked_spares(num_spare_envs_for_reload or wanted, len(makers))
         self._num_spares_for_reload = num_spare_envs_for_reload
         self._current_time_step: Any = None
@@ -101,7 +103,7 @@ class FastParallelEnvironment(HasSpecs):
         handles = [EnvHandle(self._pool, env_id, specs) for env_id, specs in enumerate(self._all_specs)]
         self._envs, self._spare_envs = handles[: self._pool.num_envs], handles[self._pool.num_envs :]
         self._prepare(self._as_leaf, self._move_leaf)
-        self._step_obs = self._pool.step_obs
+        self._step_obs = PoolPort(self._pool).step_obs
 
     def _prepare(self, as_leaf: Convert | None, move: Convert | None) -> None:
         """Set how TimeSteps are built: `as_leaf` converts each array, and `move` copies a tensor to another device."""
@@ -114,7 +116,7 @@ class FastParallelEnvironment(HasSpecs):
         assert isinstance(slot, Leaf)
         slots = np.arange(self._batch_size, dtype=slot.dtype)
         has_own = type(self)._to_tensor is not FastParallelEnvironment._to_tensor
-        self._pool.set_observation_format(
+        PoolPort(self._pool).set_observation_format(
             node,
             wrap=None if has_own else as_leaf,
             given={len(leaves(TupleNode(node.children[:place]))): slots},
@@ -299,12 +301,6 @@ class FastParallelEnvironment(HasSpecs):
             for num_closed in range(_LOG_EVERY, len(self._all_specs) + 1, _LOG_EVERY):
                 logger.info("Closed %d processes", num_closed)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.close()
-
 
 FastParallelEnvironment.__signature__ = signature_of(FastParallelEnvironment, _LAST)  # type: ignore[attr-defined]
 
@@ -312,8 +308,8 @@ FastParallelEnvironment.__signature__ = signature_of(FastParallelEnvironment, _L
 def _start(makers: Sequence[AlfEnvMaker], options: PoolOptions, num_reload: int) -> tuple[Pool, list[AlfSpecs]]:
     """Start the pool, check the specs of all envs, and log as ALF does. `num_reload` is num_spare_envs_for_reload."""
     verb = "Forking" if options.context is Context.FORK else "Spawning"
-    logger.info("%s all %d processes.", verb, len(makers) - options.spare_envs)
-    if not options.start_serially:
+    logger.info("%s all %d processes.", verb, len(makers) - options.resets.spare_envs)
+    if not options.start.serially:
         logger.info("Waiting for all processes to start.")
     try:
         pool = Pool(makers, options=options)
@@ -322,12 +318,10 @@ def _start(makers: Sequence[AlfEnvMaker], options: PoolOptions, num_reload: int)
         raise
     except StepmillError as error:
         raise errors.as_runtime_error(error) from error
-    try:
-        all_specs = [AlfSpecs.of(spec) for spec in (*pool.env_specs, *pool.spare_specs)]
+    with close_on_error(pool.close):
+        port = PoolPort(pool)
+        all_specs = [AlfSpecs.of(spec) for spec in (*port.env_specs, *port.spare_specs)]
         _check_batches(all_specs, num_reload)
-    except BaseException:
-        pool.close()
-        raise
     logger.info("All processes started.")
     return pool, all_specs
 
@@ -338,7 +332,7 @@ def _check_batches(all_specs: Sequence[AlfSpecs], num_reload: int) -> None:
         raise errors.SpareEnvError(
             "num_spare_envs != 0 is not supported when batch_size_per_env > 0. "
             f"batch_size_per_env={all_specs[0].batch_size}, num_spare_envs={num_reload}: batched envs reset their own "
-            f"rows; if all rows of an env end together, give options=PoolOptions(spare_envs={num_reload}) instead"
+            f"rows; if all rows of an env end together, give resets={{'spare_envs': {num_reload}}} instead"
         )
 
 

@@ -14,15 +14,16 @@ from stepmill.frontends.alf.specs import AlfSpecs
 from stepmill.frontends.overrides import refuse_overrides
 from stepmill.frontends.starting_pool import StartingPool
 from stepmill.pool.pool import Pool
+from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import StepmillError
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Unpack
 
 _LAST = ("torch_num_threads_per_env", "start_method", "name")  # arguments of `*threads_start_and_name`
 
 
-class ProcessEnvironment(EnvMethods):
+class ProcessEnvironment(CloseAtEnd, EnvMethods):
     """Runs one ALF environment in a process; `step` and `reset` return its TimeSteps, as NumPy arrays.
 
     Args:
@@ -88,12 +89,6 @@ class ProcessEnvironment(EnvMethods):
     def close(self) -> None:
         """Close the env and end its process, in about two seconds at most. Idempotent."""
         self._starting.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.close()
 
     def _running_pool(self) -> Pool:
         if not self._is_started:

@@ -11,9 +11,8 @@ makes these, and no config has to change. Without DI-engine the managers run Gym
     pool_client      sends commands to the pool by env_id, and returns one reply per command
     timestep_codec   rebuilds timesteps with the classes, dtypes and shapes of each env
     trees            tree arrays of the V2 managers
-    supervisor       `EnvSupervisor`
+    supervisor       `EnvSupervisor`, its requests and replies
     worker_functions  DI-engine's `worker_fn`, for code that starts its own processes
-    payloads         the requests and replies of an `EnvSupervisor`
     config           settings and their defaults
     errors           errors that are also of DI-engine's classes
 """
@@ -32,8 +31,7 @@ from stepmill.frontends.di_engine.managers import (
     register,
     register_if_there,
 )
-from stepmill.frontends.di_engine.payloads import ChildType
-from stepmill.frontends.di_engine.supervisor import EnvSupervisor
+from stepmill.frontends.di_engine.supervisor import ChildType, EnvSupervisor
 from stepmill.frontends.di_engine.worker_functions import is_abnormal_timestep, worker_fn, worker_fn_robust
 
 __all__ = [

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stepmill.frontends.di_engine.errors import ManagerUsageError, SeedTypeError
-from stepmill.spec.options import OptionKeywords, PoolOptions, check_option_names, merge_options
+from stepmill.spec.options import OptionKeywords, PoolOptions, flat_options, merge_options
 
 BASE: dict[str, Any] = {
     "episode_num": float("inf"),  # episodes per env
@@ -108,17 +108,15 @@ def with_defaults(cfg: Mapping[str, Any] | None, config: Mapping[str, Any]) -> C
 _SETTING_OF_OPTION = {
     "context": "context",
     "copy": "copy_on_get",
-    "linger_s": "linger",
     "num_episodes": "episode_num",
     "num_workers": "num_workers",
     "reset_timeout_s": "reset_timeout",
     "step_timeout_s": "step_timeout",
 }
-# Options that a manager sets itself: where envs run, and how episodes begin, end and fail.
+# Options that a manager sets itself, beside all of `resets`: where envs run, and how episodes begin, end and fail.
 _CHOSEN_BY_MANAGER = (
-    *("autoreset_mode", "backend", "envs_per_worker", "episode_stats", "max_env_errors", "on_fault", "on_raise"),
-    *("overlap_resets", "persist_options", "replay_log_bytes", "reset_retries", "reset_retry_in", "reset_retry_wait_s"),
-    *("seeding", "spare_envs"),
+    *("autoreset_mode", "backend", "envs_per_worker", "episode_stats", "on_fault", "seeding"),
+    *("restarts.max_env_errors", "restarts.on_raise", "restarts.replay_log_bytes"),
 )
 
 
@@ -129,11 +127,10 @@ def settings_in(keywords: OptionKeywords) -> dict[str, Any]:
         UsageError: a keyword is not an option; the text names the nearest one.
         ManagerUsageError: a manager sets the option itself.
     """
-    check_option_names(keywords)
-    refused = [name for name in _CHOSEN_BY_MANAGER if name in keywords]
+    given = flat_options(keywords)
+    refused = sorted(name for name in given if name in _CHOSEN_BY_MANAGER or name.startswith("resets."))
     if refused:
         raise ManagerUsageError(f"{', '.join(refused)}: a manager sets this itself; leave it out, or use stepmill.Pool")
-    given: dict[str, Any] = {**keywords}
     return {setting: given[name] for name, setting in _SETTING_OF_OPTION.items() if name in given}
 
 

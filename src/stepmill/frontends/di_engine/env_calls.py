@@ -26,6 +26,26 @@ class EnvCalls:
     _client: PoolClient | None
 
     @property
+    def env_num(self) -> int:
+        """The number of envs."""
+        return self._env_num
+
+    @property
+    def observation_space(self) -> Any:
+        """That of env 0; reading it starts the workers."""
+        return self._start().spaces[0]
+
+    @property
+    def action_space(self) -> Any:
+        """That of env 0; reading it starts the workers."""
+        return self._start().spaces[1]
+
+    @property
+    def reward_space(self) -> Any:
+        """That of env 0, None if it has none; reading it starts the workers."""
+        return self._start().spaces[2]
+
+    @property
     def method_name_list(self) -> list[str]:
         """Names of the methods that may be called; a subclass may add more."""
         return [
@@ -108,6 +128,9 @@ class EnvCalls:
             return self._open_client().pool.call(name, *args, env_ids=env_ids)
         except EnvError as error:
             raise with_env_class(error) from None
+
+    def _start(self) -> PoolClient:
+        raise NotImplementedError
 
     def _check_closed(self) -> None:
         raise NotImplementedError

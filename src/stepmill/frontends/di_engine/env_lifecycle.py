@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from stepmill.envs.di_engine import timestep_class
 from stepmill.envs.di_engine_managed import is_abnormal
-from stepmill.frontends.di_engine.errors import ConnectionTimeout, ManagerClosedError, RetriesError
+from stepmill.frontends.di_engine.errors import ConnectionTimeout, ManagerClosedError, retries_error
 from stepmill.frontends.di_engine.pool_client import EnvReply, PoolClient, ReplyKind
 from stepmill.frontends.di_engine.timestep_codec import is_torn
 from stepmill.spec.errors import BadOutput, EngineBug, EnvError, EnvTimeout, StepmillError, WorkerDied
@@ -78,7 +78,7 @@ class EnvStates(dict[int, EnvState]):
 
 
 class EnvLifecycle:
-    """The part of a manager that handles replies, episode ends, resets and retries.
+    """The part of a manager, or of a supervisor, that handles replies, episode ends, resets and retries.
 
     Names that begin with `_env` come from DI-engine, because users' subclasses rely on them.
     """
@@ -95,6 +95,7 @@ class EnvLifecycle:
     _marks_abnormal = False  # whether an abnormal timestep sets its env to ERROR
     _connect_timeout: float | None = None
     _reset_timeout: float | None = None
+    _attempts_name = "max retries"  # in the text of an error
 
     def __init__(self, env_num: int) -> None:
         self._env_states = EnvStates(env_num)
@@ -120,7 +121,7 @@ class EnvLifecycle:
 
     def _begin_reset(self, env_id: int) -> None:
         client = self._open_client()
-        request: dict[str, Any] = {"param": self._reset_param[env_id]}
+        request: dict[str, Any] = {"param": self._param_of(env_id)}
         seed = self._env_seed[env_id]
         if seed is not None:
             self._last_sent_seed[env_id] = (seed, self._env_dynamic_seed)
@@ -133,6 +134,10 @@ class EnvLifecycle:
         self._results.pop(env_id, None)
         self._retry_at.pop(env_id, None)
         client.send_reset(env_id, request, is_renewal=env_id in self._needs_renewal)
+
+    def _param_of(self, env_id: int) -> dict[str, Any] | None:
+        """Return the keyword arguments of the reset that an env begins."""
+        return self._reset_param[env_id]
 
     def _handle_reset_failure(self, env_id: int, error: StepmillError) -> None:
         attempts = self._attempts[env_id] = self._attempts.get(env_id, 0) + 1
@@ -164,19 +169,9 @@ class EnvLifecycle:
         """Close the manager, and raise the error of the first env that is out of attempts, with the others in `others`."""
         errors = []
         for env_id, cause in self._failed_resets.items():
-            text = (
-                f"Env {env_id} reset has exceeded max retries({self._max_retry}), and the latest exception is: {cause}"
-            )
-            logger.error("Env %d reset has exceeded max retries(%d)", env_id, self._max_retry)
-            error = RetriesError(
-                text,
-                env_id=env_id,
-                phase="reset",
-                error_type=getattr(cause, "error_type", type(cause).__name__),
-                remote_traceback=getattr(cause, "remote_traceback", ""),
-            )
-            error.__cause__ = cause
-            errors.append(error)
+            limit = f"Env {env_id} reset has exceeded {self._attempts_name}({self._max_retry})"
+            logger.error(limit)
+            errors.append(retries_error(limit, env_id, "reset", cause))
         self._failed_resets.clear()
         self.close()
         errors[0].others = tuple(errors[1:])
@@ -186,21 +181,22 @@ class EnvLifecycle:
 
     def _handle_reply(self, reply: EnvReply) -> None:
         env_id, kind, value, command = reply
-        if kind is ReplyKind.STEP:
-            self._results[env_id] = value
-        elif kind is ReplyKind.RESET:
+        if isinstance(value, (WorkerDied, EnvTimeout)):
+            self._needs_seed.add(env_id)  # the env will be built again
+        if kind is ReplyKind.RESET:
             self._ready_obs[env_id] = value
             self._env_states.move(env_id, _RUN)
             self._attempts.pop(env_id, None)
             self._needs_seed.discard(env_id)
             self._needs_renewal.discard(env_id)
+        elif kind is ReplyKind.FAULT and command is ReplyKind.RESET:
+            self._handle_reset_failure(env_id, value)
         else:
-            if isinstance(value, (WorkerDied, EnvTimeout)):
-                self._needs_seed.add(env_id)  # the env will be built again
-            if command is ReplyKind.RESET:
-                self._handle_reset_failure(env_id, value)
-            else:
-                self._results[env_id] = value
+            self._handle_result(env_id, value)
+
+    def _handle_result(self, env_id: int, value: Any) -> None:
+        """Store the timestep of a step, or its error."""
+        self._results[env_id] = value
 
     def _handle_ready_replies(self) -> None:
         """Handle the replies that have arrived, without waiting.
@@ -297,6 +293,10 @@ class EnvLifecycle:
             self._ready_obs[env_id] = timestep[0]
         else:
             self._begin_reset(env_id)
+
+    def env_state_done(self, env_id: int) -> bool:
+        """Whether an env is DONE."""
+        return self._env_states[env_id] is EnvState.DONE
 
     # ---- policy ------------------------------------------------------------------------------------------------------
 

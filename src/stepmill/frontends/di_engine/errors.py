@@ -42,6 +42,19 @@ class RetriesError(EnvError, RuntimeError):
     timesteps: dict[int, Any]
 
 
+def retries_error(limit: str, env_id: int | None, phase: str, cause: Exception) -> RetriesError:
+    """Return the error of an env that is out of attempts; `limit` begins its text."""
+    error = RetriesError(
+        f"{limit}, and the latest exception is: {cause}",
+        env_id=env_id,
+        phase=phase,
+        error_type=getattr(cause, "error_type", type(cause).__name__),
+        remote_traceback=getattr(cause, "remote_traceback", ""),
+    )
+    error.__cause__ = cause
+    return error
+
+
 class ConnectionTimeout(EnvTimeout, ConnectionError):
     """An env did not finish a reset within `connect_timeout`."""
 

@@ -15,6 +15,7 @@ from stepmill.frontends.di_engine.env_lifecycle import EnvLifecycle, EnvState
 from stepmill.frontends.di_engine.errors import ManagerClosedError, ManagerUsageError
 from stepmill.frontends.di_engine.pool_client import PoolClient, PoolClientSettings, ReplyKind
 from stepmill.frontends.overrides import refuse_overrides
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import BackendName, OptionKeywords
 
@@ -35,7 +36,7 @@ class Manager(EnvLifecycle, EnvCalls):
     Args:
         env_fn: functions that make the envs, DI-engine's or Gymnasium's; each runs in the worker that owns the env.
         cfg: settings; those that are missing have the class's defaults.
-        **keywords: fields of PoolOptions by name; those that are also settings (`step_timeout_s`, `linger_s`, `copy`) take
+        **keywords: fields of PoolOptions by name; those that are also settings (`step_timeout_s`, `copy`) take
             precedence over `cfg`. Those that a manager sets itself are refused.
     """
 
@@ -115,12 +116,9 @@ class Manager(EnvLifecycle, EnvCalls):
                 f"reset_param has {len(reset_param)} entries for {self._env_num} envs; give one for each"
             )
         self._check_reset_param(reset_param)
-        try:
+        with close_on_error(self.close):
             self._create_state()
             self.reset(reset_param)
-        except BaseException:
-            self.close()
-            raise
 
     def _create_state(self) -> None:
         """Start the envs, and clear what is kept for one launch. A subclass may extend it, as in DI-engine."""
@@ -232,11 +230,6 @@ class Manager(EnvLifecycle, EnvCalls):
     # ---- questions about the envs ------------------------------------------------------------------------------------
 
     @property
-    def env_num(self) -> int:
-        """The number of envs."""
-        return self._env_num
-
-    @property
     def env_ref(self) -> Any:
         """An env of the first env_fn. It is built in this process on first use."""
         if self.__dict__.get("_reference") is None:
@@ -244,21 +237,6 @@ class Manager(EnvLifecycle, EnvCalls):
         return self._reference
 
     _env_ref = env_ref
-
-    @property
-    def observation_space(self) -> Any:
-        """That of env 0."""
-        return self._start().spaces[0]
-
-    @property
-    def action_space(self) -> Any:
-        """That of env 0."""
-        return self._start().spaces[1]
-
-    @property
-    def reward_space(self) -> Any:
-        """That of env 0; None if it has none."""
-        return self._start().spaces[2]
 
     @property
     def ready_env(self) -> list[int]:
@@ -312,10 +290,6 @@ class Manager(EnvLifecycle, EnvCalls):
     def done(self) -> bool:
         """Whether all envs are DONE."""
         return all(state is EnvState.DONE for state in self._env_states.values())
-
-    def env_state_done(self, env_id: int) -> bool:
-        """Whether an env is DONE."""
-        return self._env_states[env_id] is EnvState.DONE
 
     @property
     def closed(self) -> bool:

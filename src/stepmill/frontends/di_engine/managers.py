@@ -27,11 +27,7 @@ from stepmill.frontends.di_engine import config as settings
 from stepmill.frontends.di_engine import worker_functions
 from stepmill.frontends.di_engine.env_lifecycle import EnvState
 from stepmill.frontends.di_engine.env_pool import PoolEnvManager
-from stepmill.frontends.di_engine.errors import (
-    ManagerUsageError,
-    RetriesError,
-    with_closing_hint,
-)
+from stepmill.frontends.di_engine.errors import ManagerUsageError, retries_error, with_closing_hint
 from stepmill.frontends.di_engine.manager import Manager, ResetParam, logger
 from stepmill.frontends.di_engine.pool_client import PoolClientSettings, ReplyKind
 from stepmill.frontends.di_engine.timestep_codec import is_torn
@@ -106,17 +102,10 @@ class BaseEnvManager(Manager):
         failures = []
         for cause in errors:
             env_id: int | None = getattr(cause, "env_id", None)
-            logger.error("Env %s step has exceeded max retries(%d)", env_id, self._max_retry)
-            failure = RetriesError(
-                f"Env {env_id} step has exceeded max retries({self._max_retry}), and the latest exception is: {cause}",
-                env_id=env_id,
-                phase="step",
-                error_type=getattr(cause, "error_type", type(cause).__name__),
-                remote_traceback=getattr(cause, "remote_traceback", ""),
-            )
-            failure.__cause__ = cause
-            failure.timesteps = timesteps
-            failures.append(failure)
+            limit = f"Env {env_id} step has exceeded max retries({self._max_retry})"
+            logger.error(limit)
+            failures.append(retries_error(limit, env_id, "step", cause))
+            failures[-1].timesteps = timesteps
         failures[0].others = tuple(failures[1:])
         raise failures[0]
 

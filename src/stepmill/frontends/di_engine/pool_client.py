@@ -47,6 +47,7 @@ class PoolClientSettings:
     """How the envs of a manager run; fields of PoolOptions have their meaning there.
 
     Attributes:
+        linger_s: how long the pool waits for more replies when enough have come.
         is_inplace: an env is reset in its worker, in the step that ends its episode.
         options: of the pool; the other attributes take precedence over its fields.
     """
@@ -75,7 +76,6 @@ class PoolClientSettings:
             autoreset_mode=AutoresetMode.SAME_STEP if self.is_inplace else AutoresetMode.DISABLED,
             copy=self.copy,
             episode_stats=False,
-            linger_s=self.linger_s,
             step_timeout_s=self.step_timeout_s,
             reset_timeout_s=self.reset_timeout_s,
             **own,  # type: ignore[arg-type]  # checked by its __post_init__
@@ -99,6 +99,7 @@ class PoolClient:
             for env_id, env_fn in enumerate(env_fns)
         ]
         self.pool = Pool(makers, options=settings.pool_options())
+        self._linger_s = settings.linger_s
         self.spaces: tuple[Any, Any, Any] = cloudpickle.loads(self.pool.spec.spaces)
         self.pending: dict[int, ReplyKind] = {}
         self._has_own_process = settings.backend is BackendName.PROCESS and self.pool.num_workers == self.pool.num_envs
@@ -163,7 +164,7 @@ class PoolClient:
         if lost:
             return [EnvReply(env_id, ReplyKind.FAULT, error, self.pending.pop(env_id)) for env_id, error in lost]
         try:
-            received = self.pool.receive(0 if timeout_s == 0 else least, timeout_s=timeout_s)
+            received = self.pool.receive(0 if timeout_s == 0 else least, None, timeout_s, self._linger_s)
         except UsageError:
             raise
         except Exception as exc:  # an observation that cannot be loaded: the pool's next receive returns the fault

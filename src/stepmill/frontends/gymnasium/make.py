@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec as find_module
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from gymnasium import Env, VectorizeMode, logger
 from gymnasium import spec as find_spec
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id, registry
 
-from stepmill.envs.envpool import EnvPoolTask
 from stepmill.envs.gymnasium import GymnasiumEnvMaker, known_step_s
 from stepmill.envs.gymnasium_registry import portable_spec
 from stepmill.frontends.gymnasium.arguments import VECTOR_NAMES, VectorKeywords
@@ -26,7 +24,7 @@ from stepmill.frontends.gymnasium.vector import VectorEnv
 from stepmill.pool.auto_backend import auto_backend
 from stepmill.spec.errors import EnvError, MissingExtraError, UsageError
 from stepmill.spec.notices import warn
-from stepmill.spec.options import BackendName, PoolOptions, nearest_option
+from stepmill.spec.options import BackendName, PoolOptions, merge_options, nearest_option
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -136,10 +134,11 @@ def _open(env_fns: Sequence[GymnasiumEnvMaker], arguments: Mapping[str, Any], un
                 fault.args = (fault.message,)
         raise
     for name in unknown.keys() - set(_OWN_NAMES):
-        near_names = difflib.get_close_matches(name, _OWN_NAMES, n=1, cutoff=_MIN_SIMILARITY)
-        if near_names:
+        # Short names of options in records, such as `host`, may be those of any env.
+        near = nearest_option(name, _OWN_NAMES, cutoff=_MIN_SIMILARITY) if "_" in name else None
+        if near:
             warn(
-                f"{name} is passed to the constructor of the envs; if you meant stepmill's {near_names[0]}, correct the name; if "
+                f"{name} is passed to the constructor of the envs; if you meant stepmill's {near}, correct the name; if "
                 f"not, use env_kwargs={{{name!r}: ...}}",
                 UserWarning,
             )
@@ -177,6 +176,8 @@ def _with_backend(mode: object, arguments: dict[str, Any]) -> dict[str, Any]:
 def _make_envpool(
     task_id: object, num_envs: int, wrappers: Wrappers, arguments: dict[str, Any], kwargs: dict[str, Any]
 ) -> VectorEnv:
+    from stepmill.envs.envpool import EnvPoolTask
+
     name = _check_other(task_id, wrappers, wanted="the id of an EnvPool task", owner="EnvPool")
     arguments |= _pop_named(kwargs)
     return VectorEnv([EnvPoolTask(name, kwargs)] * num_envs, **arguments)
@@ -213,9 +214,8 @@ _MAKE_OTHER: dict[object, Callable[[object, int, Wrappers, dict[str, Any], dict[
 
 
 def _count_spares(arguments: Mapping[str, Any]) -> int:
-    options = arguments.get("options")
-    spares = options.spare_envs if isinstance(options, PoolOptions) else 0
-    return cast("int", arguments.get("spare_envs", spares))
+    resets = {name: arguments[name] for name in ("resets",) if name in arguments}
+    return merge_options(arguments.get("options"), resets).resets.spare_envs
 
 
 def _remembered(num_envs: int, wrappers: tuple[Any, ...], arguments: dict[str, Any], mode: object) -> dict[str, Any]:

@@ -28,15 +28,18 @@ from stepmill.frontends.gymnasium.errors import (
     WaitTimeout,
 )
 from stepmill.frontends.gymnasium.spaces import SpacePair, batch_observations, check_spaces, read_spaces
-from stepmill.pool.pool import Pool
+from stepmill.pool.auto_backend import begin_start
 from stepmill.pool.resets import Seed
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import RecvTimeout, SpecMismatch, UsageError
 from stepmill.spec.options import EnvState, PoolOptions, merge_options
-from stepmill.spec.stats import PoolStats
 
 if TYPE_CHECKING:
     from typing_extensions import Never, Self, Unpack
+
+    from stepmill.pool.pool import Pool
+    from stepmill.spec.stats import PoolStats
 
 StepResult: TypeAlias = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
@@ -94,16 +97,20 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         # [N] bool, while the rest of a failed step is pending: rows whose results of that step are kept.
         self._kept: NDArray[np.bool_] | None = None
         self._pool = self._open(env_fns, chosen)
-        try:
-            self._describe(self._pool.spec, self._pool.env_specs)
-        except BaseException:
-            self._pool.close()
-            raise
-        self._step_fast = self._pool.step_fast
+        from stepmill.pool.port import PoolPort  # as late as the pool
+
+        self._port = PoolPort(self._pool)
+        with close_on_error(self._pool.close):
+            self._describe(self._pool.spec, self._port.env_specs)
+        self._step_fast = self._port.step_fast
         self._waiting = _Waiting.NOTHING
 
     @staticmethod
     def _open(env_fns: Sequence[Callable[[], object]], options: PoolOptions) -> Pool:
+        begin_start(env_fns, options)
+        # Imported here, while the process that starts workers imports its own modules: the first pool of a program is ready sooner.
+        from stepmill.pool.pool import Pool
+
         try:
             return Pool(env_fns, options=options)
         except SpecMismatch as exc:
@@ -165,7 +172,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         """
         self._check_idle("step_async")
         try:
-            self._pool.step_async(actions)
+            self._port.step_async(actions)
         except UsageError as exc:
             self._step_rest(actions, exc)
         self._waiting = _Waiting.STEP
@@ -196,7 +203,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
 
     def _read_step(self, timeout_s: float | None = None) -> StepResult:
         """Wait for the results of a step; mark those that are kept from a failed step."""
-        obs, reward, terminated, truncated, infos = self._pool.step_wait(timeout_s=timeout_s)
+        obs, reward, terminated, truncated, infos = self._port.step_wait(timeout_s=timeout_s)
         kept, self._kept = self._kept, None
         if kept is not None:
             infos = {**infos, "kept": kept, "_kept": kept.copy()}
@@ -214,13 +221,16 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         result: StepResult = self._wait(_Waiting.STEP, self._read_step, timeout)
         return result
 
-    def reset(self, *, seed: Seed = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: Seed = None, options: Mapping[str, Any] | None = None, persist_options: bool = False
+    ) -> tuple[Any, dict[str, Any]]:
         """Reset all envs, or those of a mask.
 
         Args:
             seed: an int s seeds env i with s + i; a list has one seed, or None, per env; None does not seed.
             options: passed to every env's reset, except for "reset_mask": a bool array [N], True for the envs to reset. The
                 other envs keep their last observation.
+            persist_options: later resets without options get these, too, also automatic ones; see `Pool.reset`.
 
         Returns:
             observations [N, ...] and infos.
@@ -229,8 +239,9 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         self._kept = None
         mask, rest = read_options(options, self.num_envs)
         if mask is not None:
-            return self._pool.reset_rows(mask, seed, rest)
-        batch = self._pool.reset(seed=seed, options=rest)
+            self._pool.reset_async(seed=seed, options=rest, mask=mask, persist_options=persist_options)
+            return self._port.reset_wait()
+        batch = self._pool.reset(seed=seed, options=rest, persist_options=persist_options)
         return batch.obs, batch.info
 
     def reset_async(self, seed: Seed = None, options: Mapping[str, Any] | None = None) -> None:
@@ -250,7 +261,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         Raises:
             WaitTimeout: the envs did not finish in time. No result is lost; call reset_wait() again.
         """
-        result: tuple[Any, dict[str, Any]] = self._wait(_Waiting.RESET, self._pool.reset_wait, timeout)
+        result: tuple[Any, dict[str, Any]] = self._wait(_Waiting.RESET, self._port.reset_wait, timeout)
         return result
 
     # ---- everything slow -------------------------------------------------------------------------------------------
@@ -277,7 +288,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         """Return the results of `call_async`, one per env.
 
         Args:
-            timeout: seconds; None waits as long as `call_timeout_s` allows.
+            timeout: seconds; None waits as long as `workers.call_timeout_s` allows.
 
         Raises:
             WaitTimeout: the envs did not answer in time. No result is lost; call call_wait() again.
@@ -378,7 +389,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         if self._waiting is _Waiting.CLOSED:
             self._refuse(f"{kind.value}_wait")
         # An interrupted step() also has results to wait for.
-        was_interrupted = kind is _Waiting.STEP and self._waiting is _NOTHING and self._pool.has_results_of_all
+        was_interrupted = kind is _Waiting.STEP and self._waiting is _NOTHING and self._port.has_results_of_all
         if self._waiting is not kind and not was_interrupted:
             raise NothingPendingError(f"no {kind.value} is pending; begin one with {kind.value}_async()", kind.value)
         is_over = True

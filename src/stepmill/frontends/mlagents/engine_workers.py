@@ -22,7 +22,7 @@ from stepmill.frontends.mlagents.timing import publish_timers
 from stepmill.frontends.mlagents.unity_worker import WorkerMaker, end_players
 from stepmill.frontends.mlagents.workers import EngineWorker, WorkerState
 from stepmill.pool.pool import Pool
-from stepmill.spec.options import AutoresetMode, PoolOptions
+from stepmill.spec.options import AutoresetMode, PoolOptions, Start, Tuning
 
 
 class EngineWorkers:
@@ -216,6 +216,6 @@ def _pool_options(options: ManagerOptions) -> PoolOptions:
         episode_stats=False,
         step_timeout_s=options.step_timeout_s,
         reset_timeout_s=options.reset_timeout_s,
-        start_timeout_s=options.start_timeout_s,
-        timers_every=options.timers_every,
+        start=Start(timeout_s=options.start_timeout_s),
+        tuning=Tuning(timers_every=options.timers_every),
     )

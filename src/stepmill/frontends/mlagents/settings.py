@@ -12,7 +12,8 @@ import numpy as np
 from stepmill.envs.unity import PAYLOAD_BYTES
 from stepmill.frontends.mlagents.channels import EngineConfig, check_resolution
 from stepmill.spec.errors import UsageError
-from stepmill.spec.options import Context, check_option_names
+from stepmill.spec.options import Context
+from stepmill.spec.records import refuse_unknown
 
 NO_LIMIT = -1
 
@@ -105,7 +106,7 @@ def merge_manager_options(options: ManagerOptions | None, keywords: ManagerKeywo
     Raises:
         UsageError: a keyword is not a field of ManagerOptions; the text names the nearest one.
     """
-    check_option_names(keywords, [each.name for each in fields(ManagerOptions)])
+    refuse_unknown(keywords, [each.name for each in fields(ManagerOptions)], "an option of stepmill")
     return replace(options or ManagerOptions(), **keywords)  # type: ignore[arg-type]  # its __post_init__ makes enums
 
 

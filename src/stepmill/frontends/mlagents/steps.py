@@ -7,6 +7,8 @@ number, their ids and their order may change with every step.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -70,17 +72,12 @@ _TERMINAL_STEP = _one_agent(TerminalStep)
 class _Agents(Mapping[int, Any]):
     """A mapping from an agent's id to its row of the arrays."""
 
-    obs: list[Array]
-    reward: Array
     agent_id: Array
-    _rows: dict[int, int] | None = None
 
-    @property
+    @cached_property
     def agent_id_to_index(self) -> dict[int, int]:
         """The row of every agent."""
-        if self._rows is None:
-            self._rows = {int(agent): row for row, agent in enumerate(self.agent_id)}
-        return self._rows
+        return {int(agent): row for row, agent in enumerate(self.agent_id)}
 
     def __len__(self) -> int:
         """Return A."""
@@ -99,6 +96,7 @@ class _Agents(Mapping[int, Any]):
         return f"{type(self).__name__}(agent_id={np.asarray(self.agent_id).tolist()})"
 
 
+@dataclass(eq=False, repr=False)
 class DecisionSteps(_Agents):
     """Agents that need a decision.
 
@@ -111,21 +109,18 @@ class DecisionSteps(_Agents):
         group_reward: [A] float32.
     """
 
-    def __init__(
-        self,
-        obs: Sequence[Array],
-        reward: Array,
-        agent_id: Array,
-        action_mask: Sequence[Array] | None = None,
-        group_id: Array | Sequence[int] | None = None,
-        group_reward: Array | None = None,
-    ) -> None:
-        self.obs = list(obs)
-        self.reward = reward
-        self.agent_id = agent_id
-        self.action_mask = None if action_mask is None else list(action_mask)
-        self.group_id = _column(group_id, len(agent_id), np.int32)
-        self.group_reward = _column(group_reward, len(agent_id), np.float32)
+    obs: Sequence[Array]
+    reward: Array
+    agent_id: Array
+    action_mask: Sequence[Array] | None = None
+    group_id: Any = None
+    group_reward: Any = None
+
+    def __post_init__(self) -> None:
+        self.obs = list(self.obs)
+        self.action_mask = None if self.action_mask is None else list(self.action_mask)
+        self.group_id = _column(self.group_id, len(self), np.int32)
+        self.group_reward = _column(self.group_reward, len(self), np.float32)
 
     def __getitem__(self, agent_id: int) -> Any:
         row = self._row_of(agent_id)
@@ -139,6 +134,7 @@ class DecisionSteps(_Agents):
         return DecisionSteps(_no_obs(spec), np.zeros(0, np.float32), np.zeros(0, np.int32))
 
 
+@dataclass(eq=False, repr=False)
 class TerminalSteps(_Agents):
     """Agents whose episode ended.
 
@@ -147,21 +143,17 @@ class TerminalSteps(_Agents):
         interrupted: [A] bool, True if a limit ended the episode.
     """
 
-    def __init__(
-        self,
-        obs: Sequence[Array],
-        reward: Array,
-        interrupted: Array,
-        agent_id: Array,
-        group_id: Array | Sequence[int] | None = None,
-        group_reward: Array | None = None,
-    ) -> None:
-        self.obs = list(obs)
-        self.reward = reward
-        self.interrupted = interrupted
-        self.agent_id = agent_id
-        self.group_id = _column(group_id, len(agent_id), np.int32)
-        self.group_reward = _column(group_reward, len(agent_id), np.float32)
+    obs: Sequence[Array]
+    reward: Array
+    interrupted: Array
+    agent_id: Array
+    group_id: Any = None
+    group_reward: Any = None
+
+    def __post_init__(self) -> None:
+        self.obs = list(self.obs)
+        self.group_id = _column(self.group_id, len(self), np.int32)
+        self.group_reward = _column(self.group_reward, len(self), np.float32)
 
     def __getitem__(self, agent_id: int) -> Any:
         row = self._row_of(agent_id)
@@ -181,6 +173,7 @@ for _ours in (DecisionSteps, TerminalSteps):
         _theirs.register(_ours)
 
 
+@dataclass(eq=False, repr=False)
 class BatchedStepResult(_Agents):
     """All agents of a group that need a decision or whose episode ended, in the first generation.
 
@@ -190,21 +183,16 @@ class BatchedStepResult(_Agents):
         max_step: [A] bool, whether a limit ended it.
     """
 
-    def __init__(
-        self,
-        obs: Sequence[Array],
-        reward: Array,
-        done: Array,
-        max_step: Array,
-        agent_id: Array,
-        action_mask: Sequence[Array] | None = None,
-    ) -> None:
-        self.obs = list(obs)
-        self.reward = reward
-        self.done = done
-        self.max_step = max_step
-        self.agent_id = agent_id
-        self.action_mask = None if action_mask is None else list(action_mask)
+    obs: Sequence[Array]
+    reward: Array
+    done: Array
+    max_step: Array
+    agent_id: Array
+    action_mask: Sequence[Array] | None = None
+
+    def __post_init__(self) -> None:
+        self.obs = list(self.obs)
+        self.action_mask = None if self.action_mask is None else list(self.action_mask)
 
     def n_agents(self) -> int:
         """Return A."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from stepmill import timers
 from stepmill.pool.pool import Pool
+from stepmill.pool.stats import read_timers
 from stepmill.spec.errors import StepmillError
 
 LIBRARY = "mlagents_envs"
@@ -31,7 +32,7 @@ def time_decisions(name: str, num_workers: int) -> Iterator[None]:
 
 def timer_tree(pool: Pool) -> dict[str, Any]:
     """Return the timers of a pool, with the trees of mlagents_envs in its workers merged beside the engine's."""
-    tree: dict[str, Any] = pool.timers()
+    tree: dict[str, Any] = read_timers(pool)
     libraries = _library_trees(pool, range(pool.num_envs), None)
     if libraries:
         node = timers.merge(LIBRARY, [_as_tree(LIBRARY, library) for library in libraries])

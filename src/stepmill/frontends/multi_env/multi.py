@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepmill.frontends.multi_env.remote import SubprocessEnv, restart_info
 from stepmill.frontends.multi_env.shared_pool import EnvResult, SharedPool
+from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import EnvError, StepmillError, UsageError, join_errors
 from stepmill.spec.options import BackendName, PoolOptions
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Columns = tuple[list[Any], ...]
 Row = tuple[Any, Any, Any, Any]
@@ -48,7 +46,7 @@ class _PoolShare:
         self.shared.close_envs(self.ids)
 
 
-class MultiEnv:
+class MultiEnv(CloseAtEnd):
     """Steps several envs at the same time, without a thread or a pipe for each.
 
     Envs that `create_subprocess_envs` made together are stepped by one pool. SubprocessEnvs that were made one by one are
@@ -178,12 +176,6 @@ class MultiEnv:
         with ThreadPoolExecutor(min(len(self._shares), 32), thread_name_prefix="stepmill-close") as threads:
             for done in [threads.submit(share.close) for share in self._shares]:
                 done.result()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.close()
 
     # ---- helpers -----------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from stepmill.envs.opaque import OpaqueEnvMaker
 from stepmill.frontends.batch_rows import send_living
 from stepmill.frontends.starting_pool import StartingPool
 from stepmill.pool.pool import Pool
+from stepmill.pool.port import PoolPort
 from stepmill.pool.requests import PoolFuture
 from stepmill.pool.start import CLOSE_TIMEOUT_S
 from stepmill.spec.batch import Batch
@@ -49,7 +50,7 @@ class SharedPool:
         self.num_envs = len(env_fns)
         chosen = _with_defaults(options)
         makers = [OpaqueEnvMaker(env_fn) for env_fn in env_fns]
-        self._starting = StartingPool(makers, chosen, num_retries=chosen.max_restarts)
+        self._starting = StartingPool(makers, chosen, num_retries=chosen.restarts.max_restarts)
         self._open_ids = set(range(len(env_fns)))
 
     def launch(self) -> None:
@@ -68,7 +69,7 @@ class SharedPool:
 
     def spaces(self, index: int) -> tuple[object, object]:
         """Return an env's observation space and action space; None in place of one that it does not have."""
-        pair: tuple[object, object] = pickle.loads(self.pool.env_specs[index].spaces)
+        pair: tuple[object, object] = pickle.loads(PoolPort(self.pool).env_specs[index].spaces)
         return pair
 
     def description(self, index: int) -> Mapping[str, Any]:
@@ -78,7 +79,7 @@ class SharedPool:
 
     def is_gymnasium(self, index: int) -> bool:
         """Whether an env returns (observation, info) from `reset`."""
-        return bool(self.pool.env_specs[index].metadata["is_gymnasium"])
+        return bool(PoolPort(self.pool).env_specs[index].metadata["is_gymnasium"])
 
     def send(self, actions: Sequence[Any], env_ids: Sequence[int] | None, *, is_driven: bool) -> None:
         """Send envs their actions; with `is_driven`, envs whose episode has ended are reset instead. `recv` returns deaths."""
@@ -140,14 +141,13 @@ def _describe(env: Any) -> dict[str, Any]:
 
 
 def _with_defaults(options: PoolOptions) -> PoolOptions:
-    default = PoolOptions()
     chosen: dict[str, Any] = {"episode_stats": False}
     if options.backend is BackendName.AUTO:
         chosen["backend"] = BackendName.PROCESS
     if options.num_workers is None and options.envs_per_worker is None:
         chosen["envs_per_worker"] = 1
-    if options.on_fault is default.on_fault and options.on_raise is None:
-        chosen["on_fault"], chosen["on_raise"] = OnFault.TRUNCATE, OnFault.RAISE
+    if options.on_fault is OnFault.RAISE and options.restarts.on_raise is None:
+        chosen["on_fault"], chosen["restarts"] = OnFault.TRUNCATE, replace(options.restarts, on_raise=OnFault.RAISE)
     return replace(options, **chosen)
 
 

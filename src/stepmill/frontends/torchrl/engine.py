@@ -19,8 +19,10 @@ from stepmill.frontends.torchrl.errors import translated
 from stepmill.frontends.torchrl.makers import EnvMakers, Kwargs
 from stepmill.frontends.torchrl.states import States
 from stepmill.pool.pool import Pool
+from stepmill.pool.port import PoolPort
 from stepmill.pool.resets import Seed, spread_seed
 from stepmill.pool.start import choose_backend
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
 from stepmill.spec.options import AutoresetMode, BackendName, PoolOptions, merge_options
 
@@ -78,14 +80,14 @@ class Engine:
         self._is_outdated = False  # update_kwargs() has changed the arguments since the pool was made
         self.states = States()
         self.frame_skip = _checked_skip(frame_skip)
-        self._pool: Pool | None = None
+        self._port: PoolPort | None = None
         self._seeds: dict[int, int] = {}
         self.infos: dict[str, NDArray[Any]] = {}
         self.begins_resets = False
         self._resetting: Mask | None = None
         pool = self.open()
         self.num_envs = pool.num_envs
-        self.spaces = read_spaces(pool.env_specs)
+        self.spaces = read_spaces(self.port.env_specs)
 
     # ---- open and closed ---------------------------------------------------------------------------------------------
 
@@ -96,13 +98,18 @@ class Engine:
         Raises:
             UsageError: the env is closed.
         """
-        if self._pool is None:
+        return self.port.pool
+
+    @property
+    def port(self) -> PoolPort:
+        """The port of the pool; as `pool`."""
+        if self._port is None:
             raise UsageError("the env is closed; reset() opens it again")
-        return self._pool
+        return self._port
 
     def open(self) -> Pool:
         """Return the pool; make one if there is none."""
-        if self._pool is None:
+        if self._port is None:
             try:
                 pool = self._open_pool()
             except SpecMismatch as exc:
@@ -114,16 +121,13 @@ class Engine:
             if pool.spec.is_batched:
                 pool.close()
                 raise UsageError("the envs are batched, but TorchRL's masks select single envs; give single envs")
-            self._pool, self._is_outdated = pool, False
+            self._port, self._is_outdated = PoolPort(pool), False
             self._fresh = np.ones(pool.num_envs, np.bool_)  # envs that have not been reset yet
             self.terminated = np.zeros(pool.num_envs, np.bool_)
             self.truncated = np.zeros(pool.num_envs, np.bool_)
-            try:
+            with close_on_error(self.close):
                 self.states.load_again(pool)
-            except BaseException:
-                self.close()
-                raise
-        return self._pool
+        return self._port.pool
 
     def start(self) -> None:
         """Make the pool, with the newest keyword arguments, if it does not exist."""
@@ -140,7 +144,7 @@ class Engine:
             return
         differing = [
             (env_id, now, before)
-            for env_id, (now, before) in enumerate(zip(read_spaces(pool.env_specs), self.spaces, strict=True))
+            for env_id, (now, before) in enumerate(zip(read_spaces(PoolPort(pool).env_specs), self.spaces, strict=True))
             if now != before
         ]
         if differing:
@@ -163,9 +167,9 @@ class Engine:
 
     def close(self) -> None:
         """Close the pool. Idempotent."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()
+        port, self._port = self._port, None
+        if port is not None:
+            port.pool.close()
 
     # ---- seeds -------------------------------------------------------------------------------------------------------
 
@@ -188,7 +192,7 @@ class Engine:
     @property
     def is_envpool(self) -> bool:
         """Whether the envs are EnvPool's, which can only be seeded all together."""
-        return self._pool is not None and self._pool.options.backend is BackendName.ENVPOOL
+        return self._port is not None and self.pool.options.backend is BackendName.ENVPOOL
 
     # ---- resets ------------------------------------------------------------------------------------------------------
 
@@ -200,7 +204,7 @@ class Engine:
         ids = [int(env_id) for env_id in np.flatnonzero(mask)]
         seeds = self._take_seeds(ids, seed)
         try:
-            obs, info = self.pool.reset_rows(mask, seeds, options)
+            obs, info = self.port.reset_rows(mask, seeds, options)
         except StepmillError as exc:
             raise translated(exc) from exc
         self.mark_reset(mask)
@@ -227,7 +231,7 @@ class Engine:
             raise translated(exc) from exc
         self.mark_reset(mask)
         self.store_infos(batch.info, batch.env_id)
-        return pool.observe()
+        return self.port.observe()
 
     def reset_async(self, ids: NDArray[np.int64]) -> None:
         """Begin resets; the caller receives the results from the pool."""
@@ -253,7 +257,7 @@ class Engine:
             self.reset(self._fresh.copy())  # the first step of an env resets it first
         try:
             if mask is None and self.frame_skip == 1:
-                obs, reward, terminated, truncated, info = self.pool.step_fast(actions)
+                obs, reward, terminated, truncated, info = self.port.step_fast(actions)
                 self.terminated, self.truncated = terminated, truncated
                 self.store_infos(info)
                 self._begin_resets()
@@ -279,7 +283,7 @@ class Engine:
             reward[env_ids] += more
             self.terminated[env_ids], self.truncated[env_ids] = terminated, truncated
             left[env_ids[terminated | truncated]] = False
-        obs = pool.observe()
+        obs = self.port.observe()
         self._begin_resets()
         return obs, reward, self.terminated, self.truncated
 
@@ -305,7 +309,7 @@ class Engine:
         if self._needs_full_reset(mask):
             return self.reset(mask)
         try:
-            obs, info = self.pool.reset_wait()
+            obs, info = self.port.reset_wait()
         except StepmillError as exc:
             raise translated(exc) from exc
         self.mark_reset(mask)

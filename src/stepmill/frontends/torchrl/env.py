@@ -31,6 +31,7 @@ from stepmill.frontends.torchrl.views import EnvView, FanOut, has_attribute
 from stepmill.pool.arguments import checked_fns
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.options import OptionKeywords, PoolOptions, check_option_names, pop_options
@@ -119,7 +120,7 @@ class StepmillEnv(EnvBase):
         pop_parallel_arguments(base, 0 if isinstance(env_fns, Pool) else len(checked_fns(env_fns)))
         pool_options = pop_options(base)
         known = EnvKeywords.__annotations__.keys() | signature(EnvBase.__init__).parameters.keys()
-        check_option_names(sorted(base.keys() - known))
+        check_option_names({name: base[name] for name in sorted(base.keys() - known)})
         kwargs = base.pop("create_env_kwargs", None)
         if isinstance(env_fns, Pool):
             if pool_options:
@@ -151,7 +152,7 @@ class StepmillEnv(EnvBase):
         info_specs: Mapping[str, Any] | None = None,
         **base: Any,
     ) -> None:
-        try:
+        with close_on_error(engine.close):
             super().__init__(device=device, batch_size=torch.Size([engine.num_envs]), **base)
             self._engine = engine
             observation, action = engine.spaces[0]
@@ -165,9 +166,6 @@ class StepmillEnv(EnvBase):
             self._make_flag_specs(engine.num_envs)
             self._reader = ActionReader(action, is_categorical=is_categorical)
             self._pack_obs = observation_packer(observation)
-        except BaseException:
-            engine.close()
-            raise
         self._is_on_cpu = self.device is not None and self.device.type == "cpu"
         self.is_closed = False
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 from stepmill.spec.errors import UsageError
+from stepmill.spec.options import Workers
+from stepmill.spec.records import leaves_of
 
 
 class ParallelKeywords(TypedDict, total=False):
@@ -29,7 +31,6 @@ class ParallelKeywords(TypedDict, total=False):
     use_buffers: bool | None
 
 
-_OPTION_OF = {"mp_start_method": "context", "num_sub_threads": "worker_threads"}
 _WITHOUT_EFFECT = ("auto_wrap_envs", "daemon", "metadata_from_workers")  # what they ask for is always so
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {  # the values that are accepted; what to do instead of other values
     "allow_step_when_done": ((False,), "reset an env that is done, by a mask or by step_and_maybe_reset()"),
@@ -58,9 +59,9 @@ def pop_parallel_arguments(keywords: dict[str, Any], num_envs: int) -> None:
         keywords.pop(name, None)
     for name in _WITHOUT_EFFECT:
         keywords.pop(name, None)
-    for name, option in _OPTION_OF.items():
-        value = keywords.pop(name, None)
-        if value is not None:
-            keywords.setdefault(option, value)
+    if (context := keywords.pop("mp_start_method", None)) is not None:
+        keywords.setdefault("context", context)
+    if (num_threads := keywords.pop("num_sub_threads", None)) is not None:
+        keywords["workers"] = {"threads": num_threads, **leaves_of(Workers, keywords.get("workers", {}))}
     if keywords.pop("serial_for_single", False) and num_envs == 1:
         keywords.setdefault("backend", "serial")

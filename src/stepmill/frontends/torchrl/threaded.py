@@ -76,7 +76,7 @@ class MultiThreadedEnvWrapper(StepmillEnv):
     @property
     def obs(self) -> TensorDictBase:
         """The newest observation of each env, [N, ...]; zeros of envs that have not been reset."""
-        return self._to_tensordict(self._observation_tensors(self._engine.pool.observe()))
+        return self._to_tensordict(self._observation_tensors(self._engine.port.observe()))
 
     @property
     def _env(self) -> Any:

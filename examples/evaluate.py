@@ -1,0 +1,82 @@
+"""Evaluates three kinds of policies: one that does not know the task, one with memory, and a model of Stable-Baselines3.
+
+    python examples/evaluate.py
+
+The bandits are tasks of one env: a task says which arm pays. A policy that does not know the task must remember what an arm has paid.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+import stepmill
+
+NUM_ARMS, NUM_PULLS = 4, 20
+
+
+class Bandit(gymnasium.Env[Any, Any]):
+    """Pays 1 for one arm, with a chance of 0.9, and 0 otherwise. It succeeds if it has paid in most pulls."""
+
+    observation_space = spaces.Box(0, 1, (NUM_ARMS + 1,), np.float32)  # the last arm, and whether it paid
+    action_space = spaces.Discrete(NUM_ARMS)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin; the option "arm" says which arm pays."""
+        super().reset(seed=seed)
+        self.arm = (options or {}).get("arm", 0)
+        self.pulls, self.paid = 0, 0
+        return np.zeros(NUM_ARMS + 1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Pull an arm."""
+        pays = int(action) == self.arm and self.np_random.random() < 0.9
+        self.pulls += 1
+        self.paid += pays
+        obs = np.zeros(NUM_ARMS + 1, np.float32)
+        obs[[int(action), -1]] = 1, pays
+        is_over = self.pulls == NUM_PULLS
+        return obs, float(pays), is_over, False, {"is_success": self.paid > NUM_PULLS / 2} if is_over else {}
+
+
+class Remembers:
+    """Keeps the counts of each episode: pulls the arm that has paid most often, and tries the next one as long as none has."""
+
+    def __init__(self) -> None:
+        self.paid: dict[int, Any] = {}
+
+    def __call__(self, obs: Any, episode_ids: Any, is_first: Any) -> Any:
+        """Return the arms for these episodes."""
+        actions = np.zeros(len(obs), np.int64)
+        for row, episode_id in enumerate(episode_ids.tolist()):
+            if is_first[row]:
+                self.paid[episode_id] = np.zeros(NUM_ARMS)
+            paid = self.paid[episode_id]
+            last = int(obs[row, :-1].argmax())
+            paid[last] += obs[row, -1] if not is_first[row] else 0
+            actions[row] = paid.argmax() if paid.any() else (last + 1) % NUM_ARMS
+        return actions
+
+
+def main() -> None:
+    """Print a table for each policy."""
+    tasks = {f"arm {arm}": {"arm": arm} for arm in range(NUM_ARMS)}
+    print(
+        "without memory\n",
+        stepmill.evaluate(lambda obs: np.zeros(len(obs), np.int64), Bandit, tasks=tasks, seeds=range(25)),
+    )
+    print("with memory\n", stepmill.evaluate(Remembers(), Bandit, tasks=tasks, seeds=range(25)))
+    try:
+        from stable_baselines3 import PPO
+    except ImportError:
+        print("Stable-Baselines3 is not installed")
+        return
+    model = PPO("MlpPolicy", gymnasium.make("CartPole-v1"), seed=0, device="cpu").learn(4096)
+    print("PPO after 4096 steps\n", stepmill.evaluate(model, "CartPole-v1", seeds=range(40), num_envs=8))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""`PoolPort`: what front-ends use of a pool, beside its public names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill import _native
+from stepmill.pool.arguments import check_leaves
+from stepmill.pool.pool import Pool
+from stepmill.pool.receiving import EnvIds
+from stepmill.pool.resets import Options, Seed
+from stepmill.slab.memory import SharedSlab
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import UsageError
+from stepmill.spec.tree import Node, program
+
+StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
+
+
+class PoolPort:
+    """Steps and resets in Gymnasium's shape, formats of observations, and facts that front-ends need. It has no state.
+
+    Attributes:
+        env_fns: the functions that made the envs and spares.
+        env_specs, spare_specs: the specs of the envs, and of the spares.
+        slab: the shared memory of the pool, for tools that read it.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.env_fns: Sequence[Callable[[], object]] = pool._env_fns
+        self.env_specs: tuple[EnvSpec, ...] = pool._runtime.specs[: pool.num_envs]
+        self.spare_specs: tuple[EnvSpec, ...] = pool._runtime.specs[pool.num_envs :]
+        self.slab: SharedSlab = pool._runtime.slab
+        self._state = pool._state
+        self._unclaimed = pool._state.unclaimed
+        self._waits = pool._waits
+        self._receiver = pool._receiver
+        self._recovery = pool._recovery
+
+    # ---- steps and resets ----------------------------------------------------------------------------------------------
+
+    def step_fast(self, actions: Any) -> StepTuple:
+        """Step all envs and return Gymnasium's five values. Hot path.
+
+        Large observation arrays are leased: they stay valid while referenced, and are not copied.
+        """
+        result = None
+        try:
+            result = self._state.step(actions)
+            self._unclaimed[0] = False
+            return result if result is not None else self.step_wait()
+        except BaseException as error:
+            return self._finish_step(error, result, actions)
+
+    def step_obs(self, actions: Any) -> Any:
+        """Step all envs and return the newest observations, without rewards, flags and infos. Hot path."""
+        obs = None
+        try:
+            obs = self._state.step_obs(actions)
+            self._unclaimed[0] = False
+            return obs if obs is not None else self.step_wait()[0]
+        except BaseException as error:
+            return self._finish_step(error, obs, actions)[0]
+
+    def _finish_step(self, error: BaseException, result: object, actions: Any) -> StepTuple:
+        """Finish a fast step that has raised: repeat it if it has found dead workers, and else raise an error."""
+        if isinstance(error, _native.DeadWorkers):  # nothing was sent
+            self.step_async(actions)
+            return self.step_wait()
+        self._receiver.restore_unclaimed(result)
+        if isinstance(error, UsageError):
+            self._recovery.raise_errors()  # an interrupt has kept them back, and they are why the step is refused
+        raise error
+
+    def step_async(self, actions: Any) -> None:
+        """Send actions to all envs that are not exhausted."""
+        self._waits.send(partial(self._state.send_all, actions))
+
+    def step_wait(self, timeout_s: float | None = None) -> StepTuple:
+        """Wait for all envs, and return Gymnasium's five values."""
+        wait = partial(self._waits.wait_any, self.pool.num_envs, timeout_s)
+        # One expression: Ctrl-C between two lines would lose the result.
+        return self._receiver.wait_and_collect(wait, self._state.collect_ready)  # type: ignore[no-any-return]  # its five values
+
+    def reset_rows(
+        self, mask: NDArray[np.bool_], seed: Seed = None, options: Options = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset the rows of a mask; return the newest observations of all N rows, and infos [N] of those that were reset."""
+        self.pool.reset_async(seed=seed, options=options, mask=mask)
+        return self.reset_wait()
+
+    def reset_wait(self, timeout_s: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """Wait for the envs of the last `reset_async`; return observations of all N rows, and infos [N] of those envs."""
+        ids = self.pool._last_reset
+        wait, collect = partial(self._waits.wait_for, ids, timeout_s), partial(self._state.collect_rows, ids)
+        return self._receiver.wait_and_collect(wait, collect)  # type: ignore[no-any-return]  # its two values
+
+    # ---- observations of other classes, or tensors ---------------------------------------------------------------------
+
+    def set_observation_format(
+        self,
+        observation: Node,
+        *,
+        wrap: Callable[[NDArray[Any]], object] | None = None,
+        given: Mapping[int, NDArray[Any]] | None = None,
+    ) -> None:
+        """Set the format of batches of observations. They are built in this format, without a later conversion.
+
+        Args:
+            observation: the tree of `spec.observation`, with other factories for its tuples.
+            wrap: called with each array [B, ...]; its result replaces the array. If it raises, the results can be received
+                again.
+            given: by index of a leaf, an array [num_rows, ...] of that leaf's dtype, which replaces the values of the envs.
+        Raises:
+            UsageError: the tree has other leaves than `spec.observation`, or an array does not fit its leaf.
+        """
+        check_leaves(observation, self.pool.spec.observation)
+        arrays = {index: np.ascontiguousarray(array) for index, array in (given or {}).items()}
+        self._state.set_observation_format(program(observation), wrap, arrays)
+
+    def observe(self, env_ids: EnvIds | None = None) -> Any:
+        """Return the newest received observations of some envs, or all, [B, ...]; zeros before the first."""
+        return self._state.observe(env_ids)
+
+    # ---- facts ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_results_of_all(self) -> bool:
+        """Whether every env is stepping or has a result to be received."""
+        return self._state.num_pending() == self.pool.num_envs
+
+    @property
+    def num_ended(self) -> NDArray[np.int64]:
+        """[N] int64: how many of its num_episodes each env has ended. Not counted without num_episodes."""
+        return np.array(self._state.num_ended(), np.int64)
+
+    @property
+    def worker_of(self) -> tuple[int, ...]:
+        """The worker of each env, by env_id. The envs of a worker are lost together."""
+        return tuple(map(self._recovery.workers.worker_of, range(self.pool.num_envs)))
+
+    @property
+    def memory_place(self) -> tuple[int, int]:
+        """Address and size in bytes of the shared memory, for programs that lock its pages."""
+        return cast("tuple[int, int]", self.slab.native.place())
