@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from stepmill.backends.base import Backend
 
-    Fault = OnFault | OnFaultName
-
 _MIB = 1 << 20
 _BACKEND_METHODS = ("start", "attach", "call", "revive", "close")
 _MIN_SIMILARITY = 0.65  # of 1; at difflib's default of 0.6 "gravity" is like "ray"
@@ -62,7 +60,7 @@ class Restarts(Record):
 
     _option = "restarts"
 
-    on_raise: Fault | None = choice(None, OnFault)
+    on_raise: OnFault | OnFaultName | None = choice(None, OnFault)
     max_restarts: int = count(10)
     restart_window_s: float = amount(60.0)
     max_env_errors: int = count(100)
@@ -170,7 +168,7 @@ class OptionKeywords(TypedDict, total=False):
     episode_stats: bool | None
     step_timeout_s: float | None
     reset_timeout_s: float | None
-    on_fault: Fault
+    on_fault: OnFault | OnFaultName
     crash_dir: str | os.PathLike[str] | None
     restarts: Restarts | Mapping[str, object]
     resets: Resets | Mapping[str, object]
@@ -297,18 +295,20 @@ class PoolOptions(Record):
             )
 
     def _check_recycling(self) -> None:
-        if not self.restarts.recycles:
-            return
-        if self.autoreset_mode is AutoresetMode.SAME_STEP and self.on_fault is not OnFault.REPLAY:
+        recycling = "restarts.recycle_after_episodes and restarts.recycle_above_mb need"
+        if (
+            self.restarts.recycles
+            and self.autoreset_mode is AutoresetMode.SAME_STEP
+            and self.on_fault is not OnFault.REPLAY
+        ):
             raise UsageError(
-                "restarts.recycle_after_episodes and restarts.recycle_above_mb need on_fault='replay' with autoreset_mode SAME_STEP: you have the "
-                "first observation of the next episode already, so the new process must repeat its reset; give on_fault='replay' "
-                "and seeding='per_episode', or use NEXT_STEP"
+                f"{recycling} on_fault='replay' with autoreset_mode SAME_STEP: you have the first observation of the next episode "
+                "already, so the new process must repeat its reset; give on_fault='replay' and seeding='per_episode', or use NEXT_STEP"
             )
-        if self.resets.spare_envs and self.seeding is Seeding.CONTINUE:
+        if self.restarts.recycles and self.resets.spare_envs and self.seeding is Seeding.CONTINUE:
             raise UsageError(
-                "restarts.recycle_after_episodes and restarts.recycle_above_mb need seeding='per_episode' or 'fixed' with resets.spare_envs, so that a "
-                "rebuilt env begins the episode that its predecessor would have begun; give one of the two"
+                f"{recycling} seeding='per_episode' or 'fixed' with resets.spare_envs, so that a rebuilt env begins the episode "
+                "that its predecessor would have begun; give one of the two"
             )
 
 
