@@ -249,7 +249,8 @@ class PoolOptions(Record):
         check_ray(self.ray, is_chosen=self.backend is BackendName.RAY, is_forked=self.context is Context.FORK)
         self._check_replay()
         self._check_spares()
-        self._check_recycling()
+        if self.restarts.recycles:
+            self._check_recycling()
 
     def _check_workers(self) -> None:
         if self.num_workers is not None and self.envs_per_worker is not None:
@@ -296,19 +297,14 @@ class PoolOptions(Record):
 
     def _check_recycling(self) -> None:
         recycling = "restarts.recycle_after_episodes and restarts.recycle_above_mb need"
-        if (
-            self.restarts.recycles
-            and self.autoreset_mode is AutoresetMode.SAME_STEP
-            and self.on_fault is not OnFault.REPLAY
-        ):
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and self.on_fault is not OnFault.REPLAY:
             raise UsageError(
                 f"{recycling} on_fault='replay' with autoreset_mode SAME_STEP: you have the first observation of the next episode "
                 "already, so the new process must repeat its reset; give on_fault='replay' and seeding='per_episode', or use NEXT_STEP"
             )
-        if self.restarts.recycles and self.resets.spare_envs and self.seeding is Seeding.CONTINUE:
+        if self.resets.spare_envs and self.seeding is Seeding.CONTINUE:
             raise UsageError(
-                f"{recycling} seeding='per_episode' or 'fixed' with resets.spare_envs, so that a rebuilt env begins the episode "
-                "that its predecessor would have begun; give one of the two"
+                f"{recycling} seeding='per_episode' or 'fixed' with resets.spare_envs, which begin the episode of their predecessors; give one of the two"
             )
 
 
