@@ -32,7 +32,7 @@ inline rewrite_control_words(w_) {
 }
 
 #if REVIVES
-/* Python: _run (pool/workers.py), revive (backends/process.py). C++: clear_dead_worker (recovery.cpp), declare_dead (reaper.cpp),
+/* Python: run (pool/workers.py), revive (backends/process.py). C++: clear_dead_worker (recovery.cpp), declare_dead (reaper.cpp),
  * notify (replay.cpp). It may fail early (no thread, or the process does not end) or late (the envs cannot be built).
  */
 #define START(w_) gone[w_] = false; frozen[w_] = false; hung[w_] = false; sigkill[w_] = false; respawn[w_] = true

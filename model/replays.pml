@@ -14,7 +14,7 @@
 #define DROP_REPLAY(r_) event[r_] = NO_EVENT; is_due[r_] = false; call[r_] = NO_CALL
 #define HOLD(r_) DROP_REPLAY(r_); move_object(r_, AWAITING_REPLAY)
 
-/* C++: resume_env (replay.cpp), resume_with_fault (replay.cpp), fail_replay (replay.cpp). Results so far belong to the replay. */
+/* C++: resume_env (replay.cpp), resume_with_fault (replay.cpp), settle (recovery.cpp). Results so far belong to the replay. */
 inline resume_with_fault(r_) {
 	if
 	:: IS_IN_REPLAY(r_) ->
@@ -143,7 +143,7 @@ inline begin_replay(r_) {
 	fi
 }
 
-/* Python: _cut_short (pool/replays.py). C++: truncate (recovery.cpp). The result says that the episode was cut short. */
+/* Python: _cut_short (pool/replays.py). C++: settle (recovery.cpp). The result says that the episode was cut short. */
 inline cut_short(r_) {
 	resume_with_fault(r_);
 	fault[r_] = NONE; log_len[r_] = 0; must_begin_episode[r_] = true;
@@ -182,7 +182,7 @@ inline handle_fault(r_) {
 	if
 	:: HAS_FAULT(r_) && is_failed -> move_env(r_, FAULTED); num_pending--
 #if TRUNCATES
-	/* C++: truncate (recovery.cpp), retry_reset (recovery.cpp) */
+	/* C++: settle (recovery.cpp), retry_reset (recovery.cpp) */
 	:: HAS_FAULT(r_) && !is_failed && is_reset[r_] -> is_due[r_] = true
 	:: HAS_FAULT(r_) && !is_failed && !is_reset[r_] -> must_begin_episode[r_] = true; move_env(r_, IDLE); num_pending--
 #else

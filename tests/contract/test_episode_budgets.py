@@ -95,7 +95,7 @@ def test_a_vector_env_steps_on_until_all_are_exhausted(vector_env_of):
     envs.reset(seed=0)
     ended = [envs.step(np.array([1, 1]))[2].tolist() for _ in range(3)]
     assert ended == [[True, False], [False, False], [False, True]]
-    with pytest.raises(stepmill.UsageError, match=r"envs \[0, 1\] have played their num_episodes"):
+    with pytest.raises(stepmill.UsageError, match=r"envs \[0, 1\] are exhausted"):
         envs.step(np.array([1, 1]))
     obs, _ = envs.reset(seed=0)
     assert obs.tolist() == [[0, 0, 0], [1, 0, 0]]
@@ -106,7 +106,7 @@ def test_who_is_exhausted_is_refused_by_name_and_nothing_is_sent(pool_of):
     pool = pool_of([partial(CountingEnv, 0, 1), partial(CountingEnv, 1, 5)], num_episodes=1)
     pool.reset(seed=0)
     pool.step([1, 1])
-    with pytest.raises(stepmill.UsageError, match=r"envs \[0\] have played their num_episodes and are exhausted"):
+    with pytest.raises(stepmill.UsageError, match=r"envs \[0\] are exhausted and take no more steps"):
         pool.send([1, 1])
     with pytest.raises(stepmill.UsageError, match="exhausted"):
         pool.send([1], [0])
@@ -121,7 +121,7 @@ def test_nothing_waits_for_a_pool_that_is_exhausted(pool_of):
     pool.step([1, 1])
     with pytest.raises(stepmill.UsageError, match="all envs are exhausted"):
         pool.recv()
-    with pytest.raises(stepmill.UsageError, match="have played"):
+    with pytest.raises(stepmill.UsageError, match="are exhausted"):
         pool.step([1, 1])
     assert pool.recv(min_envs=0).num_rows == 0
 

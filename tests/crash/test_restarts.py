@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.pool.events import BeginRestart
+from stepmill.pool.events import BeginRestart, Remedy
 from stepmill.spec.capsule import read_capsule
 from stepmill.testing.gates import Gate, wait_at
 from tests.chaos import KILL, ChaosEnv
@@ -266,7 +266,7 @@ def test_a_large_info_that_was_published_outlives_its_worker() -> None:
         while len(pool.ready_ids) < 2:
             os.sched_yield()
         kill_worker(pool)
-        restart = BeginRestart(0, 0, False, None)
+        restart = BeginRestart(0, 0, Remedy.RAISE, {})
         pool._recovery.workers.plan_restart(restart)
         pool._recovery.carry_out([restart])
         await_restart(pool, 0)

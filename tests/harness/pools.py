@@ -54,7 +54,7 @@ def kill_worker(pool: stepmill.Pool, worker: int = 0) -> None:
 
 def await_restart(pool: stepmill.Pool, worker: int) -> None:
     """Wait until no restart of a worker is under way, and leave faults of pending commands alone."""
-    while pool._recovery.workers.state_of(worker) is WorkerState.RESTARTING:
+    while pool._recovery.workers.records[worker].state is WorkerState.RESTARTING:
         pool._state.wait(1.0)
         pool._recovery.handle(has_faults=False)
 

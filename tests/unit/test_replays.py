@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from stepmill.pool.events import BeginRestart, Decision, Replay, ReplayFailed, ServerView
+from stepmill.pool.events import BeginRestart, Decision, Remedy, Replay, ReplayFailed, ServerView
 from stepmill.pool.replays import Replays
 from stepmill.pool.workers import WorkerState
 from stepmill.spec.options import PoolOptions
@@ -17,6 +17,11 @@ class FakeWorkers:
     can_restart_living = True
     state = WorkerState.SERVING
     generation = 4
+    plan = WorkerPlan(0, (0, 1), ())
+
+    @property
+    def records(self) -> list[FakeWorkers]:
+        return [self]
 
     def view_of(self, env_id: int) -> ServerView:
         return ServerView(env_id, 0, env_id, 7, "PAUSED", True, 1, 3, 0, True, False, False)
@@ -28,7 +33,6 @@ class FakeWorkers:
 def begin_two() -> Replays:
     replays = Replays(
         cast("Any", FakeWorkers()),
-        [WorkerPlan(0, (0, 1), ())],
         cast("Any", None),
         PoolOptions(on_fault="replay", seeding="per_episode"),
         after_apply=[],
@@ -50,7 +54,7 @@ def test_two_replays_that_fail_together_and_need_new_objects_restart_their_worke
 
     decisions: list[Decision] = replays.advance(failures())
 
-    assert decisions == [BeginRestart(0, 4, True, None)]
+    assert decisions == [BeginRestart(0, 4, Remedy.KEEP, {})]
 
 
 def test_replays_that_fail_and_need_no_new_objects_are_played_again_each(monkeypatch: Any) -> None:

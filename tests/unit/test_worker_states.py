@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from stepmill.pool.events import BeginRestart, Decision, ServeWorker, WorkerDied
-from stepmill.pool.policies import RaisePolicy
+from stepmill.pool.events import BeginRestart, Decision, Remedy, ServeWorker, WorkerDied
+from stepmill.pool.policies import RAISE
 from stepmill.pool.workers import TRANSITIONS, RestartTask, WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EngineBug, EnvError, UsageError
 from stepmill.spec.options import PoolOptions
@@ -78,18 +78,18 @@ class OneWorker:
     def __init__(self) -> None:
         self.state, self.backend = FakeState(), FakeBackend()
         self.supervisor = WorkerSupervisor([WorkerPlan(0, (0,), ())], cast("Any", self.backend), PoolOptions())
-        self.supervisor.policy = RaisePolicy()
-        self.supervisor.attach(cast("Any", self.state), [WorkerReport(0, 1, ())])
+        self.supervisor.policy = RAISE
+        self.supervisor.attach(cast("Any", self.state))
 
     def die(self) -> None:
         self.state.has_died = True
         self.supervisor.record_deaths()
 
     def report(self) -> None:
-        self.supervisor.mark_reported(0)
+        self.supervisor.mark_reported(0, EngineBug("it died"))
 
     def begin_restart(self, *, is_retried: bool = False) -> None:
-        restart = BeginRestart(0, self.state.num_restarts, False, None)
+        restart = BeginRestart(0, self.state.num_restarts, Remedy.RAISE, {})
         self.supervisor.plan_restart(restart, is_retried=is_retried)
         self.state.apply([restart])
         self.supervisor.start_restart(0)
@@ -119,7 +119,7 @@ class OneWorker:
             self.begin_restart()
         if state is FAILED:
             self.fail()
-        assert self.supervisor.state_of(0) is state
+        assert self.supervisor.records[0].state is state
 
     def __enter__(self) -> Self:
         return self
@@ -160,7 +160,7 @@ def test_a_transition_of_the_table_is_made(worker: OneWorker, old: WorkerState, 
 
     MOVES[old, new](worker)
 
-    assert worker.supervisor.state_of(0) is new
+    assert worker.supervisor.records[0].state is new
 
 
 @pytest.mark.parametrize(("old", "new"), REFUSED, ids=lambda state: state.name)
@@ -170,9 +170,9 @@ def test_a_transition_that_is_not_in_the_table_is_refused_and_changes_nothing(
     worker.prepare(old)
 
     with pytest.raises(EngineBug, match=f"from {old.name} to {new.name}"):
-        worker.supervisor._move(worker.supervisor.record_of(0), new)
+        worker.supervisor._move(worker.supervisor.records[0], new)
 
-    assert worker.supervisor.state_of(0) is old
+    assert worker.supervisor.records[0].state is old
 
 
 def test_a_worker_that_restarts_cannot_be_restarted_again(worker: OneWorker) -> None:
@@ -189,7 +189,7 @@ def test_only_a_worker_that_restarts_can_begin_to_serve(worker: OneWorker, old: 
     worker.prepare(old)
 
     with pytest.raises(EngineBug, match=f"from {old.name} to SERVING"):
-        worker.supervisor.serve(worker.supervisor.record_of(0))
+        worker.supervisor.serve(worker.supervisor.records[0])
 
     assert worker.supervisor.num_restarts == 0
 
@@ -198,11 +198,11 @@ def test_a_restart_that_fails_is_tried_again_while_the_limit_allows_it(worker: O
     worker.begin_restart(is_retried=True)
 
     worker.fail()
-    is_tried_again = worker.supervisor.state_of(0) is RESTARTING
+    is_tried_again = worker.supervisor.records[0].state is RESTARTING
     worker.succeed()
 
     assert is_tried_again
-    assert worker.supervisor.state_of(0) is SERVING
+    assert worker.supervisor.records[0].state is SERVING
 
 
 def test_the_death_of_a_former_process_is_not_that_of_its_successor(worker: OneWorker) -> None:
@@ -210,11 +210,11 @@ def test_the_death_of_a_former_process_is_not_that_of_its_successor(worker: OneW
     worker.succeed()
 
     worker.supervisor.record_deaths([WorkerDied(0, 0)])
-    after_stale = worker.supervisor.state_of(0)
+    after_stale = worker.supervisor.records[0].state
     worker.supervisor.record_deaths([WorkerDied(0, 1)])
 
     assert after_stale is SERVING
-    assert worker.supervisor.state_of(0) is DEAD_UNREPORTED
+    assert worker.supervisor.records[0].state is DEAD_UNREPORTED
 
 
 def test_a_restart_for_which_the_system_has_no_thread_names_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,8 +227,7 @@ def test_a_restart_for_which_the_system_has_no_thread_names_the_limits(monkeypat
         1, 0.0, threading.Semaphore(), lambda: pytest.fail("it was started"), lambda: notified.append(True)
     )
     task.start()
-    assert task.is_done
     assert notified == [True]
-    assert isinstance(task.error, UsageError)
-    assert "can't start new thread" in str(task.error)
-    assert "ulimit -u" in str(task.error)
+    assert isinstance(task.result, UsageError)
+    assert "can't start new thread" in str(task.result)
+    assert "ulimit -u" in str(task.result)

@@ -13,8 +13,8 @@ namespace stepmill {
 // worker has moved on since the event, so they are dropped.
 std::uint32_t PoolState::apply(nb::handle decisions) {
     using Commit = void (PoolState::*)(Decision&);
-    static constexpr Commit COMMITS[] = {&PoolState::truncate, &PoolState::mark_faulted, &PoolState::mark_new, &PoolState::suspend, &PoolState::begin_replay, &PoolState::continue_replay,
-                                         &PoolState::finish_replay, &PoolState::fail_replay, &PoolState::begin_restart, &PoolState::finish_restart, &PoolState::cancel_restart, &PoolState::fail_worker};
+    static constexpr Commit COMMITS[] = {&PoolState::settle, &PoolState::mark_new, &PoolState::begin_replay, &PoolState::continue_replay,
+                                         &PoolState::begin_restart, &PoolState::finish_restart, &PoolState::cancel_restart, &PoolState::fail_worker};
     const InUse in_use(*this);
     std::vector<Decision> prepared;
     for (nb::handle each : decisions) prepared.push_back(prepare(each));
@@ -39,11 +39,14 @@ Decision PoolState::prepare(nb::handle object) {
     if (decision.id >= (decision.is_of_env() ? num_envs_ : num_workers_)) throw std::out_of_range(std::string(nb::str(object).c_str()) + " does not exist");
     if (decision.kind != Decision::Kind::MARK_NEW) decision.key = number(decision.is_of_env() ? "ticket" : "generation");
     decision.ids = decision.is_of_env() ? Ids{decision.id} : spares_.envs_of(decision.id);
+    if (decision.kind == Decision::Kind::SETTLE || decision.kind == Decision::Kind::BEGIN_RESTART) {
+        decision.info = object.attr("info");
+        decision.remedy = static_cast<Remedy>(nb::cast<int>(object.attr("remedy")));
+        for (const std::uint32_t id : decision.ids) decision.replays.push_back(decision.remedy == Remedy::KEEP ? make_replay(id) : nullptr);
+    }
     switch (decision.kind) {
-        case Decision::Kind::END_EPISODE:
-        case Decision::Kind::FAIL_REPLAY: {
+        case Decision::Kind::SETTLE: {
             const EnvRecord& env = envs_[decision.id];
-            decision.info = object.attr("info");
             if (autoreset_ == Autoreset::SAME_STEP && !env.begins_episode() && !env.final_obs) decision.final_obs = env_obs(decision.id, env.opaques, false);
             break;
         }
@@ -54,15 +57,9 @@ Decision PoolState::prepare(nb::handle object) {
             if (episode.blob && !envs_[decision.id].begins_episode()) commands_.write_blob(envs_[decision.id].server, episode.blob.ptr());
             break;
         }
-        case Decision::Kind::SUSPEND: decision.replays.push_back(make_replay(decision.id)); break;
         case Decision::Kind::BEGIN_RESTART:
-            decision.is_death = nb::cast<bool>(object.attr("is_death"));
-            decision.is_replayed = nb::cast<bool>(object.attr("is_replayed"));
             decision.is_recycling = nb::cast<bool>(object.attr("is_recycling"));
-            decision.info = object.attr("info");
-            if (decision.info.is_none()) decision.info.reset();
-            for (const std::uint32_t id : decision.ids) decision.replays.push_back(decision.is_replayed ? make_replay(id) : nullptr);
-            break;
+            [[fallthrough]];
         case Decision::Kind::FAIL_WORKER: decision.is_death = nb::cast<bool>(object.attr("is_death")); break;
         case Decision::Kind::SERVE_WORKER:
             decision.pid = number("pid");
@@ -82,13 +79,12 @@ bool PoolState::is_stale(const Decision& decision) const {
     const bool has_result = env.phase() == EnvPhase::PENDING && is_done(decision.id);  // never of a suspended env
     if (decision.kind == Decision::Kind::MARK_NEW) return env.phase() != EnvPhase::FAULTED;
     if (*env.ticket != decision.key) return true;
-    switch (decision.kind) {
-        case Decision::Kind::END_EPISODE: return !has_result;
-        case Decision::Kind::MARK_FAULTED: return !has_result || !has_fault(decision.id);
-        case Decision::Kind::SUSPEND: return env.is_suspended();
-        case Decision::Kind::REPLAY:
-        case Decision::Kind::FAIL_REPLAY: return !env.is_suspended();
-        default: return env.object() != ObjectPhase::PAUSED;
+    if (decision.kind == Decision::Kind::REPLAY) return !env.is_suspended();
+    if (decision.kind == Decision::Kind::CONTINUE_REPLAY) return env.object() != ObjectPhase::PAUSED;
+    switch (decision.remedy) {
+        case Remedy::RAISE: return !has_result || !has_fault(decision.id);
+        case Remedy::KEEP: return env.is_suspended();
+        default: return !has_result && !env.is_suspended();
     }
 }
 

@@ -37,9 +37,12 @@ enum class Source : std::uint8_t {
     STAGING_ROW,  // its server has begun the episode in advance
 };
 
+// What becomes of the episode of an env that has a fault, or whose object is lost; the numbers are those of pool/events.py.
+enum class Remedy : std::uint8_t { RAISE, CUT, MASK, KEEP };
+
 // The command of a PENDING env.
 struct PendingCommand {
-    Command kind = Command::STEP;  // NONE: the env is exhausted, and in a step of all envs it gets no command and an empty row
+    Command kind = Command::STEP;  // NONE: the env is EXHAUSTED, and in a step of all envs it gets no command and an empty row
     Begins begins = Begins::NOTHING;
     Source source = Source::OWN_ROW;
 };
@@ -60,6 +63,7 @@ struct alignas(CACHE_LINE) EnvRecord {
     std::uint8_t target = 0;     // slot that the outstanding command writes to
     PendingCommand command;
     bool has_seed = false;       // of the last explicit reset
+    Remedy cut_remedy = Remedy::CUT, lost_remedy = Remedy::CUT;  // of cut_info and lost_info; MASK: after that result the env is EXHAUSTED
     bool is_recycled = false;    // its object is new, and its generator does not continue: the next reset has a seed if there ever was one
     std::uint32_t server = 0;
     const std::uint32_t* ticket = nullptr;  // of its server's newest command
@@ -84,9 +88,13 @@ struct alignas(CACHE_LINE) EnvRecord {
     bool uses_staged() const noexcept { return command.source == Source::STAGING_ROW; }
     bool begins_episode() const noexcept { return command.begins == Begins::EPISODE; }
     bool is_cut() const noexcept { return static_cast<bool>(cut_info); }
+    void drop_cut() { cut_info.reset(), final_obs.reset(), cut_remedy = Remedy::CUT; }
+    bool is_from_pool() const noexcept { return is_cut() || is_masked(); }  // its result is not what its worker has written
     bool is_suspended() const noexcept { return stepmill::is_suspended(object_); }
     bool begins_episode_next() const noexcept { return object_ == ObjectPhase::RENEWED || object_ == ObjectPhase::LOST; }
 };
+
+static_assert(sizeof(EnvRecord) == 2 * CACHE_LINE, "an index of the table is a shift");
 
 // Owns the records. Used by the pool's thread. Debug and sanitizer builds end the program at a move that phases.def does not list.
 class EnvTable {

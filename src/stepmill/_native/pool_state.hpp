@@ -135,24 +135,21 @@ class PoolState {
     bool is_replaying() const { return std::ranges::any_of(suspended_, [&](std::uint32_t id) { return envs_[id].object() == ObjectPhase::REPLAYING; }); }
     void issue_replayed(std::uint32_t id);
     void wait_for_bell(std::uint32_t seen, std::uint64_t until_ns);
-    void mark_lost(const Ids& ids, const nb::object& fault_info);
+    void mark_lost(const Ids& ids, const nb::object& info, Remedy remedy);
     void mark_lost_late(const Ids& ids);
-    bool is_reset_after_cut(const EnvRecord& env) const { return env.final_obs && !is_last(env); }  // its result is that of the next episode's reset
-    bool is_done_early(const EnvRecord& env, Command command) const { return command == Command::STEP && env.is_cut() && !is_reset_after_cut(env); }
+    bool has_next_episode(const EnvRecord& env) const { return !is_last(env) && env.cut_remedy != Remedy::MASK; }
+    bool is_reset_after_cut(const EnvRecord& env) const { return env.final_obs && has_next_episode(env); }  // its result is that of the next episode's reset
+    bool is_done_early(const EnvRecord& env, Command command) const { return command == Command::STEP && env.is_from_pool() && !is_reset_after_cut(env); }
     void store_final_obs(const Ids& ids);
     // Decisions. The rest of apply() in the order of Decision::Kind; none of them fails.
     Decision prepare(nb::handle object);
     bool is_stale(const Decision& decision) const;
-    void truncate(Decision& decision);
-    void mark_faulted(Decision& decision) { mark_faulted(decision.id); }
+    void settle(Decision& decision);
     void mark_new(Decision& decision) { envs_.move(decision.id, EnvPhase::NEW); }
-    void suspend(Decision& decision) { suspend(decision.id, std::move(decision.replays[0])); }
-    void continue_replay(Decision& decision) { issue_replayed(decision.id); }
-    void finish_replay(Decision& decision) { finish_replay(decision.id); }
+    void continue_replay(Decision& decision) { envs_[decision.id].replay->event == ReplayEvent::PLAYED ? finish_replay(decision.id) : issue_replayed(decision.id); }
     void suspend(std::uint32_t id, std::unique_ptr<Replay> replay);
     void begin_replay(Decision& decision);
     void finish_replay(std::uint32_t id);
-    void fail_replay(Decision& decision);
     void begin_restart(Decision& decision);
     void finish_restart(Decision& decision);
     void cancel_restart(Decision& decision);

@@ -164,7 +164,7 @@ void PoolState::store_final_obs(const Ids& ids) {
 // the first observation of the next episode, so the result waits for a reset, unless there is no next episode.
 void PoolState::cut_short(std::uint32_t id) {
     EnvRecord& env = envs_[id];
-    if (env.object() == ObjectPhase::LOST) env.cut_info = std::move(env.lost_info);
+    if (env.object() == ObjectPhase::LOST) env.cut_info = std::move(env.lost_info), env.cut_remedy = env.lost_remedy;
     envs_.move(id, ObjectPhase::RENEWED);
     // The slab may have sums of an episode that ended before; sums of the current one may be half written by a worker that died.
     for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) {
@@ -194,14 +194,20 @@ void PoolState::mask(std::uint32_t id) {
     leases_->pin(env.target);
 }
 
-// Ends the episode of a pending env that has a fault. A reset is tried again instead.
-void PoolState::truncate(Decision& decision) {
+// Of an env that has a fault, or cannot be replayed. A reset that is cut short is tried again instead.
+void PoolState::settle(Decision& decision) {
     const std::uint32_t id = decision.id;
     EnvRecord& env = envs_[id];
+    if (decision.remedy == Remedy::RAISE) return mark_faulted(id);
+    if (decision.remedy == Remedy::KEEP) return suspend(id, std::move(decision.replays[0]));
+    if (env.is_suspended()) {
+        resume_with_fault(id);
+        if (!env.is_commanded()) return mark_lost(decision.ids, decision.info, decision.remedy);
+    }
     if (env.begins_episode()) return retry_reset(id);
     const auto [words, local] = slab_->server_words(env.server);
     if (env.command.begins != Begins::EPISODE_OF_EACH_ROW) {
-        if (!env.is_cut()) env.cut_info = std::move(decision.info);  // the first cause is reported
+        if (!env.is_cut()) env.cut_info = std::move(decision.info), env.cut_remedy = decision.remedy;  // the first cause is reported
         if (!env.final_obs) env.final_obs = std::move(decision.final_obs);
         cut_short(id);
         if (!is_reset_after_cut(env)) return;
@@ -254,13 +260,13 @@ void PoolState::begin_episode(std::uint32_t id, ServerWords& words, std::uint32_
 // ---- dead workers -----------------------------------------------------------------------------------------------
 
 // The objects of these envs are gone, or in a state that the user does not expect: the next step of idle envs is cut short.
-void PoolState::mark_lost(const Ids& ids, const nb::object& fault_info) {
+void PoolState::mark_lost(const Ids& ids, const nb::object& info, Remedy remedy) {
     for (const std::uint32_t id : ids) {
         EnvRecord& env = envs_[id];
         if (env.is_masked() || env.is_suspended() || env.object() == ObjectPhase::GONE) continue;
         if (env.phase() == EnvPhase::PENDING && (!is_done(id) || has_fault(id))) {
             if (env.object() == ObjectPhase::CURRENT) envs_.move(id, ObjectPhase::DOOMED);
-            env.lost_info = fault_info;
+            env.lost_info = info, env.lost_remedy = remedy;
             continue;
         }
         if (env.phase() != EnvPhase::IDLE && env.phase() != EnvPhase::PENDING) continue;
@@ -275,7 +281,7 @@ void PoolState::mark_lost(const Ids& ids, const nb::object& fault_info) {
             continue;
         }
         envs_.move(id, ObjectPhase::LOST);
-        env.lost_info = fault_info;
+        env.lost_info = info, env.lost_remedy = remedy;
     }
 }
 
@@ -283,7 +289,7 @@ void PoolState::mark_lost(const Ids& ids, const nb::object& fault_info) {
 void PoolState::mark_lost_late(const Ids& ids) {
     for (const std::uint32_t id : ids) {
         const EnvRecord& env = envs_[id];
-        if (env.object() == ObjectPhase::DOOMED && commands_.is_from_before_restart(env.server)) mark_lost({id}, nb::object(env.lost_info));
+        if (env.object() == ObjectPhase::DOOMED && commands_.is_from_before_restart(env.server)) mark_lost({id}, nb::object(env.lost_info), env.lost_remedy);
     }
 }
 
@@ -316,21 +322,22 @@ void PoolState::add_workers_to_recycle(Ids& found) const {
 void PoolState::begin_restart(Decision& decision) {
     slab_->workers[decision.id]->num_deaths += decision.is_death;
     slab_->workers[decision.id]->num_recycles += decision.is_recycling;
+    const bool is_replayed = decision.remedy == Remedy::KEEP;
     commands_.begin_restart(decision.id);
     for (const std::uint32_t server : slab_->plan.servers[decision.id]) {
         const std::uint32_t id = spares_.env_of(server);
         const bool is_taken = id != NO_ENV && envs_[id].phase() == EnvPhase::PENDING;
-        if ((decision.is_replayed || decision.is_recycling) && !is_taken) spares_.stage_again(server);
+        if ((is_replayed || decision.is_recycling) && !is_taken) spares_.stage_again(server);
     }
-    if (decision.info) mark_lost(decision.ids, decision.info);
+    if (!is_replayed && decision.remedy != Remedy::RAISE) mark_lost(decision.ids, decision.info, decision.remedy);
     for (std::size_t i = 0; i < decision.ids.size(); ++i) {
         const std::uint32_t id = decision.ids[i];
         EnvRecord& env = envs_[id];
         env.is_recycled = decision.is_recycling;
         if (env.is_suspended()) envs_.move(id, ObjectPhase::AWAITING_REPLAY);  // its replay will start from the beginning
         const bool has_episode = env.phase() == EnvPhase::PENDING || env.phase() == EnvPhase::EXHAUSTED || (env.phase() == EnvPhase::IDLE && !spares_.is_staged(env.server));
-        if (decision.is_replayed && has_episode && !env.begins_episode_next() && !env.is_suspended()) suspend(id, std::move(decision.replays[i]));
-        if (!decision.is_replayed && env.is_suspended()) resume_with_fault(id);
+        if (is_replayed && has_episode && !env.begins_episode_next() && !env.is_suspended()) suspend(id, std::move(decision.replays[i]));
+        if (!is_replayed && env.is_suspended()) resume_with_fault(id);
     }
 }
 

@@ -37,7 +37,7 @@ void PoolState::record_begin(std::uint32_t id, bool is_explicit, bool is_reset) 
     env.command.begins = is_reset ? Begins::EPISODE : resets_itself(id) ? Begins::EPISODE_OF_EACH_ROW : Begins::NOTHING;
     if (is_reset && !is_explicit) env.reset_blob.reset();
     env.is_recycled &= !is_reset;
-    if (is_explicit) envs_.move(id, ObjectPhase::CURRENT), env.cut_info.reset(), env.final_obs.reset();
+    if (is_explicit) [[unlikely]] envs_.move(id, ObjectPhase::CURRENT), env.drop_cut();
     if (is_reset && spares_.has_spares()) spares_.count_begun(env.server);
 }
 
@@ -198,13 +198,6 @@ void PoolState::resume_with_fault(std::uint32_t id) {
     if (words.done[local].load(std::memory_order_acquire) != *env.ticket) return;  // its worker is killed, and its command becomes a fault
     words.clear_result(local);
     words.fault[local].store(static_cast<std::uint32_t>(env.is_commanded() ? Fault::DIED : Fault::NONE), std::memory_order_relaxed);
-}
-
-// The env is not in the state that the user expects: its episode ends, at once or with its next step.
-void PoolState::fail_replay(Decision& decision) {
-    resume_with_fault(decision.id);
-    if (envs_[decision.id].is_commanded()) truncate(decision);
-    else mark_lost(decision.ids, decision.info);
 }
 
 // Gives a step to a suspended env: write_actions() has stored its action in the Replay.

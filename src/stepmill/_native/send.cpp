@@ -159,7 +159,7 @@ nb::object PoolState::step_obs(nb::handle actions) {
     const InUse in_use(*this);
     if (!step_all(actions)) return nb::none();
     // Gathers payloads only if restore_unclaimed() could not do so later.
-    const bool is_special = obs_.num_opaques != 0 || spares_.has_spares() || budget_ != 0 || std::ranges::any_of(envs_, [](const EnvRecord& env) { return env.is_cut(); });
+    const bool is_special = obs_.num_opaques != 0 || spares_.has_spares() || std::ranges::any_of(envs_, [](const EnvRecord& env) { return env.is_from_pool(); });
     const SampledTime timed(gather_sampler_, slab_->pool->counters.gather_ns, unclaimed_time_, TraceKind::GATHER, slab_->learner_trace());
     add_to(slab_->pool->counters.num_batches, 1);
     Payloads payloads;
@@ -241,7 +241,7 @@ void PoolState::check_idle(const Ids& ids, CommandKind kind) const {
     if (!faulted.empty()) raise(errors().usage, "envs " + list_ids(faulted) + " have a fault; reset them with reset(env_ids=...) or restore them with revive() before stepping them");
     const bool is_over = exhausted.size() == ids.size() && !ids.empty();
     if (is_over || (kind == CommandKind::STEP && !exhausted.empty())) {
-        raise(errors().usage, "envs " + list_ids(exhausted) + " have played their num_episodes and are exhausted; leave them out, or restart them with reset(env_ids=...)");
+        raise(errors().usage, "envs " + list_ids(exhausted) + " are exhausted and take no more steps; leave them out, or let them go on with reset(env_ids=...)");
     }
     if (!fresh.empty()) raise(errors().usage, "envs " + list_ids(fresh) + " need a reset, since they were never reset or were rebuilt; call reset() before stepping them");
     if (!ended.empty()) raise(errors().usage, "the episodes of envs " + list_ids(ended) + " are over and autoreset is DISABLED; reset them before stepping them");
@@ -287,15 +287,15 @@ void PoolState::dispatch(const Ids& ids, Command command) {
     for (const std::uint32_t id : ids) {
         EnvRecord& env = envs_[id];
         const bool is_exhausted = env.phase() == EnvPhase::EXHAUSTED;
+        pending_.push_back(id);
         envs_.move(id, EnvPhase::PENDING);
         env.command.kind = command;
-        pending_.push_back(id);
         if (is_exhausted && command == Command::STEP) {
             mask(id);
             continue;
         }
         if (is_exhausted) env.num_ended = 0;
-        if (envs_[id].is_suspended()) {
+        if (env.is_suspended()) {
             dispatch_suspended(id);
             continue;
         }

@@ -13,6 +13,21 @@ from enum import IntEnum
 from typing import NamedTuple
 
 
+class Remedy(IntEnum):
+    """What becomes of the episode of an env that has a fault, or whose object is lost; the numbers are those of `_native/env_table.hpp`.
+
+    RAISE: it is lost, the fault is about to be raised, and the env is FAULTED.
+    CUT: it ends; the result says so. A command that begins an episode is given again, and loses none.
+    MASK: the same, and the env is EXHAUSTED once the result is received: its rows are empty until a reset.
+    KEEP: it is replayed. Until then the env counts as busy.
+    """
+
+    RAISE = 0
+    CUT = 1
+    MASK = 2
+    KEEP = 3
+
+
 class FaultKind(IntEnum):
     """Why a command has no valid result; the numbers are those of `_native/protocol.hpp`."""
 
@@ -101,17 +116,15 @@ class EnvDecision:
 
 
 @dataclass(frozen=True)
-class EndEpisode(EnvDecision):
-    """The pending command has a fault: its result is the end of the episode. If it begins an episode, it is given again.
+class Settle(EnvDecision):
+    """The pending command has a fault, or the env cannot be replayed. Says what becomes of its episode.
 
-    NEXT_STEP and DISABLED return the result now, SAME_STEP after a reset. `info`: the `info["fault"]` of the result.
+    The episode of an idle env is cut by its next step. NEXT_STEP and DISABLED return the result of a cut
+    episode at once, SAME_STEP after a reset. `info`: the `info["fault"]` of that result.
     """
 
+    remedy: Remedy
     info: Mapping[str, str]
-
-
-class MarkFaulted(EnvDecision):
-    """The fault of the pending command is about to be raised: the env is FAULTED."""
 
 
 @dataclass(frozen=True)
@@ -119,10 +132,6 @@ class MarkNew:
     """The object of a FAULTED env was rebuilt, so that the env can be reset and stepped again."""
 
     env_id: int
-
-
-class Suspend(EnvDecision):
-    """The env counts as busy until its episode was replayed."""
 
 
 @dataclass(frozen=True)
@@ -138,18 +147,7 @@ class Replay(EnvDecision):
 
 
 class ContinueReplay(EnvDecision):
-    """Play on after ReplayAt."""
-
-
-class FinishReplay(EnvDecision):
-    """The env is in the state that the user expects: give its pending command."""
-
-
-@dataclass(frozen=True)
-class FailReplay(EnvDecision):
-    """The env cannot be replayed: end its episode, or let its next step do so. `info`: as in EndEpisode."""
-
-    info: Mapping[str, str]
+    """Play on after ReplayAt. After ReplayPlayed, the env is in the state that the user expects: give its pending command."""
 
 
 @dataclass(frozen=True)
@@ -165,14 +163,15 @@ class BeginRestart(WorkerDecision):
     """Commands for the worker's envs wait for its successor.
 
     Attributes:
-        is_replayed: the envs are suspended until their episodes were replayed.
-        info: the `info["fault"]` of idle envs, whose next step is cut short; None: no idle env loses its episode.
+        remedy: of the episodes of its envs. CUT, MASK: those of idle envs, by their next step. KEEP: all are replayed after the restart.
+            RAISE: none is lost, because FailWorker came before.
+        info: as of Settle, of idle envs.
         is_death: counts as a death of the worker.
         is_recycling: none of its envs is in an episode, and none of their results is lost.
     """
 
-    is_replayed: bool
-    info: Mapping[str, str] | None
+    remedy: Remedy
+    info: Mapping[str, str]
     is_death: bool = False
     is_recycling: bool = False
 

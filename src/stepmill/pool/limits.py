@@ -97,8 +97,7 @@ class RepeatedFailures:
     """Counts, per env, consecutive failures of one kind in one step."""
 
     def __init__(self) -> None:
-        self._last: dict[int, tuple[tuple[int, ...], str, int]] = {}
-        self._tickets: dict[int, int] = {}
+        self._last: dict[int, tuple[tuple[int, ...], str, int, int]] = {}  # place, kind, number and ticket
         self._reasons: dict[int, str] = {}
 
     def record(self, env_id: int, place: tuple[int, ...], ticket: int, error: StepmillError) -> None:
@@ -106,15 +105,14 @@ class RepeatedFailures:
 
         If a worker dies before its env is replayed, the failure is found a second time, with the same ticket.
         """
-        if self._tickets.get(env_id) == ticket:
+        last_place, last_what, count, last_ticket = self._last.get(env_id, ((), "", 0, None))
+        if last_ticket == ticket:
             return
-        self._tickets[env_id] = ticket
         what = _kind_of(error)
-        last_place, last_what, count = self._last.get(env_id, ((), "", 0))
         count = count + 1 if (last_place, last_what) == (place, what) else 1
         if count >= (MAX_SAME_SIGNALS if what in _SIGNALS_FROM_OUTSIDE else MAX_SAME_FAILURES):
             self._reasons[env_id] = f"step {place[-1]} failed in the same way when it was replayed ({what})"
-        self._last[env_id] = place, what, count
+        self._last[env_id] = place, what, count, ticket
 
     def pop_reason(self, env_id: int) -> str | None:
         """Return, once, why another replay would not help; None if it may."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from stepmill import _native
 from stepmill.pool.recovery import Recovery
 from stepmill.spec.notices import warn
 from stepmill.spec.options import EnvState, PoolOptions
@@ -28,10 +27,6 @@ class Pump:
         self._recovery = recovery
         has_deadlines = options.step_timeout_s is not None and options.reset_timeout_s is not None
         self._slow_s: float | None = None if has_deadlines else SLOW_S
-
-    @property
-    def _state(self) -> _native.PoolState:
-        return self._recovery.workers.state
 
     def run(
         self, wait: Wait, timeout_s: float | None, on_event: Callable[[], object], *, has_faults: bool = True
@@ -68,13 +63,13 @@ class Pump:
         def wait(slice_s: float | None) -> int:
             if is_over():
                 return READY
-            return TIMED_OUT if self._state.wait(slice_s) == TIMED_OUT else EVENT
+            return TIMED_OUT if self._recovery.workers.state.wait(slice_s) == TIMED_OUT else EVENT
 
         return self.run(wait, timeout_s, lambda: None, has_faults=False)
 
     def busy_envs(self) -> list[int]:
         """Return the envs that are stepping or resetting."""
-        return [env_id for env_id, state in enumerate(self._state.states()) if state == EnvState.BUSY]
+        return [env_id for env_id, state in enumerate(self._recovery.workers.state.states()) if state == EnvState.BUSY]
 
     def _warn_slow(self) -> None:
         busy = self.busy_envs()

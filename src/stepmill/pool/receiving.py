@@ -7,7 +7,7 @@ envs a `recv` or `receive` returns, and keeps results that an interrupted call c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from stepmill import _native
 from stepmill.pool.arguments import check_timeout, checked_ids
 from stepmill.pool.events import EnvFailed
 from stepmill.pool.faults import describe_fault
-from stepmill.pool.pump import FAULT, READY
+from stepmill.pool.pump import FAULT, READY, Wait
 from stepmill.pool.recovery import Recovery
 from stepmill.pool.resets import ResetPlan
 from stepmill.pool.revival import Revival
@@ -66,30 +66,23 @@ class PoolWait:
         self._recovery.raise_errors(is_receiving=True)
 
     def wait_for(self, env_ids: Sequence[int], timeout_s: float | None) -> None:
-        """Wait for these envs.
-
-        Raises:
-            RecvTimeout: the deadline is over.
-        """
-        if self._recovery.faults or self._recovery.notices:
-            self._raise_errors()
-        if not self._pump.run(
-            lambda slice_s: self._state.wait(slice_s, env_ids=env_ids), timeout_s, self._raise_errors
-        ):
-            self._raise_timeout(timeout_s)
+        """Wait for these envs, or raise RecvTimeout."""
+        self._wait(lambda slice_s: self._state.wait(slice_s, env_ids=env_ids), timeout_s)
 
     def wait_any(self, num_envs: int, timeout_s: float | None) -> None:
-        """Wait for this many of the pending envs.
+        """Wait for this many of the pending envs, or raise RecvTimeout."""
+        self._wait(lambda slice_s: self._state.wait(slice_s, num_envs=num_envs), timeout_s)
 
-        Raises:
-            RecvTimeout: the deadline is over.
-        """
+    def _wait(self, wait: Wait, timeout_s: float | None) -> None:
         if self._recovery.faults or self._recovery.notices:
             self._raise_errors()
-        if not self._pump.run(
-            lambda slice_s: self._state.wait(slice_s, num_envs=num_envs), timeout_s, self._raise_errors
-        ):
-            self._raise_timeout(timeout_s)
+        if not self._pump.run(wait, timeout_s, self._raise_errors):
+            busy = self._pump.busy_envs()
+            raise RecvTimeout(
+                f"envs {busy} were not ready within {timeout_s} s; nothing is lost: call recv() again",
+                env_ids=busy,
+                timeout_s=timeout_s or 0.0,
+            )
 
     def linger(self, num_envs: int, linger_s: float) -> None:
         """Wait up to `linger_s` for this many of the pending envs."""
@@ -118,11 +111,7 @@ class PoolWait:
 
     def known_faults(self) -> Mapping[int, EnvFault]:
         """Return the faults that `receive` has to return, by env."""
-        return (
-            faults_by_env(self._recovery.raised, self._recovery.faults)
-            if self._recovery.faults
-            else self._recovery.raised
-        )
+        return faults_by_env(self._recovery.raised, self._recovery.faults)
 
     def _wait_at_most(self, num_envs: int, slice_s: float | None) -> int:
         num_wanted = min(num_envs, self._state.num_pending())
@@ -155,14 +144,6 @@ class PoolWait:
         self.drain(plan.env_ids_to_reset)
         self._revival.prepare_reset(plan.env_ids_to_reset, wait=not plan.is_whole)
         self._recovery.raise_errors()
-
-    def _raise_timeout(self, timeout_s: float | None) -> NoReturn:
-        busy = self._pump.busy_envs()
-        raise RecvTimeout(
-            f"envs {busy} were not ready within {timeout_s} s; nothing is lost: call recv() again",
-            env_ids=busy,
-            timeout_s=timeout_s or 0.0,
-        )
 
 
 class Receiver:
@@ -243,7 +224,7 @@ class Receiver:
                 self._waits.wait_for_news(0, most, 0.0)
                 faults = self._recovery.faults, self._recovery.raised
             batch = Batch(*fields)
-            received = Received(batch if batch.num_rows else None, dict(self._waits.known_faults()))
+            received = Received(batch if batch.num_rows else None, self._waits.known_faults())
             self._unclaimed[0] = False
             self._recovery.faults, self._recovery.raised = [], {}
             return received
@@ -257,7 +238,7 @@ class Receiver:
             raise UsageError("recv() takes batch_size, or min_envs and max_envs, not both")
         pending = self._state.num_pending()
         if pending == 0 and min_envs != 0:
-            over = "; all envs are exhausted" if self._are_exhausted() else ""
+            over = "; all envs are exhausted" if {*self._state.states()} == {EnvState.EXHAUSTED} else ""
             raise UsageError(
                 f"recv() with nothing pending would wait forever; call send() or reset_async() first{over}"
             )
@@ -286,9 +267,6 @@ class Receiver:
                 f"recv() cannot wait for envs {idle}, because they have no command; call send() or reset_async() first"
             )
         return ids
-
-    def _are_exhausted(self) -> bool:
-        return all(state == EnvState.EXHAUSTED for state in self._state.states())
 
     def collect(
         self,

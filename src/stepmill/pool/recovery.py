@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
-from stepmill import _native
 from stepmill.backends.base import Backend, worker_died_error
 from stepmill.pool.crash_reporter import CrashReporter
 from stepmill.pool.events import (
@@ -22,13 +22,13 @@ from stepmill.pool.events import (
     Event,
     FailWorker,
     FaultKind,
-    MarkFaulted,
+    Remedy,
     ReplayFailed,
-    Suspend,
+    Settle,
 )
 from stepmill.pool.faults import fault_error, fault_info, kind_name, late_error
 from stepmill.pool.limits import RETRYABLE, EnvErrorLimits, ResetAttempts
-from stepmill.pool.policies import POLICIES, Death, Failure, ReplayPolicy
+from stepmill.pool.policies import POLICIES, RAISE, Death, FaultPolicy
 from stepmill.pool.replays import Effect, Replays
 from stepmill.pool.workers import DEAD, WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, WorkerDied, add_clause, join_errors
@@ -54,40 +54,26 @@ class Recovery:
         self.workers = WorkerSupervisor(plans, backend, options)
         self.crash_reporter = CrashReporter(plans, backend, options)
         self.faults: list[EnvFault] = []  # raised or returned by the next call that can
-        self.raised: dict[
-            int, EnvFault
-        ] = {}  # by env: raised, but not by a call that receives; `receive` returns them, too
+        # By env: raised, but not by a call that receives; `receive` returns them, too.
+        self.raised: dict[int, EnvFault] = {}
         self.notices: list[str] = []  # warnings, issued by the same call
+        self.policy = self.workers.policy = POLICIES[options.on_fault]  # for deaths
+        self._env_policy = POLICIES[OnFault(options.restarts.on_raise or options.on_fault)]
         self._limits = {"step": options.step_timeout_s, "reset": options.reset_timeout_s}
-        self._env_error_limits = EnvErrorLimits(options)
+        self._env_errors = EnvErrorLimits(options)
         self._attempts = ResetAttempts(options)
         self._num_absorbed: Counter[int] = Counter()
-        self._env_policy = POLICIES[OnFault(options.restarts.on_raise or options.on_fault)]
-        self.policy = self.workers.policy = POLICIES[options.on_fault]  # for deaths
         self._repeats_resets = options.autoreset_mode is AutoresetMode.SAME_STEP
         self._after_apply: list[Effect] = []
-        self.replays: Replays | None = None
-        if any(isinstance(policy, ReplayPolicy) for policy in (self.policy, self._env_policy)):
-            self.replays = Replays(
-                self.workers,
-                plans,
-                backend,
-                options,
-                after_apply=self._after_apply,
-                on_reset_repeated=self._attempts.record_retry,
-                warn=self.notices.append,
-            )
-        if isinstance(self.policy, ReplayPolicy) and self.replays is not None:
-            self.workers.repeats_settings = self.replays.log.is_whole
-
-    @property
-    def _state(self) -> _native.PoolState:
-        return self.workers.state
-
-    @property
-    def call_log_bytes(self) -> int:
-        """Size of the log of env calls that replays repeat."""
-        return 0 if self.replays is None else self.replays.log.size_bytes
+        self.replays = Replays(
+            self.workers,
+            backend,
+            options,
+            after_apply=self._after_apply,
+            on_reset_repeated=self._attempts.record_retry,
+            warn=self.notices.append,
+        )
+        self.workers.repeats_settings = self.replays.log.is_whole
 
     # ---- events to decisions ------------------------------------------------------------------------------------------
 
@@ -96,7 +82,7 @@ class Recovery:
 
         `has_faults`: False leaves faults of pending commands to a later call.
         """
-        events = self._state.drain(acknowledge=True)  # what occurs from here on is found by the next wait
+        events = self.workers.state.drain(acknowledge=True)  # what occurs from here on is found by the next wait
         self.workers.record_deaths(events)
         decisions = [*self._finish_restarts(), *self._advance_replays(events)]
         if has_faults:
@@ -106,7 +92,7 @@ class Recovery:
     def carry_out(self, decisions: Sequence[Decision]) -> None:
         """Apply decisions, and do what follows them."""
         if decisions:
-            self._state.apply(decisions)
+            self.workers.state.apply(decisions)
         for decision in decisions:
             if isinstance(decision, BeginRestart):
                 self.workers.start_restart(decision.worker)
@@ -119,28 +105,21 @@ class Recovery:
         for record in built:
             worker = record.plan.worker
             views = self.workers.views_of(worker)
-            if self.replays is not None and record.is_replayed:
+            if record.is_replayed:
                 self.replays.repeat_waiting(views)
             decisions.append(self.workers.serve(record))
-            if self.replays is None:
-                continue
             info = fault_info("died", record.error or self.workers.worker_died_error(worker))
             for view in views:
                 if view.is_suspended:
-                    decisions += self.replays.begin(view, info, is_new=True)
+                    decisions += self.replays.begin(view, info or {}, is_new=True)
         return decisions
 
     def _advance_replays(self, events: Sequence[Event]) -> list[Decision]:
-        if self.replays is None:
-            return []
-        decisions = self.replays.advance(events)
-        for decision in decisions:
-            if isinstance(decision, BeginRestart):
-                self._plan_restart(decision, self.workers.worker_died_error(decision.worker))
+        decisions = self._follow(self.replays.advance(events))
         self.replays.check_calls()
         lost = {self.workers.worker_of(event.env_id) for event in events if isinstance(event, ReplayFailed)}
         for worker in sorted(lost):
-            if self.workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
+            if self.workers.records[worker].state is WorkerState.DEAD_UNREPORTED:
                 decisions += self.decide_death(worker)
         return decisions
 
@@ -156,136 +135,129 @@ class Recovery:
                 decisions += self._decide_env_error(fault, settled)
         deaths = [fault for fault in faults if fault.kind in WORKER_LOST and fault.env_id not in settled]
         for worker in sorted({fault.worker for fault in deaths}):
-            own = [fault for fault in deaths if fault.worker == worker and fault.env_id not in settled]
-            if own:
-                decisions += self.decide_death(worker, own)
+            decisions += self.decide_death(worker, [fault for fault in deaths if fault.worker == worker])
         return decisions
 
     def _decide_env_error(self, fault: EnvFailed, settled: set[int]) -> list[Decision]:
         error = self.crash_reporter.report_fault(fault_error(fault), fault.env_id, fault.kind)
+        policy = self._env_policy
         if self._attempts.is_last(fault, error):
-            return self._fail_reset(fault, error)
-        policy = POLICIES[OnFault.RAISE] if fault.kind is FaultKind.INTERRUPTED else self._env_policy
-        is_allowed = not policy.is_limited or self._env_error_limits.allow(fault.env_id, error)
+            policy, error = RAISE, self._attempts.add_count(error)
+        elif fault.kind is FaultKind.INTERRUPTED or not (policy.raises or self._env_errors.allow(fault.env_id, error)):
+            policy = RAISE
         needs_new_object = False
-        if is_allowed and isinstance(policy, ReplayPolicy) and self.replays is not None:
+        if policy.replays:
             view = self.workers.view_of(fault.env_id)
             self.replays.record_failure(view, error)
             needs_new_object = self.replays.needs_new_object(view)
-        generation = self.workers.record_of(fault.worker).generation
-        info = fault_info("raised", error)
-        decisions = policy.env_failed(Failure(fault, generation, info, is_allowed, needs_new_object))
-        self._add_fault(decisions, fault.kind, [error], fault.worker, [fault.env_id])
-        for decision in tuple(decisions):
-            if isinstance(decision, BeginRestart):
-                self._plan_restart(decision, error, settled=settled)
-            if isinstance(decision, Suspend) and self.replays is not None:
-                decisions += self.replays.begin(self.workers.view_of(fault.env_id), info, is_new=False)
-        return decisions
-
-    def _fail_reset(self, fault: EnvFailed, error: StepmillError) -> list[Decision]:
-        """Raise the error of the last attempt to reset an env."""
-        decisions: list[Decision] = [MarkFaulted(fault.env_id, fault.ticket)]
-        self._add_fault(decisions, fault.kind, [self._attempts.add_count(error)], fault.worker, [fault.env_id])
-        return decisions
+        generation, info = self.workers.records[fault.worker].generation, fault_info("raised", error)
+        decisions = policy.env_failed(fault, generation, info, needs_new_object=needs_new_object)
+        self._add_fault(policy, fault.kind, [error], fault.worker, [fault.env_id])
+        return self._follow(decisions, error, info, settled=settled)
 
     def decide_death(self, worker: int, faults: Sequence[EnvFailed] = ()) -> list[Decision]:
         """Decide about the death of a worker, or about commands that were lost in an earlier death."""
-        record = self.workers.record_of(worker)
+        record, policy, delay_s = self.workers.records[worker], self.policy, 0.0
         is_new = record.state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED)
-        is_known = record.error is not None and (record.state is WorkerState.FAILED or not is_new)
-        error = record.error if is_known and record.error is not None else self._death_error(worker, faults)
+        is_dead = record.state in DEAD  # also if a call has reported it, which does not change the envs
+        known = None if record.state is WorkerState.DEAD_UNREPORTED else record.error
+        error = known or self._death_error(worker, faults)
         if is_new:
             error = self.crash_reporter.report_death(error, worker, [fault.env_id for fault in faults])
-            self.workers.record_cause(worker, error)
-        delay_s = self.workers.count_restart(worker) if is_new and self.policy.is_limited else None
-        is_allowed = delay_s is not None
-        if is_allowed and isinstance(self.policy, ReplayPolicy):
-            self._record_failure_of_running_env(worker, error)
-        is_dead = record.state in DEAD  # also if a call has reported it, which does not change the envs
-        death = Death(worker, record.generation, faults, error, is_new, is_dead, is_allowed)
-        decisions = self.policy.worker_died(death)
-        if is_new and self.replays is not None:
+            if not policy.raises:
+                delay = self.workers.count_restart(worker, error)
+                if delay is None:
+                    error, policy = self._over_limit(error, worker), RAISE
+                elif policy.replays:
+                    self._record_failure_of_running_env(worker, error)
+                delay_s = delay or 0.0
             self.replays.drop(self.workers.views_of(worker))
-        if any(isinstance(decision, FailWorker) for decision in decisions):
-            if self.policy.is_limited and is_new:
-                error = self._over_limit(error, worker)
-            self.workers.mark_reported(worker)
+        decisions = policy.worker_died(Death(worker, record.generation, faults, error, is_new, is_dead))
         lost = self.workers.envs_of(worker) if is_new or not faults else [fault.env_id for fault in faults]
         # The error of a constructor names one env, but all envs of the worker are lost.
         errors = [error, self.workers.worker_died_error(worker)] if is_new and isinstance(error, EnvError) else [error]
         kind = FaultKind.TIMED_OUT if isinstance(error, EnvTimeout) else FaultKind.DIED
-        self._add_fault(decisions, kind, errors, worker, lost, is_logged=is_new)
-        for decision in tuple(decisions):
-            if isinstance(decision, BeginRestart):
-                self._plan_restart(decision, error, delay_s or 0.0)
-            if (
-                isinstance(decision, Suspend) and record.state is WorkerState.SERVING
-            ):  # else the replay follows the restart
-                decisions += self._begin_replay(decision.env_id, error)
-        return decisions
-
-    def _begin_replay(self, env_id: int, error: StepmillError) -> list[Decision]:
-        if self.replays is None:
-            return []
-        return self.replays.begin(self.workers.view_of(env_id), fault_info("died", error), is_new=True)
+        self._add_fault(policy, kind, errors, worker, lost, is_logged=is_new)
+        if policy.raises:
+            self.workers.mark_reported(worker, error)
+        return self._follow(decisions, error, fault_info("died", error), delay_s, is_new_object=True)
 
     def _record_failure_of_running_env(self, worker: int, error: StepmillError) -> None:
         """Count the failure of the env that a worker was running when it died, if it ran one and could be started."""
-        env_id = self._state.view_worker(worker).running_env
+        env_id = self.workers.state.view_worker(worker).running_env
         # A worker that was stopped took no command: the env that it ran is not known.
         is_known = error.env_id == env_id if isinstance(error, EnvTimeout) else isinstance(error, WorkerDied)
-        if is_known and env_id is not None and self.replays is not None:
+        if is_known and env_id is not None:
             self.replays.record_failure(self.workers.view_of(env_id), error)
 
     def _retry_resets(self, worker: int, faults: Sequence[EnvFailed], settled: set[int]) -> list[Decision]:
         """Restart a worker in which resets failed, and repeat them. Its other envs are treated as if the worker had died."""
-        record = self.workers.record_of(worker)
+        record = self.workers.records[worker]
         if record.state is WorkerState.RESTARTING:
             return []
-        failed = [fault for fault in faults if fault.kind in RETRYABLE and fault.begins_episode]
         retried, decisions = [], list[Decision]()
-        for fault in failed:
+        for fault in faults:
+            if fault.kind not in RETRYABLE or not fault.begins_episode:
+                continue
             settled.add(fault.env_id)
             if self._attempts.count(fault):
                 retried.append(fault)
-            else:
-                error = self.crash_reporter.report_fault(self._error_of(fault), fault.env_id, fault.kind)
-                decisions += self._fail_reset(fault, error)
+                continue
+            error = self.crash_reporter.report_fault(self._error_of(fault), fault.env_id, fault.kind)
+            decisions.append(Settle(fault.env_id, fault.ticket, Remedy.RAISE, {}))
+            errors = [self._attempts.add_count(error)]
+            self._add_fault(RAISE, fault.kind, errors, worker, [fault.env_id])
         if not retried:
             return decisions
         error = self._error_of(retried[0])
-        death = Death(worker, record.generation, retried, error, is_new=True, is_dead=False, is_allowed=True)
-        restart = self.policy.restart(death)
-        for decision in restart:
+        restart = self.policy.restart(Death(worker, record.generation, retried, error, is_new=True, is_dead=False))
+        self._after_apply += [partial(self._record_retry, fault.env_id) for fault in retried]
+        return decisions + self._follow(restart, error, {}, self._attempts.wait_s, settled=settled)
+
+    def _record_retry(self, env_id: int) -> None:
+        self._attempts.record_retry(self.workers.view_of(env_id))
+
+    def _follow(
+        self,
+        decisions: list[Decision],
+        error: StepmillError | None = None,
+        info: Mapping[str, str] | None = None,
+        delay_s: float = 0.0,
+        *,
+        settled: set[int] | None = None,
+        is_new_object: bool = False,
+    ) -> list[Decision]:
+        """Plan the restarts among decisions, and begin the replays of envs that are kept.
+
+        Args:
+            decisions: about `error`; None: about workers that live.
+            info: the `info["fault"]` of a replay that fails.
+            delay_s: how long restarts wait.
+            settled: gets the envs whose episodes are replayed after a restart.
+            is_new_object: whether the objects of envs that are kept were rebuilt.
+        Returns:
+            The decisions, and those that begin replays.
+        """
+        for decision in tuple(decisions):
             if isinstance(decision, BeginRestart):
-                self._plan_restart(decision, error, self._attempts.wait_s, settled=settled)
-        self._after_apply.append(lambda: self._record_retries(retried))
-        return decisions + restart
-
-    def _record_retries(self, faults: Iterable[EnvFailed]) -> None:
-        for fault in faults:
-            self._attempts.record_retry(self.workers.view_of(fault.env_id))
-
-    def _plan_restart(
-        self, decision: BeginRestart, error: StepmillError, delay_s: float = 0.0, settled: set[int] | None = None
-    ) -> None:
-        """Plan a restart of a worker because of `error`. If its envs are replayed, their faults are settled."""
-        worker = decision.worker
-        self.workers.record_cause(worker, error)
-        if not decision.is_replayed or self.replays is None:
-            self.workers.plan_restart(decision, delay_s)
-            return
-        self.replays.drop(self.workers.views_of(worker))
-        self.workers.plan_restart(decision, delay_s, before=self.replays.wait_for_calls(worker))
-        if settled is not None:
-            settled.update(self.workers.envs_of(worker))
+                worker, before = decision.worker, None
+                self.replays.drop(self.workers.views_of(worker))
+                if decision.remedy is Remedy.KEEP:
+                    before = self.replays.wait_for_calls(worker)
+                    (set() if settled is None else settled).update(self.workers.envs_of(worker))
+                cause = error or self.workers.worker_died_error(worker)
+                self.workers.plan_restart(decision, cause, delay_s, before=before)
+            elif isinstance(decision, Settle) and decision.remedy is Remedy.KEEP:
+                view = self.workers.view_of(decision.env_id)
+                if self.workers.records[view.worker].state is not WorkerState.RESTARTING:  # else it follows the restart
+                    decisions += self.replays.begin(view, info or {}, is_new=is_new_object)
+        return decisions
 
     # ---- errors -------------------------------------------------------------------------------------------------------
 
     def _add_fault(
         self,
-        decisions: Sequence[Decision],
+        policy: FaultPolicy,
         kind: FaultKind | None,
         errors: Sequence[StepmillError],
         worker: int,
@@ -293,8 +265,8 @@ class Recovery:
         *,
         is_logged: bool = True,
     ) -> None:
-        """Store the errors of a fault if the decisions about it say that they are raised, else log the first."""
-        if any(isinstance(decision, (MarkFaulted, FailWorker)) for decision in decisions):
+        """Store the errors of a fault if the policy raises them, else log the first."""
+        if policy.raises:
             self.faults.append(EnvFault(kind_name(kind), join_errors(errors), worker, tuple(env_ids)))
         elif is_logged:
             self._num_absorbed.update(env_ids)
@@ -349,29 +321,21 @@ class Recovery:
         """Handle workers that `send` found dead or due to be recycled. Nothing was sent."""
         self.workers.record_deaths()
         for worker in workers:
-            if self.workers.state_of(worker) is WorkerState.SERVING:
+            if self.workers.records[worker].state is WorkerState.SERVING:
                 self._recycle(worker)
             else:
                 self.handle_death(worker)
 
     def _recycle(self, worker: int) -> None:
         """Restart a worker none of whose envs is in an episode. Under SAME_STEP the resets that began episodes are replayed."""
-        workers = self.workers
-        restart = BeginRestart(
-            worker,
-            workers.record_of(worker).generation,
-            self._repeats_resets,
-            None if self._repeats_resets else {},
-            is_recycling=True,
-        )
-        if self.replays is not None:
-            self.replays.drop(workers.views_of(worker))
-            if not restart.is_replayed:
-                self.replays.restart_log(worker)
-        workers.record_cause(
-            worker, worker_died_error(worker, workers.envs_of(worker), None, hint="", cause="was recycled")
-        )
-        workers.plan_restart(restart, before=workers.end_gently(worker))
+        workers, replays = self.workers, self.replays
+        remedy = Remedy.KEEP if self._repeats_resets else Remedy.CUT
+        restart = BeginRestart(worker, workers.records[worker].generation, remedy, {}, is_recycling=True)
+        replays.drop(workers.views_of(worker))
+        if replays.is_on and not self._repeats_resets:
+            replays.restart_log(worker)
+        cause = worker_died_error(worker, workers.envs_of(worker), None, hint="", cause="was recycled")
+        workers.plan_restart(restart, cause, before=workers.end_gently(worker))
         self.carry_out([restart])
 
     def handle_death(self, worker: int) -> None:
@@ -380,12 +344,11 @@ class Recovery:
 
     def report_failed_restart(self, worker: int) -> None:
         """Raise the error of a worker that could not be restarted."""
-        record = self.workers.record_of(worker)
+        record = self.workers.records[worker]
         if record.state is not WorkerState.FAILED or record.error is None:
             return
         error = self.crash_reporter.report_start_failure(record.error).with_traceback(None)
-        decision = FailWorker(worker, record.generation)
-        self._add_fault([decision], FaultKind.DIED, [error], worker, self.workers.envs_of(worker))
-        self.workers.mark_reported(worker)
-        self.carry_out([decision])
+        self._add_fault(RAISE, FaultKind.DIED, [error], worker, self.workers.envs_of(worker))
+        self.workers.mark_reported(worker, error)
+        self.carry_out([FailWorker(worker, record.generation)])
         self.raise_errors()

@@ -1,7 +1,7 @@
 """Replays under way: the calls that they repeat, and the decisions that carry them on.
 
-    begin ─► calls before the episode ─► Replay ─► ReplayAt: calls after this step ─► ... ─► ReplayPlayed ─► FinishReplay
-                                            └─► ReplayDiffers, ReplayFailed: play again, or FailReplay
+    begin ─► calls before the episode ─► Replay ─► ReplayAt: calls after this step ─► ... ─► ReplayPlayed ─► ContinueReplay
+                                            └─► ReplayDiffers, ReplayFailed: play again, or Settle(CUT)
 
 The core plays the log of an episode by itself, and finishes a replay without calls. No method waits, and none calls `apply`. A worker handles
 requests in the order in which they were posted, between the commands of the core: calls that precede a command are posted before
@@ -13,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from stepmill.backends.base import Backend, Future
 from stepmill.pool.call_log import CallLog, LoggedCall
@@ -23,21 +24,21 @@ from stepmill.pool.events import (
     ContinueReplay,
     Decision,
     Event,
-    FailReplay,
-    FinishReplay,
+    Remedy,
     Replay,
     ReplayAt,
     ReplayDiffers,
     ReplayPaused,
     ReplayPlayed,
     ServerView,
+    Settle,
 )
 from stepmill.pool.limits import RepeatedFailures
 from stepmill.pool.workers import WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EnvTimeout, StepmillError, WorkerDied
 from stepmill.spec.options import OnFault, PoolOptions
 from stepmill.worker.calls import MODIFYING_KINDS, SETTING_KINDS
-from stepmill.worker.messages import Request, RequestKind, Value, WorkerPlan, load
+from stepmill.worker.messages import Request, RequestKind, Value, load
 
 TICKETS = 1 << 32  # they wrap around
 MAX_PLAYS = 3  # of one episode, if each replay fails in a new way
@@ -81,7 +82,7 @@ class EpisodeReplay(RepeatedCalls):
     """
 
     env_id: int = 0
-    info: dict[str, str] = field(default_factory=dict)
+    info: Mapping[str, str] = field(default_factory=dict)
     is_new: bool = False
     placed: list[tuple[int, LoggedCall]] = field(default_factory=list)
     num_plays: int = 0
@@ -89,12 +90,14 @@ class EpisodeReplay(RepeatedCalls):
 
 
 class Replays:
-    """The replays of a pool's envs, and the log of the calls that they repeat. Used by the pool's thread."""
+    """The replays of a pool's envs, and the log of the calls that they repeat. Used by the pool's thread.
+
+    `is_on`: whether the options ask for replays. If not, no call is logged.
+    """
 
     def __init__(
         self,
         workers: WorkerSupervisor,
-        plans: Sequence[WorkerPlan],
         backend: Backend,
         options: PoolOptions,
         *,
@@ -105,19 +108,20 @@ class Replays:
         """Make the log.
 
         Args:
-            workers, plans, backend, options: of the pool.
+            workers, backend, options: of the pool.
             after_apply: a list of functions to be called once the decisions that a method returned are applied.
             on_reset_repeated: called after a reset was repeated in place of a replay, with what is known of its env object.
             warn: stores a warning for the user.
         """
         self._workers = workers
-        self._plans = plans
         self._backend = backend
         self._limit_bytes = options.restarts.replay_log_bytes
         self._rebuilds_workers = options.on_fault is OnFault.REPLAY
+        self.is_on = OnFault.REPLAY in (options.on_fault, options.restarts.on_raise)
         self._after_apply = after_apply
         self._on_reset_repeated = on_reset_repeated
         self._warn = warn
+        plans = [record.plan for record in workers.records]
         self._locations = {env: (plan.worker, place) for plan in plans for place, env in enumerate(plan.env_ids)}
         self._ids = itertools.count(-1, -1)  # of repeated requests; those of the user count upwards
         self._failures = RepeatedFailures()
@@ -130,7 +134,7 @@ class Replays:
     def add_request(self, servers: Sequence[int], future: Future) -> None:
         """Log a request that was posted for these env objects, if it may change them."""
         request = future.request
-        if request.kind not in MODIFYING_KINDS:
+        if not self.is_on or request.kind not in MODIFYING_KINDS:
             return
         for position, view in enumerate(self._workers.state.view(servers)):
             self.log.add(view.server, request, future, position, (view.episode, view.next_place))
@@ -138,10 +142,10 @@ class Replays:
 
     def restart_log(self, worker: int) -> None:
         """Clear the log of a worker whose envs will be rebuilt without a replay, which get only their settings."""
-        servers = self._plans[worker].env_ids
+        servers = self._workers.records[worker].plan.env_ids
         for server in servers:
             self.log.clear(server)
-        for request in self._workers.settings_of(servers[0]).requests(servers):
+        for request in self._workers.records[worker].settings.requests(servers):
             for position, place in enumerate(request.servers):
                 self.log.add(servers[place], request, None, position, (-1, 0))
         self._share_memory()
@@ -158,15 +162,8 @@ class Replays:
 
     def wait_for_calls(self, worker: int) -> Effect:
         """Return a function that waits for the replies of calls that a worker, if it lives, can still send."""
-        calls = [call for server in self._plans[worker].env_ids for call in self.log.calls_of(server)]
-        open_calls = [call.future for call in calls if call.future is not None]
-
-        def wait() -> None:
-            for future in open_calls:
-                with contextlib.suppress(StepmillError):
-                    future.result()
-
-        return wait
+        calls = [call for server in self._workers.records[worker].plan.env_ids for call in self.log.calls_of(server)]
+        return partial(_await_replies, [call.future for call in calls if call.future is not None])
 
     # ---- failures ---------------------------------------------------------------------------------------------------
 
@@ -202,7 +199,7 @@ class Replays:
         waiting, self._unverified = self._unverified, []
         for repeated in waiting:
             worker = self._worker_of(repeated)
-            if self._workers.state_of(worker) is not WorkerState.SERVING:
+            if self._workers.records[worker].state is not WorkerState.SERVING:
                 continue
             try:
                 if not self._verify(repeated):
@@ -213,7 +210,7 @@ class Replays:
 
     # ---- replays ----------------------------------------------------------------------------------------------------
 
-    def begin(self, view: ServerView, info: dict[str, str], *, is_new: bool) -> list[Decision]:
+    def begin(self, view: ServerView, info: Mapping[str, str], *, is_new: bool) -> list[Decision]:
         """Begin the replay of an env that is suspended, or will be by the decision before."""
         env_id = view.env_id
         if env_id is None:
@@ -297,7 +294,7 @@ class Replays:
         if replay.num_plays >= MAX_PLAYS:
             return self._cut_short(replay, view, "it raised in between")  # at steps that had not failed before
         if self.needs_new_object(view):
-            return [BeginRestart(view.worker, record.generation, True, None)]
+            return [BeginRestart(view.worker, record.generation, Remedy.KEEP, replay.info)]
         replay.is_new = False  # the calls from before the episode have been repeated
         return self._play(replay, view)
 
@@ -310,7 +307,7 @@ class Replays:
         del self._replays[replay.env_id]
         # Calls after the pending command, which is sent again.
         self._post_later(view.server, [call for place, call in replay.placed if place > view.length])
-        return [FinishReplay(replay.env_id, view.ticket)]
+        return [ContinueReplay(replay.env_id, view.ticket)]
 
     def _cut_short(self, replay: EpisodeReplay, view: ServerView, reason: str) -> list[Decision]:
         """Cut short an episode that cannot be replayed. The object gets the calls that it misses, so that its next one can be."""
@@ -322,7 +319,7 @@ class Replays:
         del self._replays[replay.env_id]
         if view.is_logged:
             self._warn(f"env {replay.env_id} is not replayable: {reason}; its episode is cut short")
-        return [FailReplay(replay.env_id, view.ticket, {**replay.info, "not_replayable": reason})]
+        return [Settle(replay.env_id, view.ticket, Remedy.CUT, {**replay.info, "not_replayable": reason})]
 
     def drop(self, views: Iterable[ServerView]) -> None:
         """Drop the replays of a worker that is about to be restarted, or stays dead."""
@@ -368,9 +365,7 @@ class Replays:
         notify = self._workers.state.notify
 
         def wait() -> None:
-            for future in futures:
-                with contextlib.suppress(StepmillError):
-                    future.result()
+            _await_replies(futures)
             repeated.is_awaited = False
             notify()
 
@@ -394,3 +389,9 @@ class Replays:
         worker, place = self._locations[server]
         request = Request(next(self._ids), call.kind, (place,), (ticket,), load(call.payload))
         return self._backend.call({worker: request})[0]
+
+
+def _await_replies(futures: Iterable[Future]) -> None:
+    for future in futures:
+        with contextlib.suppress(StepmillError):
+            future.result()

@@ -15,7 +15,7 @@ from stepmill.pool.settings import Name
 from stepmill.pool.start import PoolRuntime
 from stepmill.pool.workers import WorkerState
 from stepmill.spec.errors import ClosedPoolError, StepmillError, UsageError, WorkerDied, join_errors
-from stepmill.spec.options import OnFault, PoolOptions
+from stepmill.spec.options import PoolOptions
 from stepmill.worker.calls import SETTING_KINDS, set_payload
 from stepmill.worker.error_records import env_error
 from stepmill.worker.messages import ErrorRecord, Request, RequestKind, Value
@@ -145,7 +145,6 @@ class EnvRequests:
         self._num_envs = num_envs
         self._num_spares = options.resets.spare_envs
         self._call_timeout_s = options.workers.call_timeout_s
-        self._on_fault = options.on_fault
 
     def checked_ids(self, env_ids: Any) -> list[int]:
         """Return the named envs, or all; ids from num_envs on are those of spares."""
@@ -223,9 +222,8 @@ class EnvRequests:
         parts = []
         for future in self._backend.call(requests):
             worker, own = future.worker, places_of[future.worker]
-            parts.append(SentPart(future, own, workers.record_of(worker).generation, workers.num_requests(worker)))
-            if replays is not None:
-                replays.add_request([servers[place] for place in own], future)
+            parts.append(SentPart(future, own, workers.records[worker].generation, workers.num_requests(worker)))
+            replays.add_request([servers[place] for place in own], future)
         return parts
 
     # ---- what becomes of a part -------------------------------------------------------------------------------------
@@ -240,7 +238,7 @@ class EnvRequests:
 
     def is_left_to_successor(self, call: EnvCall, part: SentPart) -> bool:
         """Whether a setting that a dead worker did not get to is applied to its successor. The next step reports the death."""
-        is_kept = call.kind in SETTING_KINDS and self._on_fault is OnFault.TRUNCATE
+        is_kept = call.kind in SETTING_KINDS and self._recovery.policy.leaves_settings
         return is_kept and not self.died_in_request(part.future.worker)
 
     def may_repeat(self, part: SentPart) -> bool:
@@ -249,7 +247,7 @@ class EnvRequests:
         So it is if the policy replays deaths, the worker died before it read the request, and nothing was sent since.
         """
         workers, worker, request = self._recovery.workers, part.future.worker, part.future.request
-        if self._on_fault is not OnFault.REPLAY or self.died_in_request(worker):
+        if not self._recovery.policy.replays or self.died_in_request(worker):
             return False
         record = workers.check_process(worker)
         if record.state is not WorkerState.DEAD_UNREPORTED or record.generation != part.generation:

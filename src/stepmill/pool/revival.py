@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 
-from stepmill import _native
-from stepmill.pool.events import BeginRestart, EnvFailed, FailWorker, MarkFaulted, MarkNew
-from stepmill.pool.policies import ReplayPolicy
+from stepmill.pool.events import BeginRestart, EnvFailed, FailWorker, MarkNew, Remedy, Settle
 from stepmill.pool.pump import Pump
 from stepmill.pool.recovery import Recovery
 from stepmill.pool.workers import DEAD, WorkerState
@@ -25,10 +22,6 @@ class Revival:
         self.pump = Pump(recovery, options)
         self._recycles = options.restarts.recycles
 
-    @property
-    def _state(self) -> _native.PoolState:
-        return self.workers.state
-
     def restart_all(self) -> bool:
         """Restart every dead worker, those of spares included, and wait. Return whether any was restarted.
 
@@ -38,12 +31,12 @@ class Revival:
         """
         workers = self.workers
         before = workers.num_restarts
-        for worker in range(workers.num_workers):
+        for worker in range(len(workers.records)):
             if workers.check_process(worker).state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
                 with defer_signals():
                     self.recovery.handle_death(worker)
             self.recovery.raise_errors()
-            if workers.state_of(worker) is WorkerState.DEAD_REPORTED:
+            if workers.records[worker].state is WorkerState.DEAD_REPORTED:
                 with defer_signals():
                     self._fail_and_restart(worker, workers.envs_of(worker))
             self._wait_restart(worker)
@@ -60,13 +53,13 @@ class Revival:
         """
         workers, recovery = self.workers, self.recovery
         workers.record_deaths()
-        states = self._state.states()
-        state_of = {env_id: workers.state_of(workers.worker_of(env_id)) for env_id in env_ids}
+        states = self.workers.state.states()
+        state_of = {env_id: workers.records[workers.worker_of(env_id)].state for env_id in env_ids}
         reported = {env_id for env_id in env_ids if state_of[env_id] is WorkerState.DEAD_REPORTED}
         lost = [env_id for env_id in env_ids if states[env_id] == EnvState.FAULTED or env_id in reported]
         exhausted = []
         # Other policies handle all envs of a worker that the reset itself finds dead.
-        if recovery.policy.reports_deaths:
+        if recovery.policy.raises:
             exhausted = [
                 env_id
                 for env_id in env_ids
@@ -93,14 +86,14 @@ class Revival:
         Raises:
             EnvError, EnvTimeout, WorkerDied: the worker could not be started. Never raised if `wait` is False.
         """
-        state = self._state
+        state = self.workers.state
         owners = sorted({self.workers.worker_of(env_id) for env_id in env_ids})
         # Each process is checked once: a worker that dies later is found by the next command for its envs.
         dead = [worker for worker in owners if self.workers.check_process(worker).state in DEAD]
         if not restart_living and self._report_losses(dead, env_ids if reset_ids is None else reset_ids):
             return
         for worker in owners:
-            if self.workers.state_of(worker) is WorkerState.RESTARTING:
+            if self.workers.records[worker].state is WorkerState.RESTARTING:
                 if not wait:
                     continue
                 self._wait_restart(worker)
@@ -121,18 +114,13 @@ class Revival:
         """
         num_faults = len(self.recovery.faults)
         for worker in dead:
-            if self._lost_neighbours(worker, env_ids):
+            states = self.workers.state.states()
+            others = [env_id for env_id in self.workers.envs_of(worker) if env_id not in env_ids]
+            is_new = self.workers.records[worker].state is not WorkerState.DEAD_REPORTED
+            if is_new and any(states[env_id] in (EnvState.IDLE, EnvState.READY) for env_id in others):
                 with defer_signals():
                     self.recovery.handle_death(worker)
         return len(self.recovery.faults) > num_faults
-
-    def _lost_neighbours(self, worker: int, env_ids: Sequence[int]) -> list[int]:
-        """Return the other envs of a worker that have lost their episodes in a death that was not reported yet."""
-        if self.workers.state_of(worker) not in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
-            return []
-        states = self._state.states()
-        others = [env_id for env_id in self.workers.envs_of(worker) if env_id not in env_ids]
-        return [env_id for env_id in others if states[env_id] in (EnvState.IDLE, EnvState.READY)]
 
     def _fail_and_restart(self, worker: int, env_ids: Sequence[int]) -> None:
         """Fail the commands of a worker's envs, and restart it.
@@ -141,20 +129,22 @@ class Revival:
         """
         workers, replays = self.workers, self.recovery.replays
         workers.check_restartable(worker)
-        generation = workers.record_of(worker).generation
-        faults = [event for event in self._state.drain(acknowledge=False) if isinstance(event, EnvFailed)]
+        generation = workers.records[worker].generation
+        faults = [event for event in self.workers.state.drain(acknowledge=False) if isinstance(event, EnvFailed)]
         marks = [
-            MarkFaulted(each.env_id, each.ticket) for each in faults if each.worker == worker and each.env_id in env_ids
+            Settle(each.env_id, each.ticket, Remedy.RAISE, {})
+            for each in faults
+            if each.worker == worker and each.env_id in env_ids
         ]
-        if replays is not None:
-            replays.drop(workers.views_of(worker))
+        replays.drop(workers.views_of(worker))
+        if replays.is_on:
             replays.restart_log(worker)
-        restart = BeginRestart(worker, generation, False, None)
+        restart = BeginRestart(worker, generation, Remedy.RAISE, {})
         workers.plan_restart(restart, is_retried=False)
         self.recovery.carry_out([*marks, FailWorker(worker, generation), restart])
 
     def _wait_restart(self, worker: int) -> None:
-        self.pump.run_until(lambda: self.workers.state_of(worker) is not WorkerState.RESTARTING)
+        self.pump.run_until(lambda: self.workers.records[worker].state is not WorkerState.RESTARTING)
         self.recovery.report_failed_restart(worker)
 
     # ---- before a call ------------------------------------------------------------------------------------------------
@@ -165,29 +155,27 @@ class Revival:
         Raises:
             EnvTimeout: the envs were not rebuilt within `timeout_s`.
         """
-        if self.recovery.replays is None and not self._recycles:
+        if not (self.recovery.replays.is_on or self._recycles):
             return
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        for worker in sorted(set(workers)):
-            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self.pump.run_until(lambda worker=worker: self._is_rebuilt(worker), left_s):  # type: ignore[misc]
-                raise EnvTimeout(
-                    f"the envs of worker {worker} were not rebuilt within {timeout_s:g} s, so the call was not sent to them; "
-                    "try again",
-                    phase="call",
-                    timeout_s=timeout_s or 0.0,
-                )
+        owners = sorted(set(workers))
+        if not self.pump.run_until(lambda: all(map(self._is_rebuilt, owners)), timeout_s):
+            late = [worker for worker in owners if not self._is_rebuilt(worker)]
+            raise EnvTimeout(
+                f"the envs of workers {late} were not rebuilt within {timeout_s:g} s, so the call was not sent to them; try again",
+                phase="call",
+                timeout_s=timeout_s or 0.0,
+            )
 
     def _is_rebuilt(self, worker: int) -> bool:
         """Whether calls can be sent to a worker, or there is an error to raise. A death that is found is handled."""
         recovery, workers = self.recovery, self.workers
-        is_replayed = isinstance(recovery.policy, ReplayPolicy)
+        is_replayed = recovery.policy.replays
         if is_replayed and workers.check_process(worker).state is WorkerState.DEAD_UNREPORTED:
             with defer_signals():
                 recovery.handle()
-                if workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
+                if workers.records[worker].state is WorkerState.DEAD_UNREPORTED:
                     recovery.handle_death(worker)
-        is_awaited = is_replayed or workers.record_of(worker).is_recycling
-        is_restarting = is_awaited and workers.state_of(worker) is WorkerState.RESTARTING
+        is_awaited = is_replayed or workers.records[worker].is_recycling
+        is_restarting = is_awaited and workers.records[worker].state is WorkerState.RESTARTING
         is_suspended = any(view.is_suspended for view in workers.views_of(worker))
         return bool(recovery.faults) or not (is_restarting or is_suspended)

@@ -229,7 +229,7 @@ def _start(
     if traits.monitor is not None:
         resources.reaper = _make_reaper(slab, traits, options)
         state.attach(reaper=resources.reaper)
-    recovery.workers.attach(state, reports, resources.reaper)
+    recovery.workers.attach(state, resources.reaper)
     recovery.crash_reporter.attach(state, specs[0], recovery.workers.settings_of)
     backend.attach(slab, state.post_request)
     state.attach(**traits_of(backend).driver)

@@ -29,7 +29,7 @@ def read_stats(runtime: PoolRuntime) -> PoolStats:
     leased_slots, log_bytes = runtime.state.usage()
     return runtime.slab.read_stats(
         leased_slots=leased_slots,
-        replay_log_bytes=log_bytes + runtime.revival.recovery.call_log_bytes,
+        replay_log_bytes=log_bytes + runtime.revival.recovery.replays.log.size_bytes,
         nodes=() if nodes is None else nodes.node_stats(),
     )
 

@@ -32,7 +32,7 @@ from stepmill.backends.base import (
     worker_died_error,
 )
 from stepmill.pool import events as core_events
-from stepmill.pool.events import BeginRestart, CancelRestart, Decision, ServerView, ServeWorker
+from stepmill.pool.events import BeginRestart, CancelRestart, Decision, Remedy, ServerView, ServeWorker
 from stepmill.pool.limits import FailureLimit
 from stepmill.pool.policies import FaultPolicy
 from stepmill.pool.settings import AppliedSettings
@@ -75,8 +75,8 @@ TRANSITIONS: dict[WorkerState, frozenset[WorkerState]] = {
 DEAD = (WorkerState.DEAD_UNREPORTED, WorkerState.DEAD_REPORTED, WorkerState.FAILED)
 
 
-class RestartTask:
-    """Restarts one worker once, in a thread of its own. The outcome is in `report` or `error` when `is_done`."""
+class RestartTask(threading.Thread):
+    """Restarts one worker once. `result`: the report of the successor, or the error; None until then."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class RestartTask:
         turns: threading.Semaphore,
         start_successor: Callable[[], WorkerReport],
         notify: Callable[[], None],
-        before: Callable[[], object] = lambda: None,
+        before: Callable[[], object] | None = None,
     ) -> None:
         """Plan a restart.
 
@@ -97,62 +97,46 @@ class RestartTask:
             notify: called at the end.
             before: called before it waits for its turn.
         """
-        self.due_s = time.monotonic() + delay_s
-        self.report: WorkerReport | None = None
-        self.error: StepmillError | None = None
+        super().__init__(name=f"stepmill-restart-{worker}", daemon=True)
+        self.result: WorkerReport | StepmillError | None = None
         self._worker = worker
+        self._due_s = time.monotonic() + delay_s
         self._turns = turns
         self._start_successor = start_successor
         self._notify = notify
         self._before = before
-        self._stop = threading.Event()
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"stepmill-restart-{worker}", daemon=True)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the outcome is known."""
-        return self._done.is_set()
+        self._cancelled = threading.Event()
 
     def start(self) -> None:
-        """Start the thread. If that fails, the failure is the outcome."""
+        """Start the thread. If that fails, the failure is the result."""
         try:
-            self._thread.start()
+            super().start()
         except RuntimeError as exc:
-            self._end(too_many_workers_error(1, exc))
+            self.result = too_many_workers_error(1, exc)
+            self._notify()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Store the result, and notify the pool."""
         try:
-            self.report = self._wait_and_restart()
+            self.result = self._wait_and_restart()
         except StepmillError as error:
-            self._end(error)
+            self.result = error
         except Exception as exc:  # for example, no descriptors or no memory
-            self._end(EngineBug(f"worker {self._worker} could not be restarted: {type(exc).__name__}: {exc}"))
-        else:
-            self._end(None)
+            self.result = EngineBug(f"worker {self._worker} could not be restarted: {type(exc).__name__}: {exc}")
+        self._notify()
 
     def _wait_and_restart(self) -> WorkerReport:
-        self._stop.wait(max(0.0, self.due_s - time.monotonic()))
-        if not self._stop.is_set():
+        self._cancelled.wait(max(0.0, self._due_s - time.monotonic()))
+        if self._before is not None and not self._cancelled.is_set():
             self._before()
         with self._turns:
-            if self._stop.is_set():
+            if self._cancelled.is_set():
                 raise ClosedPoolError("the pool was closed before its worker was restarted; make a new one")
             return self._start_successor()
 
-    def _end(self, error: StepmillError | None) -> None:
-        self.error = error
-        self._done.set()
-        self._notify()
-
     def stop(self) -> None:
         """Cancel the restart if it has not begun."""
-        self._stop.set()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for the thread to end."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
+        self._cancelled.set()
 
 
 @dataclass
@@ -161,7 +145,7 @@ class WorkerRecord:
 
     Attributes:
         plan: its envs; the same for all generations.
-        pid: of its newest process; of the learner if it is a thread.
+        pid: of its newest successor; of the learner if it is a thread.
         limit: of its restarts.
         state: see WorkerState.
         generation: how often it was restarted.
@@ -174,9 +158,9 @@ class WorkerRecord:
     """
 
     plan: WorkerPlan
-    pid: int
     limit: FailureLimit
     settings: AppliedSettings
+    pid: int = 0
     state: WorkerState = WorkerState.SERVING
     generation: int = 0
     error: StepmillError | None = None
@@ -187,22 +171,19 @@ class WorkerRecord:
 
 
 class WorkerSupervisor:
-    """Owns the records of a pool's workers. Used by the pool's thread."""
+    """Owns the records of a pool's workers, which others only read. Used by the pool's thread."""
 
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
         self.policy: FaultPolicy  # for deaths; set by `Recovery`
-        self.repeats_settings: Callable[[int], bool] = lambda server: (
-            False
-        )  # whether a replay sets them on an env object
+        self.repeats_settings: Callable[[int], bool]  # whether a replay sets them on an env object; set by `Recovery`
         self._backend = backend
         self._traits = traits_of(backend)
         self._turns = threading.Semaphore(_native.usable_cores())
         self._state: _native.PoolState | None = None
         self._reaper: _native.Reaper | None = None
-        self._records = [
+        self.records = [
             WorkerRecord(
                 plan,
-                pid=0,
                 limit=FailureLimit(options.restarts.max_restarts, options.restarts.restart_window_s),
                 settings=AppliedSettings({server: index for index, server in enumerate(plan.env_ids)}),
             )
@@ -210,14 +191,9 @@ class WorkerSupervisor:
         ]
         self._worker_of_server = {server: plan.worker for plan in plans for server in plan.env_ids}
 
-    def attach(
-        self, state: _native.PoolState, reports: Sequence[WorkerReport], reaper: _native.Reaper | None = None
-    ) -> None:
-        """Store the pool state, the pids of the workers, and the reaper, if the workers can die on their own."""
-        self._state = state
-        self._reaper = reaper
-        for report in reports:
-            self._records[report.worker].pid = report.pid
+    def attach(self, state: _native.PoolState, reaper: _native.Reaper | None = None) -> None:
+        """Store the pool state, and the reaper, if the workers can die on their own."""
+        self._state, self._reaper = state, reaper
 
     @property
     def state(self) -> _native.PoolState:
@@ -227,16 +203,6 @@ class WorkerSupervisor:
         return self._state
 
     # ---- queries --------------------------------------------------------------------------------------------------
-
-    @property
-    def pids(self) -> list[int]:
-        """The pids of the workers, by worker."""
-        return [record.pid for record in self._records]
-
-    @property
-    def num_workers(self) -> int:
-        """How many workers there are."""
-        return len(self._records)
 
     @property
     def can_restart_living(self) -> bool:
@@ -250,7 +216,7 @@ class WorkerSupervisor:
 
     def views_of(self, worker: int) -> list[ServerView]:
         """Return what the core knows of a worker's env objects."""
-        return self.state.view(self._records[worker].plan.env_ids)
+        return self.state.view(self.records[worker].plan.env_ids)
 
     def envs_of(self, worker: int) -> list[int]:
         """Return the envs that a worker serves. With spares these are other envs than those of its plan."""
@@ -260,31 +226,23 @@ class WorkerSupervisor:
         """Return the worker that serves an env."""
         return self._worker_of_server[self.state.server_of(env_id)]
 
-    def record_of(self, worker: int) -> WorkerRecord:
-        """Return the record of a worker."""
-        return self._records[worker]
-
-    def state_of(self, worker: int) -> WorkerState:
-        """Return the state of a worker, as of the last `record_deaths`."""
-        return self._records[worker].state
-
     def record_deaths(self, events: Iterable[core_events.Event] | None = None) -> None:
         """Record the deaths among these events, or among those that the pool state has now."""
         for event in self.state.drain(acknowledge=False) if events is None else events:
             if isinstance(event, core_events.WorkerDied):
-                record = self._records[event.worker]
+                record = self.records[event.worker]
                 if record.state is WorkerState.SERVING and record.generation == event.generation:
                     self._move(record, WorkerState.DEAD_UNREPORTED)
 
     def check_process(self, worker: int) -> WorkerRecord:
         """Return the record of a worker, after checking its process: the reaper may not have noticed its death yet."""
         monitor = self._traits.monitor
-        if self.state_of(worker) is WorkerState.SERVING and monitor is not None:
+        if self.records[worker].state is WorkerState.SERVING and monitor is not None:
             pidfd = monitor.pidfds.get(worker)
             if self._reaper is not None and pidfd is not None and wait_ready({pidfd: select.POLLIN}, 0.0):
                 self._reaper.declare_dead(worker)
             self.record_deaths()
-        return self._records[worker]
+        return self.records[worker]
 
     def _move(self, record: WorkerRecord, state: WorkerState) -> None:
         if state not in TRANSITIONS[record.state]:
@@ -297,26 +255,16 @@ class WorkerSupervisor:
 
     def worker_died_error(self, worker: int) -> WorkerDied:
         """Return an error that describes the death of a worker."""
-        env_ids, hint, monitor, nodes = (
-            self.envs_of(worker),
-            self.policy.death_hint,
-            self._traits.monitor,
-            self._traits.nodes,
-        )
-        exit_code = None if monitor is None else monitor.exit_code(worker)
-        if nodes is None:
-            return worker_died_error(worker, env_ids, exit_code, hint=hint)
-        node, cause = nodes.describe_node(worker), nodes.cause_of_death(worker)
-        return worker_died_error(worker, env_ids, exit_code, hint=hint, node=node, cause=cause)
+        monitor, nodes, env_ids = self._traits.monitor, self._traits.nodes, self.envs_of(worker)
+        code = None if monitor is None else monitor.exit_code(worker)
+        node, cause = (None, None) if nodes is None else (nodes.describe_node(worker), nodes.cause_of_death(worker))
+        return worker_died_error(worker, env_ids, code, hint=self.policy.death_hint, node=node, cause=cause)
 
-    def record_cause(self, worker: int, error: StepmillError) -> None:
-        """Record why a worker died."""
-        self._records[worker].error = error
-
-    def mark_reported(self, worker: int) -> None:
-        """Record that the error of a dead worker is about to be raised."""
-        record = self.record_of(worker)
+    def mark_reported(self, worker: int, error: StepmillError) -> None:
+        """Record that the error of a dead worker is about to be raised, unless one was raised before."""
+        record = self.records[worker]
         if record.state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
+            record.error = error
             self._move(record, WorkerState.DEAD_REPORTED)
 
     def report_death_in_call(self, error: WorkerDied, generation: int) -> None:
@@ -326,7 +274,7 @@ class WorkerSupervisor:
         in `generation`.
         """
         with contextlib.suppress(ClosedPoolError):
-            if self.policy.reports_deaths and self._records[error.worker].generation == generation:
+            if self.policy.raises and self.records[error.worker].generation == generation:
                 record = self.check_process(error.worker)
                 if record.state is WorkerState.DEAD_UNREPORTED:
                     self._move(record, WorkerState.DEAD_REPORTED)
@@ -343,10 +291,9 @@ class WorkerSupervisor:
 
     # ---- restarts ---------------------------------------------------------------------------------------------------
 
-    def count_restart(self, worker: int) -> float | None:
-        """Count a restart of a worker; return the delay before it in seconds, or None if none is allowed, or would succeed."""
-        error = self._records[worker].error
-        number = None if error is not None and error.is_final else self._records[worker].limit.count()
+    def count_restart(self, worker: int, error: StepmillError) -> float | None:
+        """Count a restart of a worker because of `error`; return the delay before it in seconds, or None if none is allowed, or would succeed."""
+        number = None if error.is_final else self.records[worker].limit.count()
         if number is None:
             return None
         return 0.0 if number == 1 else min(FIRST_BACKOFF_S * 2 ** (number - 2), MAX_BACKOFF_S)
@@ -363,22 +310,25 @@ class WorkerSupervisor:
     def plan_restart(
         self,
         decision: BeginRestart,
+        error: StepmillError | None = None,
         delay_s: float = 0.0,
         *,
         is_retried: bool = True,
-        before: Callable[[], object] = lambda: None,
+        before: Callable[[], object] | None = None,
     ) -> None:
         """Plan to restart a worker, dead or alive. `start_restart` must follow, once the decision is applied.
 
         Args:
             decision: which worker, and whether its envs are replayed.
+            error: why; None: as known.
             delay_s: how long to wait before its envs are built.
             is_retried: another restart follows one that fails, while `count_restart` allows it.
             before: called first, in the thread of the restart.
         """
-        record = self._records[decision.worker]
+        record = self.records[decision.worker]
         self._move(record, WorkerState.RESTARTING)
-        record.is_replayed, record.is_retried = decision.is_replayed, is_retried
+        record.error = error or record.error
+        record.is_replayed, record.is_retried = decision.remedy is Remedy.KEEP, is_retried
         record.is_recycling = decision.is_recycling
         record.task = self._make_task(record, delay_s, before)
 
@@ -397,12 +347,12 @@ class WorkerSupervisor:
 
     def start_restart(self, worker: int) -> None:
         """Start the thread of a planned restart."""
-        task = self._records[worker].task
+        task = self.records[worker].task
         if task is not None:
             task.start()
 
     def _make_task(
-        self, record: WorkerRecord, delay_s: float, before: Callable[[], object] = lambda: None
+        self, record: WorkerRecord, delay_s: float, before: Callable[[], object] | None = None
     ) -> RestartTask:
         worker, state, backend, monitor = record.plan.worker, self.state, self._backend, self._traits.monitor
 
@@ -426,15 +376,16 @@ class WorkerSupervisor:
         Return the records of workers whose envs are built, which `serve` must follow, and decisions about those that stay dead.
         """
         built, decisions = [], list[Decision]()
-        for record in self._records:
-            task = record.task
-            if record.state is not WorkerState.RESTARTING or task is None or not task.is_done:
+        for record in self.records:
+            result = None if record.task is None else record.task.result
+            if record.state is not WorkerState.RESTARTING or result is None:
                 continue
-            if task.report is None:
-                decisions += self._retry(record, task)
-                continue
-            record.pid, record.task = task.report.pid, None
-            built.append(record)
+            record.task = None
+            if isinstance(result, StepmillError):
+                decisions += self._retry(record, result)
+            else:
+                record.pid = result.pid
+                built.append(record)
         return built, decisions
 
     def serve(self, record: WorkerRecord) -> Decision:
@@ -445,10 +396,9 @@ class WorkerSupervisor:
         record.generation += 1
         return ServeWorker(worker, record.generation - 1, pidfd, record.pid)
 
-    def _retry(self, record: WorkerRecord, task: RestartTask) -> list[Decision]:
-        worker = record.plan.worker
-        record.error, record.task = task.error, None
-        delay_s = self.count_restart(worker) if record.is_retried else None
+    def _retry(self, record: WorkerRecord, error: StepmillError) -> list[Decision]:
+        worker, record.error = record.plan.worker, error
+        delay_s = self.count_restart(worker, error) if record.is_retried else None
         if delay_s is not None:
             record.task = self._make_task(record, delay_s)
             record.task.start()
@@ -458,31 +408,31 @@ class WorkerSupervisor:
 
     def reapply_settings(self, worker: int, servers: Sequence[int]) -> None:
         """Re-apply settings to env objects of a worker that serves. Does not wait for it."""
-        for request in self._records[worker].settings.requests(servers):
+        for request in self.records[worker].settings.requests(servers):
             self._backend.call({worker: request})
 
     @property
     def num_restarts(self) -> int:
         """How many restarts have succeeded since the pool was made."""
-        return sum(record.generation for record in self._records)
+        return sum(record.generation for record in self.records)
 
     # ---- settings ---------------------------------------------------------------------------------------------------
 
     def settings_of(self, server: int) -> AppliedSettings:
         """Return the settings to re-apply to the worker that owns an env object."""
-        return self._records[self._worker_of_server[server]].settings
+        return self.records[self._worker_of_server[server]].settings
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Cancel restarts that have not begun."""
-        for record in self._records:
+        for record in self.records:
             if record.task is not None:
                 record.task.stop()
 
     def join(self) -> None:
         """Wait for the threads of restarts, and release the pool state and the reaper."""
-        for record in self._records:
-            if record.task is not None:
+        for record in self.records:
+            if record.task is not None and record.task.ident is not None:
                 record.task.join(JOIN_S)
         self._state = self._reaper = None

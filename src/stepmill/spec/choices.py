@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum, IntEnum
+from typing import Literal, TypeAlias
 
 
 class AutoresetMode(str, Enum):
@@ -27,6 +28,9 @@ class OnFault(str, Enum):
     RAISE = "raise"
     TRUNCATE = "truncate"
     REPLAY = "replay"
+
+
+OnFaultName: TypeAlias = Literal["raise", "truncate", "replay"]
 
 
 class Context(str, Enum):
@@ -63,5 +67,5 @@ class EnvState(IntEnum):
     BUSY = 1  # steps or resets
     READY = 2  # its result can be received
     FAULTED = 3  # its fault was raised; it is usable again after a reset or revive()
-    EXHAUSTED = 4  # it has finished num_episodes episodes; a reset allows as many again
+    EXHAUSTED = 4  # it takes no more steps until a reset, because it has finished num_episodes episodes
     NEEDS_RESET = 5  # it was never reset, or was restarted since

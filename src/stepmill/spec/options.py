@@ -13,6 +13,7 @@ from stepmill.spec.choices import BackendName as BackendName
 from stepmill.spec.choices import Context as Context
 from stepmill.spec.choices import EnvState as EnvState
 from stepmill.spec.choices import OnFault as OnFault
+from stepmill.spec.choices import OnFaultName as OnFaultName
 from stepmill.spec.choices import RetryIn as RetryIn
 from stepmill.spec.choices import Seeding as Seeding
 from stepmill.spec.errors import UsageError
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from stepmill.backends.base import Backend
-
-    Fault = OnFault | Literal["raise", "truncate", "replay"]
 
 _MIB = 1 << 20
 _BACKEND_METHODS = ("start", "attach", "call", "revive", "close")
@@ -61,7 +60,7 @@ class Restarts(Record):
 
     _option = "restarts"
 
-    on_raise: Fault | None = choice(None, OnFault)
+    on_raise: OnFault | OnFaultName | None = choice(None, OnFault)
     max_restarts: int = count(10)
     restart_window_s: float = amount(60.0)
     max_env_errors: int = count(100)
@@ -169,7 +168,7 @@ class OptionKeywords(TypedDict, total=False):
     episode_stats: bool | None
     step_timeout_s: float | None
     reset_timeout_s: float | None
-    on_fault: Fault
+    on_fault: OnFault | OnFaultName
     crash_dir: str | os.PathLike[str] | None
     restarts: Restarts | Mapping[str, object]
     resets: Resets | Mapping[str, object]
@@ -250,7 +249,8 @@ class PoolOptions(Record):
         check_ray(self.ray, is_chosen=self.backend is BackendName.RAY, is_forked=self.context is Context.FORK)
         self._check_replay()
         self._check_spares()
-        self._check_recycling()
+        if self.restarts.recycles:
+            self._check_recycling()
 
     def _check_workers(self) -> None:
         if self.num_workers is not None and self.envs_per_worker is not None:
@@ -296,18 +296,15 @@ class PoolOptions(Record):
             )
 
     def _check_recycling(self) -> None:
-        if not self.restarts.recycles:
-            return
+        recycling = "restarts.recycle_after_episodes and restarts.recycle_above_mb need"
         if self.autoreset_mode is AutoresetMode.SAME_STEP and self.on_fault is not OnFault.REPLAY:
             raise UsageError(
-                "restarts.recycle_after_episodes and restarts.recycle_above_mb need on_fault='replay' with autoreset_mode SAME_STEP: you have the "
-                "first observation of the next episode already, so the new process must repeat its reset; give on_fault='replay' "
-                "and seeding='per_episode', or use NEXT_STEP"
+                f"{recycling} on_fault='replay' with autoreset_mode SAME_STEP: you have the first observation of the next episode "
+                "already, so the new process must repeat its reset; give on_fault='replay' and seeding='per_episode', or use NEXT_STEP"
             )
         if self.resets.spare_envs and self.seeding is Seeding.CONTINUE:
             raise UsageError(
-                "restarts.recycle_after_episodes and restarts.recycle_above_mb need seeding='per_episode' or 'fixed' with resets.spare_envs, so that a "
-                "rebuilt env begins the episode that its predecessor would have begun; give one of the two"
+                f"{recycling} seeding='per_episode' or 'fixed' with resets.spare_envs, which begin the episode of their predecessors; give one of the two"
             )
 
 
