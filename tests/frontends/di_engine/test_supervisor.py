@@ -242,6 +242,7 @@ def test_seeds_of_a_supervisor_are_checked(supervise: Any) -> None:
     envs.enable_save_replay("videos")
     envs.launch()
     assert envs.seeds == [[], [(4, "not given")]]
+    assert envs._env_seed == {0: None, 1: 4}  # DI-engine's tests read it
     assert envs.replay_path == ["videos", "videos"]
     envs.reset({0: {}})  # passed over: its replay is being saved
     assert [len(resets) for resets in envs.resets] == [1, 1]

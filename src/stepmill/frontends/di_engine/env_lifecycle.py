@@ -95,6 +95,7 @@ class EnvLifecycle:
     _marks_abnormal = False  # whether an abnormal timestep sets its env to ERROR
     _connect_timeout: float | None = None
     _reset_timeout: float | None = None
+    _forgets_seeds = True  # whether `_env_seed` has only those that were not sent yet
     _attempts_name = "max retries"  # in the text of an error
 
     def __init__(self, env_num: int) -> None:
@@ -123,9 +124,9 @@ class EnvLifecycle:
         client = self._open_client()
         request: dict[str, Any] = {"param": self._param_of(env_id)}
         seed = self._env_seed[env_id]
-        if seed is not None:
+        if seed is not None and (self._forgets_seeds or env_id not in self._last_sent_seed):  # a seed is used once
             self._last_sent_seed[env_id] = (seed, self._env_dynamic_seed)
-            self._env_seed[env_id] = None  # a seed is used once
+            self._env_seed[env_id] = None if self._forgets_seeds else seed
             self._needs_seed.add(env_id)
         if env_id in self._needs_seed and env_id in self._last_sent_seed:
             request["seed"] = self._last_sent_seed[env_id]

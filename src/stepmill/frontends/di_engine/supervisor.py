@@ -84,6 +84,7 @@ class EnvSupervisor(EnvLifecycle, EnvCalls):
 
     NOT_CALLED = settings.NOT_CALLED_BY_SUPERVISOR
     _attempts_name = "max_try"
+    _forgets_seeds = False
 
     def __init__(
         self,
@@ -316,7 +317,10 @@ class EnvSupervisor(EnvLifecycle, EnvCalls):
 
     def seed(self, seed: Mapping[int, int] | list[int] | int, dynamic_seed: bool | None = None) -> None:
         """Set seeds, which are sent with the next reset of each env; the arguments are those of the managers' `seed`."""
-        self._env_seed.update(settings.seeds_by_env(seed, self._env_num, "Invalid seed arguments type"))
+        given = settings.seeds_by_env(seed, self._env_num, "Invalid seed arguments type")
+        self._env_seed.update(given)
+        for env_id in given:
+            self._last_sent_seed.pop(env_id, None)
         self._env_dynamic_seed = dynamic_seed
 
     def enable_save_replay(self, replay_path: Any) -> None:
