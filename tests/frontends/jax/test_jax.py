@@ -59,7 +59,7 @@ class Nested(gymnasium.Env):
 
 def test_steps_inside_jit_are_those_outside(pool_of):
     inside, outside = pool_of([CountingEnv] * 3), pool_of([CountingEnv] * 3)
-    handle, _, _, step = inside.xla()
+    handle, _, _, step = xla(inside)
     first = inside.reset(seed=0).obs
 
     @jax.jit
@@ -128,4 +128,4 @@ def test_what_xla_cannot_hold_is_refused(pool_of):
             self.action_space = gymnasium.spaces.Text(5)
 
     with pytest.raises(UsageError, match="without a fixed size"):
-        pool_of([Text]).xla()
+        xla(pool_of([Text]))
