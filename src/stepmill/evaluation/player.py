@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -92,7 +93,11 @@ class Player:
             seeds[env_id] = self._plan.seed_of(episode_id)
             options[env_id] = self._options(episode_id)
         try:
-            self._pool.reset_async(env_ids=self._waiting, seed=seeds, options=options)
+            with warnings.catch_warnings():
+                warnings.filterwarnings(
+                    "ignore", ".* this reset drops its result", RuntimeWarning
+                )  # of a fault that was counted
+                self._pool.reset_async(env_ids=self._waiting, seed=seeds, options=options)
             self._waiting = []
         except StepmillError as error:
             self._note_refusal(error)
