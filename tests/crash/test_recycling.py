@@ -63,7 +63,7 @@ def play_as_they_come(pool: stepmill.Pool) -> Iterator[Any]:
     seen: dict[int, list[Any]] = {env_id: [] for env_id in range(pool.num_envs)}
     pool.reset(seed=3)
     pool.send(np.arange(pool.num_envs))
-    for _ in range(4 * STEPS):
+    while min(map(len, seen.values())) < STEPS:
         batch = pool.recv(min_envs=2)
         for row, env_id in enumerate(batch.env_id.tolist()):
             seen[env_id].append((batch.obs[row].tolist(), batch.reward[row], batch.terminated[row]))
