@@ -159,6 +159,14 @@ def test_a_module_that_loads_when_it_is_used_is_not_loaded(monkeypatch):
     assert find_differences([{"lazy_one": {}}, {"not_imported": {}}]) == []
 
 
+def test_a_module_that_only_workers_have_imported_causes_no_warning(modules):
+    names = [module.__name__ for module in modules]
+    with mock.patch.dict(sys.modules):
+        for name in names:
+            del sys.modules[name]
+        stepmill.Pool([lambda: import_module(names[1]).Env()] * 2, num_workers=1, backend="process").close()
+
+
 def test_at_most_so_many_names_are_read(monkeypatch, modules):
     settings, _ = modules
     vars(settings).update({f"VALUE_{index}": index for index in range(2 * MAX_ENTRIES)})

@@ -50,7 +50,7 @@ def find_differences(workers: Sequence[Contents]) -> list[str]:
 
 def _differences_of(name: str, reports: Sequence[Mapping[str, Entry]]) -> Iterator[str]:
     names = module_contents.names_of(sys.modules.get(name))
-    ours = dict(module_contents.entries_of(names, module_contents.MAX_ENTRIES))
+    ours = dict(module_contents.entries_of(names, module_contents.MAX_ENTRIES)) if names else {}
     classes = dict.fromkeys(key.partition(".")[0] for key in reports[0] if "." in key)
     for each in classes:
         if each in names and not (_is_class(names[each]) and vars(names[each]).get("__module__") == name):
