@@ -41,7 +41,13 @@ def set_limit(checkout, limit, number):
 
 
 def commit(checkout):
-    git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    settings = (
+        "user.name=a",
+        "user.email=a@b",
+        "commit.gpgsign=false",
+        "maintenance.auto=false",
+    )  # no process that outlives git
+    git = ["git", "-C", str(checkout), *(word for each in settings for word in ("-c", each))]
     subprocess.run([*git, "add", "."], check=True)
     subprocess.run([*git, "commit", "-q", "-m", "a change"], check=True)
 

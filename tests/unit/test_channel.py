@@ -13,6 +13,7 @@ import pytest
 
 from stepmill import _native
 from stepmill.worker.channel import Channel, ChannelClosed
+from stepmill.worker.process_setup import fork
 from tests.harness.hangs import HANG_GUARD_S
 
 BIG = 30_000_000  # bytes, far beyond what a socket holds
@@ -209,12 +210,12 @@ def test_shutting_wakes_who_waits_elsewhere(ends: tuple[Channel, Channel]) -> No
 def test_the_death_of_the_peer_is_seen_though_another_process_holds_its_end() -> None:
     ours, theirs = Channel.pair()
     gate_read, gate_write = os.pipe()
-    holder = os.fork()
+    holder = fork()
     if holder == 0:  # holds a copy of the peer's end for as long as the gate is shut
         os.close(gate_write)
         os.read(gate_read, 1)
         os._exit(0)
-    peer = os.fork()
+    peer = fork()
     if peer == 0:
         signal.pause()
         os._exit(0)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 
-import ale_py
 import gymnasium
 import pytest
 from gymnasium.envs.registration import load_env_creator
 
 import stepmill
 from stepmill.frontends.gymnasium.env_keywords import EnvKeywords
+
+ale_py = pytest.importorskip("ale_py")  # it has no wheels for CPython 3.15
 
 
 @pytest.mark.filterwarnings("ignore")
