@@ -124,7 +124,7 @@ class Pool:
         Args:
             actions: in the structure of the action space, each array [N, ...]; cast within its kind if necessary.
         Returns:
-            N rows in env plan. The row of an exhausted env has reward 0, no flags, and its last observation.
+            N rows in the order of the env ids. The row of an exhausted env has reward 0, no flags, and its last observation.
         Raises:
             UsageError: all envs are exhausted.
         """

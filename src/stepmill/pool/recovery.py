@@ -286,7 +286,7 @@ class Recovery:
         if late is None:
             return self.workers.worker_died_error(worker)
         phase = "reset" if late.was_resetting else "step"
-        return late_error(late.env_id, self.workers.envs_of(worker), phase, self._limits[phase])
+        return late_error(late.env_id, self.workers.envs_of(worker), phase, self._limits[phase], self.policy.death_hint)
 
     def _error_of(self, fault: EnvFailed) -> StepmillError:
         if fault.kind in WORKER_LOST:
