@@ -57,10 +57,7 @@ Decision PoolState::prepare(nb::handle object) {
             if (episode.blob && !envs_[decision.id].begins_episode()) commands_.write_blob(envs_[decision.id].server, episode.blob.ptr());
             break;
         }
-        case Decision::Kind::BEGIN_RESTART:
-            decision.is_recycling = nb::cast<bool>(object.attr("is_recycling"));
-            [[fallthrough]];
-        case Decision::Kind::FAIL_WORKER: decision.is_death = nb::cast<bool>(object.attr("is_death")); break;
+        case Decision::Kind::BEGIN_RESTART: decision.is_recycling = nb::cast<bool>(object.attr("is_recycling")); break;
         case Decision::Kind::SERVE_WORKER:
             decision.pid = number("pid");
             if (reaper_ != nullptr) reaper_->watch(decision.id, nb::cast<int>(object.attr("pidfd")));

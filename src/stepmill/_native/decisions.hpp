@@ -31,7 +31,7 @@ struct Decision {
     std::vector<std::uint32_t> ids;                // the worker's envs, or this env
     std::vector<std::unique_ptr<Replay>> replays;  // for `ids`
     std::vector<std::uint32_t> places;             // of a replay
-    bool is_finished_here = false, is_death = false, is_recycling = false;
+    bool is_finished_here = false, is_recycling = false;
     std::uint32_t pid = 0;
 };
 

@@ -56,6 +56,7 @@ PoolState::PoolState(std::shared_ptr<Slab> slab, nb::dict settings)
       spares_(*slab_, commands_, num_envs_, static_cast<Seeding>(nb::cast<int>(settings["seeding"]))),
       log_(*slab_, action_, num_envs_, nb::cast<bool>(settings["batched"]), nb::cast<std::uint64_t>(settings["log_limit_bytes"])),
       unclaimed_(num_envs_),
+      counted_lives_(num_workers_),
       is_named_(num_envs_),
       autoreset_(static_cast<Autoreset>(nb::cast<int>(settings["autoreset"]))),
       seeding_(static_cast<Seeding>(nb::cast<int>(settings["seeding"]))),

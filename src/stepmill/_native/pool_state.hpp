@@ -197,6 +197,7 @@ class PoolState {
     void mark_faulted(std::uint32_t id);
     void trace_envs(TraceKind kind, const Ids& ids) const;
     void count_fault(std::uint32_t id, std::uint32_t kind);
+    void count_death(std::uint32_t worker);
     nb::object opaque_column(const Ids& ids, int index) const;
     nb::object env_obs(std::uint32_t env_id, nb::handle opaques, bool is_final);
     nb::object gather_rows(const Leaf& leaf, const Ids& ids) const;  // of a leaf with one slot
@@ -227,6 +228,7 @@ class PoolState {
     EpisodeLog log_;
     UnclaimedResults unclaimed_;
     Ids suspended_;                          // by env id
+    Ids counted_lives_;                      // by worker: the number of the life, from 1 on, whose death was counted last
     bool has_news_ = false;                  // since the last drain(true), a replay has paused, or ended during wait_for_event()
     bool waits_for_replays_ = false;         // wait_for_event() runs
     Ids all_, pending_;  // pending: in the order of send, then by env id

@@ -5,6 +5,7 @@
 #define NO_IMPORT_ARRAY
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "pool_state.hpp"
 #include "reaper.hpp"
@@ -28,6 +29,13 @@ void PoolState::count_fault(std::uint32_t id, std::uint32_t kind) {
     ++counts[kind < counts.size() ? kind : static_cast<std::uint32_t>(Fault::BAD_OUTPUT)];
 }
 
+// Counts each death once.
+void PoolState::count_death(std::uint32_t worker) {
+    WorkerControl& control = *slab_->workers[worker];
+    const std::uint32_t life = control.num_restarts.load() + 1;
+    control.num_deaths += std::exchange(counted_lives_[worker], life) != life;
+}
+
 // Everything that Python must decide about, as objects of pool/events.py. Called again, it returns the same events, until a decision
 // moves their envs or workers on. Deaths are read last: the reaper writes a death before the faults of its commands.
 nb::list PoolState::drain(bool acknowledge) {
@@ -42,7 +50,9 @@ nb::list PoolState::drain(bool acknowledge) {
         events.append(event_types_[static_cast<std::size_t>(Event::REPLAY_PAUSED) + static_cast<std::size_t>(replay.event)](id, *envs_[id].ticket, replay.step));
     }
     for (std::uint32_t worker = 0; worker < num_workers_; ++worker) {
-        if (is_dead(worker) && !commands_.is_restarting(worker)) events.append(event_types_[static_cast<std::size_t>(Event::WORKER_DIED)](worker, slab_->workers[worker]->num_restarts.load()));
+        if (!is_dead(worker) || commands_.is_restarting(worker)) continue;
+        count_death(worker);
+        events.append(event_types_[static_cast<std::size_t>(Event::WORKER_DIED)](worker, slab_->workers[worker]->num_restarts.load()));
     }
     if (acknowledge) {  // last: an exception above must not lose what the next wait would return
         is_notified_.store(false, std::memory_order_release);
@@ -320,7 +330,6 @@ void PoolState::add_workers_to_recycle(Ids& found) const {
 // Commands wait until finish_restart(): the old worker may still live, the successor may fail although it serves, and repeated calls
 // come first.
 void PoolState::begin_restart(Decision& decision) {
-    slab_->workers[decision.id]->num_deaths += decision.is_death;
     slab_->workers[decision.id]->num_recycles += decision.is_recycling;
     const bool is_replayed = decision.remedy == Remedy::KEEP;
     commands_.begin_restart(decision.id);
@@ -370,7 +379,6 @@ void PoolState::cancel_restart(Decision& decision) {
 // The worker stays dead, or is restarted for other envs: its idle envs are FAULTED until a reset or revive() restores them, and so are
 // those with a result, once it is received.
 void PoolState::fail_worker(Decision& decision) {
-    slab_->workers[decision.id]->num_deaths += decision.is_death;
     cancel_restart(decision);
     for (const std::uint32_t id : decision.ids) {
         const EnvRecord& env = envs_[id];

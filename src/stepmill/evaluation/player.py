@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -93,11 +92,7 @@ class Player:
             seeds[env_id] = self._plan.seed_of(episode_id)
             options[env_id] = self._options(episode_id)
         try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings(
-                    "ignore", ".* this reset drops its result", RuntimeWarning
-                )  # of a fault that was counted
-                self._pool.reset_async(env_ids=self._waiting, seed=seeds, options=options)
+            self._pool.reset_async(env_ids=self._waiting, seed=seeds, options=options)
             self._waiting = []
         except StepmillError as error:
             self._note_refusal(error)

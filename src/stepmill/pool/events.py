@@ -166,13 +166,11 @@ class BeginRestart(WorkerDecision):
         remedy: of the episodes of its envs. CUT, MASK: those of idle envs, by their next step. KEEP: all are replayed after the restart.
             RAISE: none is lost, because FailWorker came before.
         info: as of Settle, of idle envs.
-        is_death: counts as a death of the worker.
         is_recycling: none of its envs is in an episode, and none of their results is lost.
     """
 
     remedy: Remedy
     info: Mapping[str, str]
-    is_death: bool = False
     is_recycling: bool = False
 
 
@@ -190,12 +188,7 @@ class CancelRestart(WorkerDecision):
 
 @dataclass(frozen=True)
 class FailWorker(WorkerDecision):
-    """The worker stays dead: as CancelRestart, and its envs are FAULTED, those with a result once it is received.
-
-    `is_death`: counts as a death of the worker.
-    """
-
-    is_death: bool = False
+    """The worker stays dead: as CancelRestart, and its envs are FAULTED, those with a result once it is received."""
 
 
 Decision = EnvDecision | MarkNew | WorkerDecision

@@ -51,10 +51,11 @@ class PoolWait:
 
     def try_send(self, command: Callable[[], object]) -> bool:
         """Do the same without repeating it; return whether the command was sent."""
-        if self._recovery.faults:  # an interrupt has kept them back
-            self._recovery.raise_errors()
         try:
             command()
+        except UsageError:
+            self._recovery.raise_errors()  # an interrupt has kept them back, and they may be why the command is refused
+            raise
         except _native.DeadWorkers as found:
             with defer_signals():
                 self._recovery.handle_dead_workers(found.args[0])
@@ -102,8 +103,12 @@ class PoolWait:
         warn_user()
 
         def wait(slice_s: float | None) -> int:
-            num_left = least - len(self.known_faults()) if least else self._state.num_pending()
-            return self._wait_at_most(num_left, slice_s) if num_left > 0 else READY
+            known = self.known_faults()
+            num_left = least - len(known) if least else self._state.num_pending()
+            if num_left > 0:
+                return self._wait_at_most(num_left, slice_s)
+            # Commands that were lost in a death have its fault, too, which is returned once.
+            return self._state.wait(slice_s, env_ids=[env_id for env_id, fault in known.items() if fault.is_loss])
 
         is_there = self._pump.run(wait, timeout_s if least else 0.0, warn_user)
         if is_there and 0 < least < most and linger_s and not self.known_faults():
@@ -123,7 +128,7 @@ class PoolWait:
         def wait_and_drop(slice_s: float | None) -> int:
             outcome = self._state.wait(slice_s, env_ids=env_ids)
             for fault in self._state.drain(acknowledge=False) if outcome == FAULT else ():
-                if isinstance(fault, EnvFailed) and fault.env_id in env_ids:
+                if isinstance(fault, EnvFailed) and fault.env_id in env_ids and not self._recovery.is_known_loss(fault):
                     warn(f"{describe_fault(fault)}; this reset drops its result")
             self._state.discard_results(env_ids)
             return outcome

@@ -338,6 +338,12 @@ class Recovery:
         workers.plan_restart(restart, cause, before=workers.end_gently(worker))
         self.carry_out([restart])
 
+    def is_known_loss(self, fault: EnvFailed) -> bool:
+        """Whether a command was lost in a death that was raised, or whose envs the user revives."""
+        is_gone = self.workers.view_of(fault.env_id).phase == "GONE"
+        is_reported = self.workers.records[fault.worker].state is WorkerState.DEAD_REPORTED
+        return fault.kind in WORKER_LOST and (is_gone or is_reported)
+
     def handle_death(self, worker: int) -> None:
         """Handle the death of a worker that no command has met."""
         self.carry_out(self.decide_death(worker))
