@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.envs.pettingzoo import StackedAgents
-from tests.harness.foreign_envs import Catch, NewerCounter, OldCounter, Pair, Seedless, Tag
+from tests.harness.foreign_envs import Catch, NewerCounter, OldCounter, Pair, Seedless, StackedAgents, Tag
 from tests.harness.pools import make_pool
 
 

@@ -9,10 +9,9 @@ import pytest
 from gymnasium import spaces
 
 import stepmill
-from stepmill.envs.pettingzoo import StackedAgents
 from stepmill.envs.ragged import AgentSlots, RaggedEnv
 from tests.harness.agents import Agents
-from tests.harness.foreign_envs import Tag
+from tests.harness.foreign_envs import StackedAgents, Tag
 from tests.harness.pools import counting_envs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from gymnasium import spaces
 
 dm_env = pytest.importorskip("dm_env")  # these two have no wheels for CPython 3.15
 ParallelEnv = pytest.importorskip("pettingzoo").ParallelEnv
+StackedAgents = import_module("stepmill.envs.pettingzoo").StackedAgents
 specs = dm_env.specs
 
 

@@ -11,10 +11,13 @@ from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
+import gymnasium
 import pytest
+from gymnasium.envs.toy_text import frozen_lake
 
 import stepmill
-from stepmill.worker.module_contents import MAX_ENTRIES, find_differences, read_contents
+from stepmill.backends.module_differences import find_differences
+from stepmill.worker.module_contents import MAX_ENTRIES, read_contents
 from tests.harness.scripts import run_file
 
 _NUMBERS = itertools.count()
@@ -156,6 +159,14 @@ def test_a_module_that_loads_when_it_is_used_is_not_loaded(monkeypatch):
     assert find_differences([{"lazy_one": {}}, {"not_imported": {}}]) == []
 
 
+def test_a_module_that_only_workers_have_imported_causes_no_warning(modules):
+    names = [module.__name__ for module in modules]
+    with mock.patch.dict(sys.modules):
+        for name in names:
+            del sys.modules[name]
+        stepmill.Pool([lambda: import_module(names[1]).Env()] * 2, num_workers=1, backend="process").close()
+
+
 def test_at_most_so_many_names_are_read(monkeypatch, modules):
     settings, _ = modules
     vars(settings).update({f"VALUE_{index}": index for index in range(2 * MAX_ENTRIES)})
@@ -179,3 +190,85 @@ def test_workers_find_the_modules_of_a_notebook_that_has_changed_its_folder(tmp_
     )
     finished: subprocess.CompletedProcess[str] = run_file(tmp_path / "notebook.py")
     assert finished.stdout == "[20.0, 20.0]\n", finished.stderr
+
+
+# ---- packages: the modules that define the classes of envs ----------------------------------------------------------------
+
+_LAKE = "gymnasium.envs.toy_text.frozen_lake"
+
+
+def _make_lake() -> gymnasium.Env:
+    return gymnasium.make("FrozenLake-v1")
+
+
+def _start_lakes(env_fn=_make_lake, **workers: object) -> None:
+    options = stepmill.PoolOptions(context="forkserver", workers=workers)
+    stepmill.Pool([env_fn] * 2, num_workers=2, backend="process", options=options).close()
+
+
+def _other(self, *args, **kwargs):
+    raise AssertionError("only workers have envs, and they have the package's own code")
+
+
+class _Lake(frozen_lake.FrozenLakeEnv):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("holder", "name", "value", "text"),
+    [
+        (
+            frozen_lake.FrozenLakeEnv,
+            "step",
+            _other,
+            rf"{_LAKE}\.FrozenLakeEnv\.step \(the function _other in the program, ",
+        ),
+        (frozen_lake.FrozenLakeEnv, "step", mock.Mock(), r"FrozenLakeEnv\.step \(a Mock in the program, "),
+        (gymnasium.wrappers.TimeLimit, "step", _other, r"gymnasium\.wrappers\.common\.TimeLimit\.step \("),
+        (gymnasium.Env, "close", _other, r"gymnasium\.core\.Env\.close \("),
+        (
+            gymnasium,
+            "make",
+            _other,
+            r"gymnasium\.make \(the function _other in the program, the function make in the",
+        ),
+        (
+            gymnasium.Wrapper,
+            "added",
+            _other,
+            r"Wrapper\.added \(the function _other in the program, nothing in the workers",
+        ),
+        (
+            frozen_lake,
+            "FrozenLakeEnv",
+            _Lake,
+            rf"{_LAKE}\.FrozenLakeEnv \(_Lake in the program, the class FrozenLakeEnv",
+        ),
+        (frozen_lake, "LEFT", 7, rf"{_LAKE}\.LEFT \(7 in the program, 0 in the workers\)"),
+    ],
+    ids=["method", "mock", "wrapper", "base", "make", "added", "class", "constant"],
+)
+def test_what_was_patched_in_the_package_of_an_env_is_named(monkeypatch, holder, name, value, text):
+    monkeypatch.setattr(holder, name, value, raising=False)
+    with pytest.warns(RuntimeWarning, match=text):
+        _start_lakes()
+
+
+def test_what_an_env_changes_in_its_package_causes_no_warning():
+    def make_changed_lake():
+        frozen_lake.LEFT = 7
+        frozen_lake.FrozenLakeEnv.render = _other
+        return gymnasium.make("FrozenLake-v1")
+
+    _start_lakes(make_changed_lake)
+
+
+def test_what_workers_init_changes_in_a_package_causes_no_warning():
+    def change():
+        frozen_lake.LEFT = 7
+
+    _start_lakes(init=change)
+
+
+def test_an_env_without_attributes_has_no_further_layer():
+    assert read_contents(envs=[object()]) == read_contents()

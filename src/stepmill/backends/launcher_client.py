@@ -31,7 +31,6 @@ from stepmill.spec.errors import (
     join_errors,
     signal_name,
 )
-from stepmill.spec.notices import warn
 from stepmill.spec.options import Context
 from stepmill.worker import launcher
 from stepmill.worker.build_progress import IN_WORKER_INIT
@@ -52,12 +51,10 @@ from stepmill.worker.messages import (
     dump,
     load,
 )
-from stepmill.worker.module_contents import find_differences
 from stepmill.worker.process_setup import block_signals, fork, worker_environ
 from stepmill.worker.signals import allow_signals, defer_signals
 
 _EXIT_CODE_S = 0.5
-_MAX_DIFFERENCES = 5  # named in a warning
 
 
 class LauncherClient:
@@ -329,17 +326,3 @@ def read_report(link: WorkerLink, specs: dict[bytes, EnvSpec]) -> WorkerReport:
     return WorkerReport(
         link.plan.worker, link.setup_result.pid, tuple(distinct[index] for index in link.setup_result.spec_indices)
     )
-
-
-def warn_of_changed_modules(links: Sequence[WorkerLink]) -> None:
-    """Warn if the user's modules in workers that have built their envs differ from those of this program."""
-    found = find_differences([link.setup_result.modules for link in links if isinstance(link.setup_result, Ready)])
-    if found:
-        shown = ", ".join(map(str, found[:_MAX_DIFFERENCES]))
-        more = f", and {len(found) - _MAX_DIFFERENCES} more" if len(found) > _MAX_DIFFERENCES else ""
-        with allow_signals():  # a filter may raise the warning, or call code of the user
-            warn(
-                f"what this program has changed in modules does not reach the workers, which import them themselves: {shown}{more}; "
-                "pass values to the function that makes an env, make the changes in a function that workers call first "
-                "(workers={'init': ...}), or use context='fork'"
-            )

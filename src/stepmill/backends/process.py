@@ -29,8 +29,8 @@ from stepmill.backends.launcher_client import (
     LauncherClient,
     read_report,
     wait_setup,
-    warn_of_changed_modules,
 )
+from stepmill.backends.module_differences import warn_of_changed_modules
 from stepmill.backends.start_progress import StartProgress
 from stepmill.backends.starter_client import prepare_starter
 from stepmill.backends.worker_link import WorkerLink
@@ -48,6 +48,7 @@ from stepmill.worker.messages import (
     Build,
     Outcome,
     PackedPlan,
+    Ready,
     Request,
     RequestKind,
     Value,
@@ -100,7 +101,8 @@ class ProcessBackend:
                 if not self._links:
                     self._start_workers(plans)
                 reports = self._wait_built(self._links)
-                warn_of_changed_modules(self._links)
+                results = [link.setup_result for link in self._links]
+                warn_of_changed_modules([each.modules for each in results if isinstance(each, Ready)])
                 return reports
         finally:
             self._progress.close()

@@ -223,7 +223,8 @@ def _load_and_build(message: Build, begin: Callable[[int | None], None]) -> tupl
 
     built = build_envs(plan, on_begin=begin_env)
     if not built.faults:  # an env may have imported more; what it has changed itself is no difference
-        modules.update(module_contents.read_contents(modules))
+        envs = built.envs if packed.plan.init is None else ()  # a function of the user may change packages on purpose
+        modules.update(module_contents.read_contents(modules, envs))
     return built, modules
 
 

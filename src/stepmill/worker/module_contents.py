@@ -1,12 +1,13 @@
-"""Compares the user's modules in a worker with those of the learner's program.
+"""Reads the content of modules in a worker, to compare it with that of the learner's program.
 
 A fresh worker imports modules itself. What the program changed in a module after the import, such as `config.LIMIT = 99` or a
 patched method, is not in the worker.
 
-    worker   read_contents() ──► Ready ──► learner   find_differences()
+    worker   read_contents() ──► Ready ──► learner   backends/module_differences.py
 
-Only modules that the worker has imported are compared, and nothing is imported for it. Modules of the standard library and of
-installed packages are left out, as are names that begin with an underscore, since modules use these for caches and flags.
+Only modules that the worker has imported are compared, and nothing is imported for it: all of the user's, and of installed packages
+those that define the classes of the envs. Of these only code and constants, in capitals, are compared, because packages may change
+other values while they are used, as any module may change names that begin with an underscore.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ import os
 import site
 import sys
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib.machinery import SourceFileLoader
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple, cast
@@ -33,7 +33,7 @@ _PATHS = (
     "PurePosixPath",
 )  # by name: an env may need no pathlib, whose import takes 2 % of the start of a starter
 _CONTAINERS = (tuple, list, dict, set, frozenset)
-_FUNCTIONS = (FunctionType, classmethod, staticmethod)
+_MAX_WRAPPERS = 30
 _OWN_PACKAGE = __name__.partition(".")[0]
 
 
@@ -47,30 +47,40 @@ class Entry(NamedTuple):
 Contents = Mapping[str, Mapping[str, Entry]]  # by module and name; a name may be "Class.attribute"
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A name whose content in the workers differs from that in the program."""
+def read_contents(left_out: Collection[str] = (), envs: Iterable[object] = ()) -> dict[str, dict[str, Entry]]:
+    """Return the contents of the user's modules that this process has imported, except those of the names `left_out`.
 
-    name: str
-    in_program: str
-    in_workers: str
-
-    def __str__(self) -> str:
-        if self.in_program == self.in_workers:
-            return f"{self.name} (other code or content)"
-        return f"{self.name} ({self.in_program} in the program, {self.in_workers} in the workers)"
-
-
-def read_contents(left_out: Collection[str] = ()) -> dict[str, dict[str, Entry]]:
-    """Return the contents of the user's modules that this process has imported, except those of the names `left_out`."""
+    Also of the packages' modules that define the classes of `envs`, of their wrappers and of the bases of these.
+    """
     contents: dict[str, dict[str, Entry]] = {}
     num_left = MAX_ENTRIES
-    for name, module in list(sys.modules.items()):
-        names = names_of(module)
-        if name not in left_out and num_left > 0 and _is_users(name, names):
-            contents[name] = {key: entry for key, entry in _entries(names, num_left) if entry is not None}
+    found = [name for name, module in list(sys.modules.items()) if is_users(name, names_of(module))]
+    for name in dict.fromkeys((*found, *_packages_of(envs))):
+        if name not in left_out and num_left > 0:
+            entries = entries_of(names_of(sys.modules.get(name)), num_left)
+            contents[name] = {key: entry for key, entry in entries if entry is not None}
             num_left -= len(contents[name])
     return contents
+
+
+def _packages_of(envs: Iterable[object]) -> Iterator[str]:
+    """Yield the names of installed packages and of their modules that define the classes of envs, of wrappers and of bases."""
+    layers = dict.fromkeys(type(layer) for env in envs for layer in _layers_of(env))
+    for each in dict.fromkeys(base for layer in layers for base in layer.__mro__):
+        name = vars(each).get("__module__")
+        if type(name) is str and _has_source(name, names_of(sys.modules.get(name))):
+            yield from (name, name.partition(".")[0])  # the package has functions such as gymnasium.make
+
+
+def _layers_of(env: object) -> Iterator[object]:
+    """Yield an env and the envs that it wraps, without running their code."""
+    for _ in range(_MAX_WRAPPERS):
+        yield env
+        try:
+            attributes = object.__getattribute__(env, "__dict__")
+        except AttributeError:
+            return
+        env = attributes.get("env", attributes.get("_env"))
 
 
 def unchanged(contents: Contents, before: Contents) -> dict[str, dict[str, Entry]]:
@@ -81,30 +91,6 @@ def unchanged(contents: Contents, before: Contents) -> dict[str, dict[str, Entry
     }
 
 
-def find_differences(workers: Sequence[Contents]) -> list[Difference]:
-    """Return what differs between the modules of this process and those of all workers that have imported them.
-
-    A name that differs between two workers, such as the time of the import, is left out.
-    """
-    modules = dict.fromkeys(name for contents in workers for name in contents)
-    return [
-        each
-        for name in modules
-        for each in _differences_of(name, [contents[name] for contents in workers if name in contents])
-    ]
-
-
-def _differences_of(name: str, reports: Sequence[Mapping[str, Entry]]) -> Iterator[Difference]:
-    names = names_of(sys.modules.get(name))
-    ours = dict(_entries(names, MAX_ENTRIES))
-    for key, entry in reports[0].items():
-        if key not in ours or any(report.get(key) != entry for report in reports):
-            continue
-        own = ours[key] or _entry_of_other_kind(names, key, entry)
-        if own is not None and own != entry:
-            yield Difference(f"{name}.{key}", own.text, entry.text)
-
-
 def names_of(module: object) -> dict[str, Any]:
     """Return the names of a module without running its code: modules may load themselves when an attribute is read."""
     if not issubclass(type(module), ModuleType):
@@ -113,21 +99,18 @@ def names_of(module: object) -> dict[str, Any]:
     return found
 
 
-def _entry_of_other_kind(names: Mapping[str, Any], key: str, entry: Entry) -> Entry | None:
-    """Return the entry of what cannot be compared here, but could in the workers; None if they agree."""
-    first, _, attribute = key.partition(".")
-    value = vars(names[first])[attribute] if attribute else names[first]
-    # Code may have been rewritten at the import, by pytest for one; None is often a cache that is filled later.
-    is_expected = type(value) in _FUNCTIONS or entry.text == "None"
-    return None if is_expected else Entry(0, f"a {type(value).__name__}")
-
-
-def _is_users(name: str, names: Mapping[str, object]) -> bool:
+def is_users(name: str, names: Mapping[str, object]) -> bool:
     """Whether a module is the user's own: it has a source file outside the folders of Python and of installed packages."""
+    path = str(names.get("__file__"))
+    return _has_source(name, names) and "site-packages" not in path and not path.startswith(_installed_folders())
+
+
+def _has_source(name: str, names: Mapping[str, object]) -> bool:
+    """Whether a module comes from a file of the user or of an installed package, and not of Python or stepmill."""
     path = names.get("__file__")
     if type(path) is not str or name == "__main__" or name.partition(".")[0] == _OWN_PACKAGE:
         return False
-    return "site-packages" not in path and not path.startswith(_installed_folders())
+    return "site-packages" in path or not path.startswith(_installed_folders()[0])
 
 
 @functools.cache
@@ -137,16 +120,18 @@ def _installed_folders() -> tuple[str, ...]:
     return (os.path.dirname(os.__file__), *extensions, *getattr(site, "getsitepackages", list)(), "<")
 
 
-def _entries(names: Mapping[str, Any], limit: int) -> Iterator[tuple[str, Entry | None]]:
+def entries_of(names: Mapping[str, Any], limit: int) -> Iterator[tuple[str, Entry | None]]:
     """Yield the names of a module with their contents; None is content that cannot be compared."""
     has_plain_code = type(names.get("__loader__")) is SourceFileLoader  # pytest, for one, rewrites code
-    yield "__file__", _plain_entry(names.get("__file__"))
+    is_own = is_users(str(names.get("__name__")), names)
+    yield "__file__", plain_entry(names.get("__file__"))
     for name, value in itertools.islice(_names_and_attributes(names), limit):
-        code = _code_of(value)
+        code = code_of(value)
         if code is not None:
             yield name, Entry(_code_checksum(code), f"the function {code.__qualname__}") if has_plain_code else None
         else:
-            yield name, None if name.rpartition(".")[2].startswith("_") else _plain_entry(value)
+            is_compared = not name.rpartition(".")[2].startswith("_") and (is_own or name.isupper())
+            yield name, plain_entry(value) if is_compared else None
 
 
 def _names_and_attributes(names: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
@@ -157,12 +142,12 @@ def _names_and_attributes(names: Mapping[str, Any]) -> Iterator[tuple[str, objec
             yield name, value
 
 
-def _code_of(value: object) -> FunctionType | None:
+def code_of(value: object) -> FunctionType | None:
     inner = value.__func__ if type(value) in (classmethod, staticmethod) else value  # type: ignore[attr-defined]
     return inner if type(inner) is FunctionType else None
 
 
-def _plain_entry(value: object) -> Entry | None:
+def plain_entry(value: object) -> Entry | None:
     text = _plain_text(value)
     if text is None:
         return None
