@@ -69,6 +69,7 @@ check-pyright:
 	$(BIN)/basedpyright
 check-imports:
 	$(BIN)/lint-imports
+	$(PY) scripts/check_floors.py
 check-sizes:
 	$(PY) scripts/check_sizes.py
 check-budget:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Remedy(IntEnum):
-    """What becomes of the episode of an env that has a fault, or whose object is lost; the numbers are those of `_native/env_table.hpp`.
+    """What becomes of the episode of an env that has a fault, or whose object is lost; the numbers are those of `env_table.hpp`.
 
     RAISE: it is lost, the fault is about to be raised, and the env is FAULTED.
     CUT: it ends; the result says so. A command that begins an episode is given again, and loses none.
@@ -29,7 +29,7 @@ class Remedy(IntEnum):
 
 
 class FaultKind(IntEnum):
-    """Why a command has no valid result; the numbers are those of `_native/protocol.hpp`."""
+    """Why a command has no valid result; the numbers are those of `_native/shared/protocol.hpp`."""
 
     RAISED = 1
     BAD_OUTPUT = 2

@@ -1,6 +1,6 @@
 """Reads the counters of a pool from its slab, in the learner or in another process that attaches.
 
-The counters are C++ structures (`_native/statistics.hpp`, `protocol.hpp`), whose offsets native code returns. The slab has a
+The counters are C++ structures (`_native/shared/statistics.hpp`, `protocol.hpp`), whose offsets native code returns. The slab has a
 description, as JSON, of where they lie (`describe`), and the pool words at its begin say where the description is.
 """
 

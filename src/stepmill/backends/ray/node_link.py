@@ -35,7 +35,7 @@ from stepmill.worker.signals import allow_signals
 
 MAX_IN_FLIGHT = 3  # exchanges: one waits on the node for results, the others are being transferred
 IDLE_S = 0.25  # an idle node is asked this often whether workers have died
-EAGER_WORD = 2  # index of `is_eager` in a message of commands, as 32-bit words (_native/relay_message.hpp)
+EAGER_WORD = 2  # index of `is_eager` in a message of commands, as 32-bit words (_native/relay/relay_message.hpp)
 
 Callback = Callable[[], None]
 
