@@ -89,6 +89,11 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         freeze_what_stays()
 
 
+def pytest_unconfigure() -> None:
+    # What a failed test has left would never be collected, and the native module would report all of it as leaked.
+    gc.unfreeze()
+
+
 def freeze_what_stays() -> None:
     """Leave tests and modules out of garbage collections: tests that collect garbage wait for them, and forks copy their pages."""
     gc.collect()

@@ -172,7 +172,7 @@ LOADER = """
             assert "belongs to the process that made it" in queue.get()
         if end == "is killed":
             loader.kill()
-        loader.join(20)
+        loader.join(60)
         assert loader.exitcode in (0, -9), loader.exitcode
         assert data.pool.step([2, 3]).reward.tolist() == [2.0, 3.0]
     del data

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 import pytest
 
 from stepmill.observe.compare import text_bars
+from tests.harness.commands import run_command
 from tests.harness.hangs import HANG_GUARD_S
 
 COMMAND = [sys.executable, "-m", "stepmill", "bench"]
@@ -20,9 +21,7 @@ ENGINES = {"stepmill serial", "stepmill process", "gymnasium AsyncVectorEnv", "g
 
 
 def run_bench(*arguments, cwd):
-    return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, timeout=HANG_GUARD_S, cwd=cwd, check=False
-    )
+    return run_command("bench", *arguments, cwd=cwd)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 
 from stepmill.observe.video import VideoFile, tile
 from stepmill.spec.errors import UsageError
+from tests.harness.commands import run_command
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.terminals import read_terminal
 
@@ -94,8 +95,7 @@ def test_a_video_that_cannot_be_written_is_an_error(tmp_path):
 
 def run_env(*arguments, cwd):
     (cwd / "my_envs.py").write_text(MY_ENVS)
-    command = [sys.executable, "-m", "stepmill", "run", *arguments, "--steps", "30", "--num-envs", "3"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_GUARD_S, cwd=cwd, check=False)
+    return run_command("run", *arguments, "--steps", "30", "--num-envs", "3", cwd=cwd)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from stepmill.spec.errors import UsageError
 from stepmill.testing.gates import Gate
 from tests.frontends.di_engine.envs import ding_envs
 from tests.frontends.di_engine.test_faults import launched
+from tests.harness.hangs import HANG_GUARD_S
 
 MakeManager = Callable[..., Any]
 
@@ -77,7 +78,7 @@ def test_workers_end_with_the_program_that_made_them() -> None:
     pids = [int(each) for each in os.read(read, 1000).split()]
     os.close(read)
     assert len(pids) == 2
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG_GUARD_S
     while any(is_alive(each) for each in pids):
         assert time.monotonic() < deadline
 
