@@ -105,6 +105,7 @@ Event = EnvFailed | ReplayPaused | WorkerDied
 
 
 # ---- decisions ---------------------------------------------------------------------------------------------------------
+# `PoolState.apply` commits each with the method of its name (decisions.cpp), Replay with begin_replay, ServeWorker with finish_restart.
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
     begin ─► calls before the episode ─► Replay ─► ReplayAt: calls after this step ─► ... ─► ReplayPlayed ─► ContinueReplay
                                             └─► ReplayDiffers, ReplayFailed: play again, or Settle(CUT)
 
-The core plays the log of an episode by itself, and finishes a replay without calls. No method waits, and none calls `apply`. A worker handles
-requests in the order in which they were posted, between the commands of the core: calls that precede a command are posted before
-its decision is applied. Whether they raised as before is compared after the log was played.
+The core plays the log of an episode by itself (`replay.cpp`). It also finishes a replay in which no calls are repeated; Python then sees
+none of these events. No method waits, and none calls `apply`. A worker handles requests in the order in which they were posted, between
+the commands of the core: calls that precede a command are posted before its decision is applied. Whether they raised as before is compared after the log was played.
 """
 
 from __future__ import annotations
