@@ -180,7 +180,7 @@ LOADER = """
 """
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow), "spawn"])
 def test_forked_loaders_that_inherit_a_pool_do_it_no_harm(context: str):
     done = run_source(LOADER.format(context=context))
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

@@ -332,6 +332,17 @@ def test_ctrl_c_while_the_envs_start_leaves_nothing():
     assert members_of(process.pid) == []
 
 
+def test_ctrl_c_while_a_dataclass_is_made_ends_with_130_too(here):
+    (here / "interrupted.py").write_text(
+        "import sys\n"
+        "from stepmill.observe import cli, commands\n"
+        "commands.dispatch = lambda arguments: exec('raise KeyboardInterrupt')\n"
+        "sys.exit(cli.main([]))\n"
+    )
+    done = subprocess.run([sys.executable, "-m", "interrupted"], cwd=here, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "stepmill: interrupted\n")
+
+
 def test_sigterm_closes_the_pool():
     process = start_cli("run", "CartPole-v1", "--seconds", "60", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     read_until(process.stdout, "env-steps/s")
