@@ -155,7 +155,8 @@ def test_a_pool_raises_what_is_missing_if_it_is_to_raise(ray_cluster, machine):
 
 
 def test_workers_need_their_custom_resources_wherever_they_run(ray_cluster, machine):
-    with added_machine(ray_cluster) as other, make_pool(num_nodes=2, resources={"third": 1}) as pool:
+    resources = {"CPU": NODE_CPUS, "third": 1}
+    with added_machine(ray_cluster) as other, make_pool(num_nodes=2, resources=resources) as pool:
         _, lost = lose(ray_cluster, machine, pool)
         with recorded() as caught:
             batch = pool.step(np.zeros(N, int))
