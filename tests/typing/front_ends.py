@@ -42,9 +42,10 @@ def vector_env() -> None:
 
 
 def make_vec(own: dict[str, Any]) -> None:
-    stepmill.make_vec("CartPole-v1", 4, "async", sutton_barto_reward=True, max_episode_steps=3, render_mode=None)
-    stepmill.make_vec("HalfCheetah-v5", 4, ctrl_cost_weight=0.2, backend="process", crash_dir="crashes")
-    stepmill.make_vec("ALE/Pong-v5", 4, frameskip=1, num_workers=2)
+    stepmill.make_vec(
+        "CartPole-v1", 4, "async", max_episode_steps=3, render_mode=None, env_kwargs={"sutton_barto_reward": True}
+    )
+    stepmill.make_vec("HalfCheetah-v5", 4, backend="process", crash_dir="crashes")
     stepmill.make_vec("Mine-v0", 4, env_kwargs={"size": 3}, vector_kwargs={"copy": True}, **own)
     stepmill.make_vec("CartPole-v1", 4, num_worker=2)  # type: ignore[call-arg]
     stepmill.make_vec("CartPole-v1", 4, backend="proces")  # type: ignore[arg-type]

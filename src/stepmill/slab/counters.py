@@ -24,7 +24,6 @@ from stepmill._version import __version__
 from stepmill.spec.errors import EngineBug
 from stepmill.spec.stats import NS, Durations, LearnerStats, PoolStats, WorkerStats
 
-NO_SERVER = 0xFFFFFFFF
 NUMBER, WORD = "<u8", "<u4"
 HEADER_BYTES = 64
 

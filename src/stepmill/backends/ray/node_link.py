@@ -113,7 +113,7 @@ class NodeLink:
         except ray.exceptions.GetTimeoutError as exc:
             raise EnvTimeout(
                 f"node {self.node} did not answer within {timeout_s or 0.0:g} s; the cluster may lack free CPUs (`ray status` "
-                "shows them): use fewer workers or nodes, or set num_cpus of RayOptions",
+                "shows them): use fewer workers or nodes, or give ray={'resources': {'CPU': ...}}",
                 phase="construct",
                 timeout_s=timeout_s or 0.0,
             ) from exc
