@@ -385,7 +385,9 @@ def receive_everywhere(pool: stepmill.Pool, send: Callable[[], None], results: l
         pool.reset()
         send()
         calls: list[stepmill.Received] = []
-        is_interrupted = LineInterrupt(place, FILES, ("_collect_with_faults", "receive")).call(
+        is_interrupted = LineInterrupt(
+            place, FILES, ("wait_and_collect", "_collect_with_faults", "_collect", "receive")
+        ).call(
             lambda calls=calls: calls.append(pool.receive(NUM_ENVS))  # type: ignore[misc]
         )
         assert is_interrupted == (not calls)

@@ -52,7 +52,7 @@ class Recovery:
 
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
         self.workers = WorkerSupervisor(plans, backend, options)
-        self.crash_reporter = CrashReporter(plans, backend, options)
+        self.crash_reporter = CrashReporter(self.workers, backend, options)
         self.faults: list[EnvFault] = []  # raised or returned by the next call that can
         # By env: raised, but not by a call that receives; `receive` returns them, too.
         self.raised: dict[int, EnvFault] = {}
@@ -70,7 +70,7 @@ class Recovery:
             backend,
             options,
             after_apply=self._after_apply,
-            on_reset_repeated=self._attempts.record_retry,
+            on_reset_repeated=self._record_retry,
             warn=self.notices.append,
         )
         self.workers.repeats_settings = self.replays.log.is_whole
@@ -94,6 +94,8 @@ class Recovery:
         if decisions:
             self.workers.state.apply(decisions)
         for decision in decisions:
+            if isinstance(decision, (BeginRestart, FailWorker)):
+                self.replays.drop(decision.worker)
             if isinstance(decision, BeginRestart):
                 self.workers.start_restart(decision.worker)
         while self._after_apply:
@@ -111,7 +113,7 @@ class Recovery:
             info = fault_info("died", record.error or self.workers.worker_died_error(worker))
             for view in views:
                 if view.is_suspended:
-                    decisions += self.replays.begin(view, info or {}, is_new=True)
+                    decisions += self.replays.begin(view, info, is_new=True)
         return decisions
 
     def _advance_replays(self, events: Sequence[Event]) -> list[Decision]:
@@ -171,7 +173,6 @@ class Recovery:
                 elif policy.replays:
                     self._record_failure_of_running_env(worker, error)
                 delay_s = delay or 0.0
-            self.replays.drop(self.workers.views_of(worker))
         decisions = policy.worker_died(Death(worker, record.generation, faults, error, is_new, is_dead))
         lost = self.workers.envs_of(worker) if is_new or not faults else [fault.env_id for fault in faults]
         # The error of a constructor names one env, but all envs of the worker are lost.
@@ -209,9 +210,9 @@ class Recovery:
             self._add_fault(RAISE, fault.kind, errors, worker, [fault.env_id])
         if not retried:
             return decisions
+        self._after_apply += [partial(self._record_retry, fault.env_id) for fault in retried]
         error = self._error_of(retried[0])
         restart = self.policy.restart(Death(worker, record.generation, retried, error, is_new=True, is_dead=False))
-        self._after_apply += [partial(self._record_retry, fault.env_id) for fault in retried]
         return decisions + self._follow(restart, error, {}, self._attempts.wait_s, settled=settled)
 
     def _record_retry(self, env_id: int) -> None:
@@ -241,7 +242,6 @@ class Recovery:
         for decision in tuple(decisions):
             if isinstance(decision, BeginRestart):
                 worker, before = decision.worker, None
-                self.replays.drop(self.workers.views_of(worker))
                 if decision.remedy is Remedy.KEEP:
                     before = self.replays.wait_for_calls(worker)
                     (set() if settled is None else settled).update(self.workers.envs_of(worker))
@@ -331,7 +331,6 @@ class Recovery:
         workers, replays = self.workers, self.replays
         remedy = Remedy.KEEP if self._repeats_resets else Remedy.CUT
         restart = BeginRestart(worker, workers.records[worker].generation, remedy, {}, is_recycling=True)
-        replays.drop(workers.views_of(worker))
         if replays.is_on and not self._repeats_resets:
             replays.restart_log(worker)
         cause = worker_died_error(worker, workers.envs_of(worker), None, hint="", cause="was recycled")

@@ -130,13 +130,11 @@ class Revival:
         workers, replays = self.workers, self.recovery.replays
         workers.check_restartable(worker)
         generation = workers.records[worker].generation
-        faults = [event for event in self.workers.state.drain(acknowledge=False) if isinstance(event, EnvFailed)]
         marks = [
             Settle(each.env_id, each.ticket, Remedy.RAISE, {})
-            for each in faults
-            if each.worker == worker and each.env_id in env_ids
+            for each in workers.state.drain(acknowledge=False)
+            if isinstance(each, EnvFailed) and each.worker == worker and each.env_id in env_ids
         ]
-        replays.drop(workers.views_of(worker))
         if replays.is_on:
             replays.restart_log(worker)
         restart = BeginRestart(worker, generation, Remedy.RAISE, {})
