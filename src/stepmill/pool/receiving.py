@@ -95,12 +95,8 @@ class PoolWait:
         warn_user()
 
         def wait(slice_s: float | None) -> int:
-            known = self.known_faults()
-            num_left = least - len(known) if least else self._state.num_pending()
-            if num_left > 0:
-                return self._wait_at_most(num_left, slice_s)
-            # Commands that were lost in a death have its fault, too, which is returned once.
-            return self._state.wait(slice_s, env_ids=[env_id for env_id, fault in known.items() if fault.is_loss])
+            num_left = least - len(self.known_faults()) if least else self._state.num_pending()
+            return self._wait_at_most(num_left, slice_s) if num_left > 0 else READY
 
         is_there = self._pump.run(wait, timeout_s if least else 0.0, warn_user)
         if is_there and 0 < least < most and linger_s and not self.known_faults():

@@ -3,7 +3,7 @@
     a wait ends with FAULT or EVENT ─► handle: drain ─► finished restarts, paused replays, failed envs, dead workers
                                                      ─► decisions of policies ─► apply ─► restarts, calls, errors, warnings
 
-Per `handle` there is one `drain` and one `apply`. Only counts, errors and records of workers change between the two.
+Per `handle` there is one `drain` and one `apply`, and two of each after a death that is raised. Only counts, errors and records of workers change between the two.
 """
 
 from __future__ import annotations
@@ -93,13 +93,22 @@ class Recovery:
         """Apply decisions, and do what follows them."""
         if decisions:
             self.workers.state.apply(decisions)
-        for decision in decisions:
-            if isinstance(decision, (BeginRestart, FailWorker)):
-                self.replays.drop(decision.worker)
-            if isinstance(decision, BeginRestart):
-                self.workers.start_restart(decision.worker)
+        restarted = [decision.worker for decision in decisions if isinstance(decision, BeginRestart)]
+        failed = {decision.worker for decision in decisions if isinstance(decision, FailWorker)}.difference(restarted)
+        for worker in restarted:
+            self.replays.drop(worker)
+            self.workers.start_restart(worker)
+        for worker in failed:
+            self.replays.drop(worker)
+            self._settle_lost(worker)
         while self._after_apply:
             self._after_apply.pop(0)()
+
+    def _settle_lost(self, worker: int) -> None:
+        """Mark the envs FAULTED whose commands end in a death that is about to be raised, so that they do not raise it again."""
+        events = [event for event in self.workers.state.drain(acknowledge=False) if isinstance(event, EnvFailed)]
+        lost = [event for event in events if event.worker == worker and event.kind in WORKER_LOST]
+        self.workers.state.apply([Settle(event.env_id, event.ticket, Remedy.RAISE, {}) for event in lost])
 
     def _finish_restarts(self) -> list[Decision]:
         """Let restarted workers serve; if their envs are replayed, begin with it."""
@@ -338,10 +347,8 @@ class Recovery:
         self.carry_out([restart])
 
     def is_known_loss(self, fault: EnvFailed) -> bool:
-        """Whether a command was lost in a death that was raised, or whose envs the user revives."""
-        is_gone = self.workers.view_of(fault.env_id).phase == "GONE"
-        is_reported = self.workers.records[fault.worker].state is WorkerState.DEAD_REPORTED
-        return fault.kind in WORKER_LOST and (is_gone or is_reported)
+        """Whether a command was lost in a death that was raised, by a call: it does not know the commands."""
+        return fault.kind in WORKER_LOST and self.workers.records[fault.worker].state is WorkerState.DEAD_REPORTED
 
     def handle_death(self, worker: int) -> None:
         """Handle the death of a worker that no command has met."""
