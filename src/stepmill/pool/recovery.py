@@ -36,6 +36,7 @@ from stepmill.spec.notices import warn
 from stepmill.spec.options import AutoresetMode, OnFault, PoolOptions
 from stepmill.spec.received import EnvFault, faults_by_env
 from stepmill.worker.messages import WorkerPlan
+from stepmill.worker.signals import defer_signals
 
 logger = logging.getLogger("stepmill")
 
@@ -315,8 +316,7 @@ class Recovery:
         Raises:
             EnvError, BadOutput, EnvTimeout, WorkerDied: faults that the policies did not handle.
         """
-        if self.notices:
-            self.warn()
+        self.warn()
         if self.faults:
             error = join_errors([fault.error for fault in self.faults])
             if not is_receiving:
@@ -352,7 +352,8 @@ class Recovery:
 
     def handle_death(self, worker: int) -> None:
         """Handle the death of a worker that no command has met."""
-        self.carry_out(self.decide_death(worker))
+        with defer_signals():
+            self.carry_out(self.decide_death(worker))
 
     def report_failed_restart(self, worker: int) -> None:
         """Raise the error of a worker that could not be restarted."""

@@ -131,7 +131,7 @@ class Replays:
         if not self.is_on or request.kind not in MODIFYING_KINDS:
             return
         for position, view in enumerate(self._workers.state.view(servers)):
-            self.log.add(view.server, request, future, position, (view.episode, view.next_place))
+            self.log.add(view.server, request, future, position, (view.episode, view.length + view.is_ahead))
         self._share_memory()
 
     def restart_log(self, worker: int) -> None:
@@ -180,7 +180,7 @@ class Replays:
             repeated = RepeatedCalls(view.server)
             staged = []
             for place, call in self.log.placed(view):
-                if place <= view.first_place or not view.is_reset_ahead:
+                if place <= view.first_place or not (view.is_between and view.is_ahead):
                     self._repeat(repeated, call)
                 else:
                     staged.append(call)
