@@ -329,6 +329,15 @@ def test_a_death_that_send_raises_is_returned_once_for_an_env_that_was_stepping(
         assert is_empty(pool.receive(0))
 
 
+def test_a_death_that_send_raises_is_not_raised_again_for_an_env_that_was_stepping() -> None:
+    with Gate() as gate, gated_pool(gate) as pool:
+        send_to_a_dead_worker(pool, gate)
+        assert pool.states[:2] == [EnvState.FAULTED] * 2
+        assert pool.stats().faults_by_kind == {"died": 1}
+        with pytest.raises(stepmill.UsageError, match="nothing pending"):
+            pool.recv()
+
+
 def test_a_death_that_was_raised_is_no_result_that_a_reset_drops() -> None:
     with Gate() as gate, gated_pool(gate) as pool:
         send_to_a_dead_worker(pool, gate)
@@ -341,7 +350,7 @@ def test_a_death_that_a_call_raised_is_no_result_that_a_reset_drops() -> None:
         pool.reset(seed=0)
         pool.send([KILL], [1])
         with pytest.raises(stepmill.WorkerDied):
-            pool.call("locate", env_ids=[0])
+            pool.call("locate", env_ids=[1])
         assert pool.reset(env_ids=[0, 1]).num_rows == 2
 
 
@@ -385,7 +394,9 @@ def receive_everywhere(pool: stepmill.Pool, send: Callable[[], None], results: l
         pool.reset()
         send()
         calls: list[stepmill.Received] = []
-        is_interrupted = LineInterrupt(place, FILES, ("_collect_with_faults", "receive")).call(
+        is_interrupted = LineInterrupt(
+            place, FILES, ("wait_and_collect", "_collect_with_faults", "_collect", "receive")
+        ).call(
             lambda calls=calls: calls.append(pool.receive(NUM_ENVS))  # type: ignore[misc]
         )
         assert is_interrupted == (not calls)

@@ -233,19 +233,14 @@ class ServerView(NamedTuple):
         return self.phase in ("AWAITING_REPLAY", "REPLAYING", "PAUSED")
 
     @property
-    def next_place(self) -> int:
-        """The place of a call that is made now."""
-        return self.length + 1 if self.is_pending or self.is_staged else self.length
-
-    @property
     def first_place(self) -> int:
         """The last place before the part to be replayed, which begins with a pending reset or the reset of the episode."""
         return self.length if self.is_between else 0
 
     @property
-    def is_reset_ahead(self) -> bool:
-        """Whether a reset is pending or staged: placed calls come after it."""
-        return self.is_between and (self.is_pending or self.is_staged)
+    def is_ahead(self) -> bool:
+        """Whether a command is pending or staged: calls that are made now come after it."""
+        return self.is_pending or self.is_staged
 
 
 class WorkerView(NamedTuple):

@@ -71,18 +71,13 @@ def _unreadable_record(env_id: int, kind: FaultKind | None) -> StepmillError:
     """Return the error of a fault whose record cannot be read, or whose kind is unknown."""
     if kind in (FaultKind.RAISED, FaultKind.BAD_ACTION):
         return EnvError(f"env {env_id} raised, but the exception cannot be read; reset it", env_id=env_id, phase="step")
-    if kind is FaultKind.BAD_OUTPUT:
-        return BadOutput(
-            f"env {env_id} gave a wrong output, but the description cannot be read; reset it",
-            env_id=env_id,
-            phase="step",
-        )
-    return BadOutput(
-        f"the result of env {env_id} cannot be read: its memory was overwritten, probably by native code of an env of the "
-        "same worker; reset it, and isolate the envs with envs_per_worker=1",
-        env_id=env_id,
-        phase="step",
+    text = (
+        f"env {env_id} gave a wrong output, but the description cannot be read; reset it"
+        if kind is FaultKind.BAD_OUTPUT
+        else f"the result of env {env_id} cannot be read: its memory was overwritten, probably by native code of an env of the "
+        "same worker; reset it, and isolate the envs with envs_per_worker=1"
     )
+    return BadOutput(text, env_id=env_id, phase="step")
 
 
 def _is_record(record: object) -> TypeGuard[dict[str, str]]:

@@ -115,8 +115,7 @@ class Pool:
             EnvError: an env raised. The others stay usable.
         """
         ids = self.reset_async(seed=seed, options=options, env_ids=env_ids, persist_options=persist_options)
-        self._waits.wait_for(ids, None)
-        return self._receiver.collect(len(ids), len(ids), None, ids)
+        return self._receiver.recv_envs(ids)
 
     def step(self, actions: Any) -> Batch:
         """Step all envs and wait for all.
