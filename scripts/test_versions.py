@@ -119,8 +119,8 @@ def run_in_chroot(*command: str) -> bool:
 def test_in_chroot(version: tuple[int, int]) -> bool | None:
     """Build and test in the chroot, whose Python packages are there already or come from Debian. None if they cannot be had."""
     name = f"python{version[0]}.{version[1]}"
-    packages = [name, f"{name}-venv", f"{name}-dev"]
-    if not (CHROOT / "usr" / "bin" / name).exists() and not (
+    packages = [name, f"{name}-venv", f"{name}-dev", "git"]  # an older chroot may lack git
+    if not all((CHROOT / "usr" / "bin" / each).exists() for each in (name, "git")) and not (
         run_in_chroot("apt-get", "-o", "Acquire::Check-Valid-Until=false", "update", "-q")
         and run_in_chroot("apt-get", "install", "-q", "-y", *packages)
     ):
