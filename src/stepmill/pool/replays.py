@@ -5,7 +5,8 @@
 
 The core plays the log of an episode by itself (`replay.cpp`). It also finishes a replay in which no calls are repeated; Python then sees
 none of these events. No method waits, and none calls `apply`. A worker handles requests in the order in which they were posted, between
-the commands of the core: calls that precede a command are posted before its decision is applied. Whether they raised as before is compared after the log was played.
+the commands of the core: calls that precede a command are posted before its decision is applied. Whether they raised as before is
+compared after the log was played.
 """
 
 from __future__ import annotations
