@@ -12,6 +12,10 @@ STUB := src/stepmill/_native.pyi
 PYTHON_CODE := $(wildcard src scripts tests benchmarks examples)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+# What is imported is compiled then.
+export PIP_COMPILE := 0
+# The dependencies and the extra `atari` of pyproject.toml: all that `make run` imports.
+RUN_PACKAGES := numpy gymnasium cloudpickle click rich ale-py opencv-python-headless
 # Containers often set it; each of the hundreds of processes that the tests start would compile stepmill again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -25,6 +29,10 @@ $(VENV)/.tools: constraints.txt
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || \
 	    { rm -rf $(VENV); echo "cannot make a venv: install your system's python3-venv package and run make again" >&2; exit 1; }
 	$(PY) -m pip install -q cmake nanobind ninja numpy scikit-build-core
+	@touch $@
+
+$(VENV)/.runs: $(VENV)/.tools
+	$(PY) -m pip install -q $(RUN_PACKAGES)
 	@touch $@
 
 $(VENV)/.ready: $(VENV)/.tools
@@ -41,7 +49,8 @@ build:  ## build the extension in place; fast if little has changed. Packages ar
 extension: $(VENV)/.tools
 	@MAKEFLAGS= $(PY) scripts/build_editable.py  # the jobs of Ninja are its own
 
-run: build  ## `stepmill run` on CartPole and Atari Pong, then a comparison with Gymnasium's vector envs
+run:  ## `stepmill run` on CartPole and Atari Pong, then a comparison with Gymnasium's vector envs
+	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.runs extension
 	$(BIN)/stepmill run CartPole-v1 --num-envs 64 --seconds 4 --seed 0
 	$(BIN)/stepmill bench CartPole-v1 --num-envs 64
 	-$(BIN)/stepmill run ALE/Pong-v5 --num-envs 8 --seconds 6 --seed 0 && $(BIN)/stepmill bench ALE/Pong-v5 --num-envs 8
@@ -69,6 +78,7 @@ check-pyright:
 	$(BIN)/basedpyright
 check-imports:
 	$(BIN)/lint-imports
+	$(PY) scripts/check_floors.py
 check-sizes:
 	$(PY) scripts/check_sizes.py
 check-budget:

@@ -3,9 +3,10 @@
 Only the program's own thread is counted: what the pool does, on the serial and the kernel backend together with the envs, with
 processes without them. Each PYTHON is the interpreter of another environment, for example of a checkout of an older commit, and gets a
 column. The thread is executed one instruction at a time (ptrace), so counts are the same on a busy machine, and where virtual machines
-have no hardware counters (`perf stat`). A system call is one instruction. The number is the least of several steps in several processes:
-others also measure the time of a call or wait once more, which is more frequent in a traced thread than elsewhere. On the serial backend
-most of it are the envs and their results. Two runs give the same numbers. Each column takes a few minutes.
+have no hardware counters (`perf stat`). A system call is one instruction. The number is the median of several steps in several processes:
+a step with workers sometimes waits less or once more, and some steps measure the time of a call. The least of all is no good measure: it is
+that of a rare step which found all results there. On the serial backend most of it are the envs and their results. Two runs give numbers
+within 0.3 %. Each column takes a few minutes.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from statistics import median_low
 from typing import Any
 
 from benchmarks.paths import ROOT
 
-STEPS = {"serial-8": 8, "serial-128": 1, "process-8": 8, "process-128": 4, "kernel-1024": 1}  # of each process
+STEPS = {"serial-8": 9, "serial-128": 1, "process-8": 21, "process-128": 5, "kernel-1024": 1}  # of each process
 PROCESSES = 3
 WARM_UP = 200
 NUM_WORKERS = {"serial": 0, "process": 2, "kernel": 1}
@@ -104,7 +106,7 @@ def count_step(python: str, cell: str) -> int:
             counts = count_parts(traced.pid)
         finally:
             traced.kill()
-    return min(counts[8:]) - min(counts[:8])
+    return median_low(counts[8:]) - min(counts[:8])
 
 
 def main() -> None:
@@ -122,7 +124,7 @@ def main() -> None:
     for cell in options.cells.split(","):
         pythons = (sys.executable, *options.pythons)
         rounds = [[count_step(python, cell) for python in pythons] for _ in range(PROCESSES)]
-        own, *others = (min(counts) for counts in zip(*rounds, strict=True))
+        own, *others = (median_low(counts) for counts in zip(*rounds, strict=True))
         columns = "".join(f"{other:10,} ({own / other - 1:+.1%})" for other in others)
         print(f"{cell:<12}{own:10,}{columns}", flush=True)
 

@@ -225,7 +225,7 @@ def measure_memory(num_envs: int, num_nodes: int) -> None:
         SystemExit: it is more than MAX_BYTES.
     """
     before = peak_bytes()
-    nodes = stepmill.RayOptions(num_nodes=num_nodes, num_cpus=0, host="thread", node_timeout_s=120.0)
+    nodes = stepmill.RayOptions(num_nodes=num_nodes, resources={"CPU": 0}, host="thread", node_timeout_s=120.0)
     began = time.perf_counter()
     with stepmill.Pool(
         [NoOpEnv] * num_envs, backend="ray", ray=nodes, num_workers=num_nodes, start={"timeout_s": 600.0}

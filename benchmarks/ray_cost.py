@@ -53,7 +53,7 @@ class Point:
 
 def measure_point(env_fn: EnvFn, nodes: int, envs: int, seconds: float) -> Point:
     """Step a pool of `nodes` nodes with one worker each."""
-    chosen = stepmill.RayOptions(num_nodes=nodes, num_cpus=0)
+    chosen = stepmill.RayOptions(num_nodes=nodes, resources={"CPU": 0})
     with stepmill.Pool([env_fn] * (nodes * envs), backend="ray", num_workers=nodes, ray=chosen) as pool:
         pool.reset(seed=0)
         actions = np.zeros(nodes * envs, np.int64)

@@ -26,7 +26,7 @@ function(stepmill_needs_python source result)
   set(${result} FALSE PARENT_SCOPE)
 endfunction()
 
-file(GLOB engine_sources CONFIGURE_DEPENDS "${native_dir}/*.cpp")
+file(GLOB_RECURSE engine_sources CONFIGURE_DEPENDS "${native_dir}/*.cpp")
 set(plain_sources "")
 foreach(source IN LISTS engine_sources)
   stepmill_needs_python("${source}" needs_python)

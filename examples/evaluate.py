@@ -1,4 +1,4 @@
-"""Evaluates three kinds of policies: one that does not know the task, one with memory, and a model of Stable-Baselines3.
+"""Evaluates four policies: one that does not know the task, two with memory, of which one is a torch network, and a model of SB3.
 
     python examples/evaluate.py
 
@@ -61,6 +61,25 @@ class Remembers:
         return actions
 
 
+def recurrent_policy() -> Any:
+    """Return a torch policy with memory, with a state for each episode. It is not trained."""
+    import torch
+
+    torch.manual_seed(0)
+    cell, head = torch.nn.GRUCell(NUM_ARMS + 1, 16), torch.nn.Linear(16, NUM_ARMS)
+    states: dict[int, Any] = {}
+
+    @torch.inference_mode()
+    def policy(obs: Any, episode_ids: Any, is_first: Any) -> Any:
+        ids, nothing = episode_ids.tolist(), torch.zeros(16)
+        before = [nothing if first else states.get(each, nothing) for each, first in zip(ids, is_first, strict=True)]
+        after = cell(torch.as_tensor(obs), torch.stack(before))
+        states.update(zip(ids, after, strict=True))
+        return head(after).argmax(dim=1)
+
+    return policy
+
+
 def main() -> None:
     """Print a table for each policy."""
     tasks = {f"arm {arm}": {"arm": arm} for arm in range(NUM_ARMS)}
@@ -74,6 +93,10 @@ def main() -> None:
     except ImportError:
         print("Stable-Baselines3 is not installed")
         return
+    print(
+        "a recurrent torch policy\n",
+        stepmill.evaluate(recurrent_policy(), Bandit, tasks=tasks, seeds=range(25), batch_size="fixed"),
+    )
     model = PPO("MlpPolicy", gymnasium.make("CartPole-v1"), seed=0, device="cpu").learn(4096)
     print("PPO after 4096 steps\n", stepmill.evaluate(model, "CartPole-v1", seeds=range(40), num_envs=8))
 

@@ -79,16 +79,17 @@ def main() -> None:
     parser.add_argument("--address", default=None)
     parser.add_argument("--curve", help="write rounds and mean lengths to this CSV file")
     given = parser.parse_args()
+    import ray
+
     cluster = None
     if given.address is None:
-        import ray
         from ray.cluster_utils import Cluster
 
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
         cluster.add_node(num_cpus=2)
-        ray.init(address=cluster.address, log_to_driver=False)
+    ray.init(address=given.address or cluster.address, log_to_driver=False)
     try:
-        nodes = stepmill.RayOptions(address=given.address, num_nodes=given.nodes)
+        nodes = stepmill.RayOptions(num_nodes=given.nodes)
         lengths = train(given.nodes, given.rounds, nodes)
     finally:
         if cluster is not None:

@@ -153,7 +153,7 @@ inline cut_short(r_) {
 	fi
 }
 
-/* Python: _advance (pool/replays.py), check_calls (pool/replays.py), _verify (pool/replays.py) */
+/* Python: _advance (pool/replays.py), check_calls (pool/replays.py), _compare (pool/replays.py) */
 inline handle_event(r_) {
 	if
 	:: event[r_] == PLAYED -> call[r_] = OPEN

@@ -229,20 +229,20 @@ byte behind[NR];
 mtype = {
 #define ENV_PHASE(name) name,
 #define OBJECT_PHASE(name) name,
-#include "../src/stepmill/_native/phases.def"
+#include "../src/stepmill/_native/pool/phases.def"
 	NO_PHASE
 };
 inline move_env(r_, to_) {
 	assert(status[r_] == to_
 #define ENV_MOVE(from, to) || (status[r_] == from && to_ == to)
-#include "../src/stepmill/_native/phases.def"
+#include "../src/stepmill/_native/pool/phases.def"
 	);
 	status[r_] = to_
 }
 inline move_object(r_, to_) {
 	assert(phase[r_] == to_
 #define OBJECT_MOVE(from, to) || (phase[r_] == from && to_ == to)
-#include "../src/stepmill/_native/phases.def"
+#include "../src/stepmill/_native/pool/phases.def"
 	);
 	phase[r_] = to_
 }

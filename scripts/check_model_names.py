@@ -1,6 +1,6 @@
 """Look up the functions that the model of the protocol says it mirrors; exit status 1 if one of them does not exist.
 
-A comment of model/*.pml names them: `C++: f (file.cpp), g (file.hpp)` and `Python: h (package/file.py)`.
+A comment of model/*.pml names them: `C++: f (file.cpp), g (file.hpp)`, whatever the floor, and `Python: h (package/file.py)`.
 """
 
 import re
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = {"C++": ROOT / "src" / "stepmill" / "_native", "Python": ROOT / "src" / "stepmill"}
+SOURCES = ROOT / "src" / "stepmill"
 # Definitions begin in the first column, calls do not.
 DEFINED = {"C++": r"^\S[^;={{]*\b{name}\(", "Python": r"^\s*def {name}\("}
 NAMED = re.compile(r"(C\+\+|Python): ((?:\w+ \([\w/.]+\)(?:, )?)+)")
@@ -24,8 +24,9 @@ def named_functions() -> list[tuple[str, str, str]]:
 
 
 def is_defined(language: str, name: str, file: str) -> bool:
-    path = FOLDERS[language] / file
-    return path.exists() and bool(re.search(DEFINED[language].format(name=name), path.read_text(), re.MULTILINE))
+    paths = [SOURCES / file] if language == "Python" else list((SOURCES / "_native").rglob(file))
+    texts = [path.read_text() for path in paths if path.exists()]
+    return any(re.search(DEFINED[language].format(name=name), text, re.MULTILINE) for text in texts)
 
 
 def main() -> int:

@@ -17,6 +17,15 @@ GENERATED = ("constraints.txt", "src/stepmill/_native.pyi", "tests/unit/public_a
 
 FRONT_ENDS = "src/stepmill/frontends/"
 PARTS_OF_FRONT_ENDS = {"__init__", "batch_rows", "overrides", "rollout", "starting_pool"}
+PLACES_OF_FRONT_ENDS = (
+    "CHANGELOG.md",
+    "README.md",
+    "docs/index.md",
+    "scripts/docs_api.py",
+    "scripts/public_api.py",
+    "tests/typing/front_ends.py",
+    "scripts/check_extras.py",  # of those with an extra
+)
 # Gymnasium is always installed; ray_rollout has the extra of the backend; the others are used with the versions that a project has.
 WITHOUT_EXTRA = {"gymnasium", "ray_rollout", "alf", "di_engine", "mlagents", "multi_env"}
 
@@ -87,8 +96,9 @@ def undescribed(names: Sequence[str], read: Callable[[str], str]) -> list[str]:
             problems.append(f"docs/switching/{name}.md: there is no page for the front-end {name}")
         if name not in WITHOUT_EXTRA and f"\n{extra} = [" not in extras:
             problems.append(f"pyproject.toml: there is no extra {extra} for the front-end {name}")
-        if not re.search(rf"\b{name}\b", read("CHANGELOG.md"), re.IGNORECASE):
-            problems.append(f"CHANGELOG.md: there is no entry for the front-end {name}")
+        places = PLACES_OF_FRONT_ENDS if extra in extras else PLACES_OF_FRONT_ENDS[:-1]
+        silent = [place for place in places if not re.search(rf"\b{name}\b", read(place), re.IGNORECASE)]
+        problems += [f"{place}: does not name the front-end {name}" for place in silent]
     return problems
 
 

@@ -27,6 +27,7 @@ import hypothesis
 import numpy as np  # noqa: F401
 import pytest
 
+from stepmill.backends import starter_client
 from tests.harness import leaks
 from tests.harness.covers import Covers
 from tests.harness.effort import EXPLORES
@@ -64,6 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "covers(*ids): shows these behaviours of docs/coverage.toml")
     if config.getoption("--covers"):
         config.pluginmanager.register(Covers(config.getoption("--covers")))
+    starter_client.IDLE_S = 600.0  # minutes may pass between two tests that need one, and a new one imports its modules
     leaks.adopt_orphans()
     if "libasan" in os.environ.get("LD_PRELOAD", ""):
         fork_at_rest()
@@ -87,6 +89,11 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     if nextitem is not None and item.path != nextitem.path:
         freeze_what_stays()
+
+
+def pytest_unconfigure() -> None:
+    # What a failed test has left would never be collected, and the native module would report all of it as leaked.
+    gc.unfreeze()
 
 
 def freeze_what_stays() -> None:

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from stepmill import timers as timers
     from stepmill.envs.registered import register_adapter as register_adapter
     from stepmill.evaluation.evaluate import evaluate as evaluate
+    from stepmill.evaluation.plan import EvaluateOptions as EvaluateOptions
     from stepmill.evaluation.result import Episode as Episode
     from stepmill.evaluation.result import Evaluation as Evaluation
-    from stepmill.evaluation.settings import EvaluateOptions as EvaluateOptions
     from stepmill.frontends.gymnasium import VectorEnv as VectorEnv
     from stepmill.frontends.gymnasium import make_vec as make_vec
     from stepmill.frontends.rollout import Rollout as Rollout

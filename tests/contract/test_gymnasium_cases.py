@@ -23,6 +23,7 @@ from tests.harness.gym_envs import (
     WordSpace,
     cartpoles,
 )
+from tests.harness.hangs import HANG_GUARD_S
 
 PLEASANT_MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 
@@ -221,7 +222,7 @@ def test_a_step_that_takes_too_long_times_out_and_is_not_lost(vector_env_of):
         with pytest.raises(TimeoutError):
             envs.step_wait(timeout=0.01)
         gate.open()
-        observations, rewards, *_ = envs.step_wait(timeout=30)
+        observations, rewards, *_ = envs.step_wait(timeout=HANG_GUARD_S)
         assert observations[:, 2].tolist() == [1, 1]
         assert rewards.tolist() == [1.0, GATED_ACTION]
         envs.close()
@@ -235,7 +236,7 @@ def test_a_reset_that_takes_too_long_times_out_and_is_not_lost(vector_env_of):
         with pytest.raises(TimeoutError):
             envs.reset_wait(timeout=0.01)
         gate.open(2)
-        observations, _ = envs.reset_wait(timeout=30)
+        observations, _ = envs.reset_wait(timeout=HANG_GUARD_S)
         assert observations[:, 0].tolist() == [0, 1]
         envs.close()
 

@@ -26,7 +26,7 @@ from tests.harness.pools import counting_envs, make_pool
 NUM_ENVS = 3
 LENGTH = 3
 FILES = (str(Path(pool_package.__file__).parent), batch_module.__file__)
-RECEIVING = ("collect", "step_fast", "wait_and_collect", "step_obs")  # these call native code that receives
+RECEIVING = ("_collect", "step_fast", "wait_and_collect", "step_obs")  # these call native code that receives
 
 
 class Books:

@@ -91,13 +91,13 @@ def test_a_batch_has_the_envs_that_are_ready(pool_of, gate):
     pool = _gated(pool_of, gate, 3)
     pool.reset(seed=0)
     pool.send([GATED_ACTION, 1, 2])
-    batch = pool.recv(2, timeout_s=30)
+    batch = pool.recv(2, timeout_s=HANG_GUARD_S)
     assert batch.env_id.tolist() == [1, 2]
     assert batch.reward.tolist() == [1.0, 2.0]
     pool.send([5, 6], [1, 2])
-    assert pool.recv(2, timeout_s=30).reward.tolist() == [5.0, 6.0]
+    assert pool.recv(2, timeout_s=HANG_GUARD_S).reward.tolist() == [5.0, 6.0]
     gate.open()
-    batch = pool.recv(1, timeout_s=30)
+    batch = pool.recv(1, timeout_s=HANG_GUARD_S)
     assert (batch.env_id.tolist(), batch.reward.tolist()) == ([0], [GATED_ACTION])
 
 
@@ -107,13 +107,13 @@ def test_a_deadline_that_passes_loses_nothing(pool_of, gate):
     pool = _gated(pool_of, gate, 3)
     pool.reset(seed=0)
     pool.send([1, GATED_ACTION, 2])
-    first = pool.recv(1, timeout_s=30).env_id.tolist()
+    first = pool.recv(1, timeout_s=HANG_GUARD_S).env_id.tolist()
     with pytest.raises(stepmill.RecvTimeout) as caught:
         pool.recv(2, timeout_s=0.05)
     assert 1 in caught.value.env_ids
     assert isinstance(caught.value, TimeoutError)
     gate.open()
-    assert sorted(first + pool.recv(2, timeout_s=30).env_id.tolist()) == [0, 1, 2]
+    assert sorted(first + pool.recv(2, timeout_s=HANG_GUARD_S).env_id.tolist()) == [0, 1, 2]
 
 
 @pytest.mark.covers("X-2")
@@ -128,7 +128,7 @@ def test_a_deadline_of_zero_only_looks(pool_of, gate):
         pool.recv(1, timeout_s=0)
     assert time.monotonic() - start < HANG_GUARD_S
     gate.open()
-    assert pool.recv(1, timeout_s=30).reward.tolist() == [GATED_ACTION]
+    assert pool.recv(1, timeout_s=HANG_GUARD_S).reward.tolist() == [GATED_ACTION]
 
 
 @PARALLEL
@@ -155,10 +155,10 @@ def test_min_and_max_take_what_is_ready_between_them(pool_of, gate):
     pool.send([1, 2, 3, GATED_ACTION])
     for env_id in range(3):
         assert pool.get_attr("num_steps", env_ids=[env_id]) == (1,)
-    assert pool.recv(min_envs=1, max_envs=2, timeout_s=30).env_id.tolist() == [0, 1]
-    assert pool.recv(min_envs=1, max_envs=4, timeout_s=30).env_id.tolist() == [2]
+    assert pool.recv(min_envs=1, max_envs=2, timeout_s=HANG_GUARD_S).env_id.tolist() == [0, 1]
+    assert pool.recv(min_envs=1, max_envs=4, timeout_s=HANG_GUARD_S).env_id.tolist() == [2]
     gate.open()
-    assert pool.recv(min_envs=1, max_envs=4, timeout_s=30).env_id.tolist() == [3]
+    assert pool.recv(min_envs=1, max_envs=4, timeout_s=HANG_GUARD_S).env_id.tolist() == [3]
 
 
 @PARALLEL
@@ -170,7 +170,7 @@ def test_recv_of_at_least_none_takes_what_is_there_and_does_not_wait(pool_of, ga
         pool.get_attr("num_steps", env_ids=[env_id])
     assert pool.recv(min_envs=0).env_id.tolist() == [0, 2]
     gate.open()
-    assert pool.recv(1, timeout_s=30).env_id.tolist() == [1]
+    assert pool.recv(1, timeout_s=HANG_GUARD_S).env_id.tolist() == [1]
 
 
 @PARALLEL
@@ -183,7 +183,7 @@ def test_states_and_ready_ids_tell_how_each_env_stands(pool_of, gate):
     assert [state.name for state in pool.states] == ["BUSY", "READY", "IDLE"]
     assert list(pool.ready_ids) == [1]
     gate.open()
-    pool.recv(2, timeout_s=30)
+    pool.recv(2, timeout_s=HANG_GUARD_S)
     assert [state.name for state in pool.states] == ["IDLE"] * 3
     assert list(pool.ready_ids) == []
 
@@ -198,7 +198,7 @@ def test_a_busy_env_is_refused_and_the_others_are_not_sent(pool_of, gate):
     assert tuple(caught.value.env_ids) == (1,)
     assert [state.name for state in pool.states] == ["IDLE", "BUSY", "IDLE"]
     gate.open()
-    pool.recv(1, timeout_s=30)
+    pool.recv(1, timeout_s=HANG_GUARD_S)
     assert pool.get_attr("num_steps") == (0, 1, 0)
 
 
@@ -212,7 +212,7 @@ def test_resetting_a_busy_env_waits_for_it_and_drops_its_result(pool_of, gate):
     gate.open()
     batch = pool.reset(env_ids=[0])
     assert batch.obs.tolist() == [[0, 1, 0]]
-    assert pool.recv(1, timeout_s=30).reward.tolist() == [5.0]
+    assert pool.recv(1, timeout_s=HANG_GUARD_S).reward.tolist() == [5.0]
 
 
 def test_a_result_that_waits_keeps_its_env_busy_for_the_next_send(pool_of):
@@ -285,7 +285,7 @@ def test_closing_from_another_thread_wakes_a_waiting_recv(pool_of, gate):
     is_waiting.wait()
     gate.open()  # a thread that waits at the gate cannot be ended
     pool.close()
-    thread.join(timeout=30)
+    thread.join(timeout=HANG_GUARD_S)
     assert not thread.is_alive()
     assert all(isinstance(error, stepmill.ClosedPoolError) for error in raised)
 

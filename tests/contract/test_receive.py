@@ -303,6 +303,57 @@ def test_a_death_that_send_raises_is_not_returned_for_envs_that_were_reset_meanw
         assert pool.receive(0).faults.keys() == {1}
 
 
+def send_to_a_dead_worker(pool: stepmill.Pool, gate: Gate) -> None:
+    """Let the worker of envs 0 and 1 die while env 1 runs, and let a step of env 0 find that."""
+    pool.reset(seed=0)
+    pool.send([GATED_ACTION], [1])
+    gate.wait_arrivals(1)
+    kill_worker(pool)
+    with pytest.raises(stepmill.WorkerDied):
+        pool.send([1], [0])
+
+
+def gated_pool(gate: Gate) -> stepmill.Pool:
+    return make_pool("fork", [partial(GateEnv, gate.path, i) for i in range(NUM_ENVS)])
+
+
+@pytest.mark.parametrize("least", [0, 1, None])
+def test_a_death_that_send_raises_is_returned_once_for_an_env_that_was_stepping(least: int | None) -> None:
+    with Gate() as gate, gated_pool(gate) as pool:
+        send_to_a_dead_worker(pool, gate)
+
+        received = pool.receive(least)
+
+        assert kinds_of(received) == {0: "died", 1: "died"}
+        assert received.faults[0].error is received.faults[1].error
+        assert is_empty(pool.receive(0))
+
+
+def test_a_death_that_send_raises_is_not_raised_again_for_an_env_that_was_stepping() -> None:
+    with Gate() as gate, gated_pool(gate) as pool:
+        send_to_a_dead_worker(pool, gate)
+        assert pool.states[:2] == [EnvState.FAULTED] * 2
+        assert pool.stats().faults_by_kind == {"died": 1}
+        with pytest.raises(stepmill.UsageError, match="nothing pending"):
+            pool.recv()
+
+
+def test_a_death_that_was_raised_is_no_result_that_a_reset_drops() -> None:
+    with Gate() as gate, gated_pool(gate) as pool:
+        send_to_a_dead_worker(pool, gate)
+        gate.open()
+        assert pool.reset(env_ids=[0, 1]).num_rows == 2  # without a warning, which would be an error
+
+
+def test_a_death_that_a_call_raised_is_no_result_that_a_reset_drops() -> None:
+    with make("fork") as pool:
+        pool.reset(seed=0)
+        pool.send([KILL], [1])
+        with pytest.raises(stepmill.WorkerDied):
+            pool.call("locate", env_ids=[1])
+        assert pool.reset(env_ids=[0, 1]).num_rows == 2
+
+
 def test_a_death_that_recv_raises_is_not_returned_again() -> None:
     with make() as pool:
         pool.reset(seed=0)
@@ -343,7 +394,9 @@ def receive_everywhere(pool: stepmill.Pool, send: Callable[[], None], results: l
         pool.reset()
         send()
         calls: list[stepmill.Received] = []
-        is_interrupted = LineInterrupt(place, FILES, ("_collect_with_faults", "receive")).call(
+        is_interrupted = LineInterrupt(
+            place, FILES, ("wait_and_collect", "_collect_with_faults", "_collect", "receive")
+        ).call(
             lambda calls=calls: calls.append(pool.receive(NUM_ENVS))  # type: ignore[misc]
         )
         assert is_interrupted == (not calls)
@@ -367,6 +420,26 @@ def test_no_result_and_no_fault_is_lost_or_doubled_wherever_ctrl_c_arrives(pool_
 def test_no_death_is_lost_or_doubled_wherever_ctrl_c_arrives() -> None:
     with make() as pool:
         assert receive_everywhere(pool, lambda: pool.send([1, 1, KILL, 1]), [0, 1], [2, 3]) > 50
+
+
+def test_a_send_to_other_envs_goes_on_after_an_interrupted_receive() -> None:
+    with make("serial") as pool:
+        for place in range(1, 10_000):
+            pool.reset(seed=0)
+            pool.send([RAISE], [0])
+            calls: list[stepmill.Received] = []
+            is_interrupted = LineInterrupt(place, FILES, ("receive",)).call(
+                lambda calls=calls: calls.append(pool.receive())  # type: ignore[misc]
+            )
+            pool.send([1], [1])
+            with pytest.raises(stepmill.EnvError if pool._recovery.faults else stepmill.UsageError):
+                pool.send([1], [0])
+            received = pool.receive(1 if calls else 2)
+            assert (ids_of(received), received.faults.keys()) == ([1], set() if calls else {0})
+            if not is_interrupted:
+                assert place > 20
+                return
+        raise AssertionError("receive() never ended")
 
 
 def send_interrupted(pool: stepmill.Pool, place: int) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from functools import partial
 
@@ -159,6 +161,43 @@ def test_deaths_and_restarts_of_workers_are_counted():
     assert [worker.restarts for worker in stats.workers] == [0, 1]
     assert stats.workers[1].pid != pid
     assert not stats.workers[1].is_dead
+
+
+def end_own_process(_env):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_in_a_call(pool):
+    with pytest.raises(stepmill.WorkerDied):
+        pool.call(end_own_process, env_ids=[2])
+
+
+def die_before_a_revival(pool):
+    kill_worker(pool, 1)
+    pool.revive()
+
+
+def die_before_a_step(pool):
+    kill_worker(pool, 1)
+    with pytest.raises(stepmill.WorkerDied):
+        pool.step([0] * 4)
+
+
+@pytest.mark.parametrize("die", [die_in_a_call, die_before_a_revival, die_before_a_step])
+def test_a_death_is_counted_once_whatever_finds_it(die):
+    with make_pool("forkserver", counting_envs(4)) as pool:
+        play(pool, 1)
+        die(pool)
+        play(pool, 1)
+        assert [worker.deaths for worker in pool.stats().workers] == [0, 1]
+
+
+def test_workers_that_the_user_restarts_have_not_died():
+    with make_pool("forkserver", counting_envs(4)) as pool:
+        play(pool, 1)
+        pool.revive(restart_living=True)
+        play(pool, 1)
+        assert [worker.deaths for worker in pool.stats().workers] == [0, 0]
 
 
 def test_infos_that_do_not_fit_in_the_slab_are_counted():

@@ -32,7 +32,7 @@ def _ports(worker):
     return {"PORT": str(5005 + worker)}
 
 
-@pytest.mark.parametrize("where", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("where", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow), "fork"])
 def test_each_worker_has_its_variables_before_it_builds_envs(where):
     with make_pool(where, [SettingsEnv] * 3, num_workers=2, workers={"env": _ports}) as pool:
         assert pool.get_attr("at_start") == (

@@ -297,7 +297,13 @@ LEARNER = """
 
 @pytest.mark.orphans
 @pytest.mark.parametrize(
-    ("context", "moment"), [("fork", "idle"), ("fork", "stepping"), ("forkserver", "stepping"), ("spawn", "idle")]
+    ("context", "moment"),
+    [
+        pytest.param("fork", "idle", marks=pytest.mark.slow),
+        ("fork", "stepping"),
+        ("forkserver", "stepping"),
+        ("spawn", "idle"),
+    ],
 )
 def test_workers_end_with_their_learner(context, moment):
     with start_script(LEARNER, context, moment) as learner:

@@ -24,6 +24,8 @@ from tests.harness.pools import make_pool
 LIMIT_S = DEADLINE_S
 TIMEOUT_S = {"step": LIMIT_S, "reset": LIMIT_S + 0.1}
 PROCESSES = ["fork", "forkserver", "spawn"]
+# How a worker was started has no part in what it reports: that is tried in a short time on forks of the learner.
+WORKERS = ["fork", pytest.param("forkserver", marks=pytest.mark.slow), "spawn"]
 PHASES = ["step", "reset", "call", "render"]
 TEXTS = {"mute": "", "chained": "the effect", "exit": "3"}  # of errors that do not say "a deliberate failure"
 DEATHS = ["exit", "SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM"]
@@ -161,7 +163,7 @@ def inflict(pool: stepmill.Pool, phase: str, kind: str, name: str) -> stepmill.S
 
 
 @pytest.mark.covers("G-4", "D-B5", "A-B2")
-@pytest.mark.parametrize("where", ["serial", "thread", *PROCESSES])
+@pytest.mark.parametrize("where", ["serial", "thread", *WORKERS])
 def test_whatever_an_env_raises_is_reported_with_its_traceback(couple: stepmill.Pool, where: str) -> None:
     for phase in PHASES:
         for name in ERRORS if phase == "step" else ("value", "odd", "unpicklable", "exit", "keyboard"):
@@ -190,7 +192,7 @@ def test_every_end_of_a_process_in_every_phase_is_reported_with_the_cause(couple
 
 @pytest.mark.covers("G-2", "D-B7", "A-B1")
 @pytest.mark.parametrize("limits", [{f"{phase}_timeout_s": limit_s for phase, limit_s in TIMEOUT_S.items()}])
-@pytest.mark.parametrize("where", PROCESSES)
+@pytest.mark.parametrize("where", WORKERS)
 def test_whatever_an_env_hangs_in_its_deadline_ends_it(couple: stepmill.Pool) -> None:
     for phase, name in [("step", name) for name in HANGS] + [("reset", "in C with the GIL"), ("reset", "stopped")]:
         error = inflict(couple, phase, "hang", name)
@@ -200,7 +202,7 @@ def test_whatever_an_env_hangs_in_its_deadline_ends_it(couple: stepmill.Pool) ->
 
 
 @pytest.mark.covers("G-4")
-@pytest.mark.parametrize("where", PROCESSES)
+@pytest.mark.parametrize("where", WORKERS)
 def test_an_env_that_uses_up_its_memory_is_reported_and_goes_on(couple: stepmill.Pool) -> None:
     for phase in PHASES:
         error = inflict(couple, phase, "memory", "")
@@ -208,7 +210,7 @@ def test_an_env_that_uses_up_its_memory_is_reported_and_goes_on(couple: stepmill
         assert (error.env_id, error.error_type) == (1, "MemoryError")
 
 
-@pytest.mark.parametrize("where", ["serial", "thread", *PROCESSES])
+@pytest.mark.parametrize("where", ["serial", "thread", *WORKERS])
 def test_an_invalid_output_is_refused_by_name(couple: stepmill.Pool) -> None:
     for name in INVALID:
         error = inflict(couple, "step", "invalid", name)

@@ -31,8 +31,15 @@ def advance(learner: CheckingLearner, num_steps: int, *, has_calls: bool = False
 
 
 @pytest.mark.covers("G-5")
-@pytest.mark.parametrize("envs_per_worker", [1, 2])
-@pytest.mark.parametrize("is_pending", [True, False])
+@pytest.mark.parametrize(
+    ("envs_per_worker", "is_pending"),
+    [
+        (1, True),
+        (2, False),
+        pytest.param(1, False, marks=pytest.mark.slow),
+        pytest.param(2, True, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(
     "end", range(NUM_STEPS + 3)
 )  # in the reset, in each replayed step, in the learner's own, and later

@@ -216,7 +216,7 @@ time.sleep(600)
 
 
 @pytest.mark.orphans
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow), "spawn"])
 def test_nothing_outlives_a_learner_that_is_killed(context: str) -> None:
     with start_script(LEARNER, context, "sleep") as learner:
         assert learner.stdout is not None
@@ -230,7 +230,13 @@ def test_nothing_outlives_a_learner_that_is_killed(context: str) -> None:
 
 @pytest.mark.orphans
 @pytest.mark.parametrize(
-    ("context", "mode"), [("fork", "sleep"), ("fork", "wait"), ("forkserver", "sleep"), ("spawn", "wait")]
+    ("context", "mode"),
+    [
+        ("fork", "wait"),
+        pytest.param("fork", "sleep", marks=pytest.mark.slow),
+        pytest.param("forkserver", "sleep", marks=pytest.mark.slow),
+        ("spawn", "wait"),
+    ],
 )
 def test_ctrl_c_ends_everything_with_one_traceback(context: str, mode: str) -> None:
     # Warnings are no errors here: the pool warns of the envs that hang when it closes at the end of the program.

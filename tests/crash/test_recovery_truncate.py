@@ -227,7 +227,7 @@ def test_with_same_step_an_env_that_dies_over_the_reset_after_a_fault_is_marked_
     with make(2, 1, context="fork", autoreset_mode="SameStep") as pool:
         pool.reset(seed=0)
         pool.send([RAISE], [0])
-        pool._waits.wait_for([0], None)  # the next episode has begun, and nobody has received it
+        pool._waits.wait(None, env_ids=[0])  # the next episode has begun, and nobody has received it
         kill(pool, 0)
         pool.send([1], [1])
         pool.recv(env_ids=[1])

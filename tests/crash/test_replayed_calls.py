@@ -15,6 +15,7 @@ import pytest
 import stepmill
 from tests.chaos import RAISE, ChaosEnv
 from tests.chaos.envs import Traps
+from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import kill_worker
 
 
@@ -458,4 +459,4 @@ def test_a_worker_that_dies_in_a_repeated_call_is_replaced_once_more(
 
         pool.send([2])
 
-        assert pool.recv(timeout_s=30).truncated.tolist() == [False]
+        assert pool.recv(timeout_s=HANG_GUARD_S).truncated.tolist() == [False]

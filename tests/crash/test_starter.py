@@ -345,8 +345,17 @@ sys.stdin.read()
 
 
 @pytest.mark.orphans
-@pytest.mark.parametrize("closes", [True, False], ids=["closed", "open"])
-@pytest.mark.parametrize("ending", ["return", "SIGKILL", "SIGINT"])
+@pytest.mark.parametrize(
+    ("ending", "closes"),
+    [
+        ("return", True),
+        ("return", False),
+        ("SIGKILL", False),
+        ("SIGINT", True),
+        pytest.param("SIGKILL", True, marks=pytest.mark.slow),
+        pytest.param("SIGINT", False, marks=pytest.mark.slow),
+    ],
+)
 def test_the_starter_ends_with_its_program(ending: str, closes: bool) -> None:
     command = [sys.executable, "-c", SCRIPT.format(closes=closes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:

@@ -172,7 +172,7 @@ LOADER = """
             assert "belongs to the process that made it" in queue.get()
         if end == "is killed":
             loader.kill()
-        loader.join(20)
+        loader.join(60)
         assert loader.exitcode in (0, -9), loader.exitcode
         assert data.pool.step([2, 3]).reward.tolist() == [2.0, 3.0]
     del data
@@ -180,7 +180,7 @@ LOADER = """
 """
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow), "spawn"])
 def test_forked_loaders_that_inherit_a_pool_do_it_no_harm(context: str):
     done = run_source(LOADER.format(context=context))
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+
+from tests.harness.commands import run_command
 
 
 def run(*arguments):
-    command = [sys.executable, "-m", "stepmill", "evaluate", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return run_command("evaluate", *arguments)
 
 
 def test_the_command_prints_a_table_or_json():

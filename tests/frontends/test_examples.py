@@ -21,6 +21,7 @@ RUNS = {
     "ppo_atari.py": (("torch", "ale_py"), ("--steps", "256", "--envs", "2")),
     "pettingzoo_agents.py": (("pettingzoo",), ("--rounds", "10")),
     "evaluate.py": (("stable_baselines3",), ()),
+    "evaluate_counting.py": (("stable_baselines3",), ()),
     "sb3_ppo.py": (("stable_baselines3",), ("--steps", "1024")),
     "ray_cartpole.py": (("ray",), ("--rounds", "20")),
     "torchrl_collector.py": (("torchrl",), ("--frames", "4096")),

@@ -32,7 +32,7 @@ def same(result: Result, wanted: Result, text: str) -> None:
 
 
 def derive_seed(base: int, env_id: int, episode: int) -> int:
-    """Return the seed of an episode, as `_native/seeds.hpp` does."""
+    """Return the seed of an episode, as `_native/shared/seeds.hpp` does."""
 
     def mix(x: int) -> int:
         x = (x + 0x9E3779B97F4A7C15) & (2**64 - 1)

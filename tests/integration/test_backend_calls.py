@@ -260,7 +260,7 @@ def test_closing_from_another_thread_ends_the_wait_for_a_call(where: str, pool_o
         opener = threading.Timer(0.3, gate.open)
         opener.start()
         pool.close()
-        waiter.join(5)
+        waiter.join(HANG_GUARD_S)
         opener.join()
         assert not outcome or isinstance(outcome[0], stepmill.ClosedPoolError)
         assert not waiter.is_alive()
@@ -330,4 +330,4 @@ def test_a_thread_that_hangs_is_left_behind_with_a_warning_and_harms_nobody() ->
         gate.open()
     for thread in threading.enumerate():
         if thread.name.startswith("stepmill-worker"):
-            thread.join(10)
+            thread.join(HANG_GUARD_S)

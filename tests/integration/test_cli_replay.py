@@ -17,6 +17,7 @@ import pytest
 import stepmill
 from stepmill.spec.capsule import read_capsule, write_capsule
 from tests.harness import crashing
+from tests.harness.commands import run_command
 from tests.harness.crashing import CrashingEnv, RestlessEnv, steps
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import make_pool
@@ -41,16 +42,8 @@ def _drive(pool: stepmill.Pool, actions: list[int]) -> None:
         pool.step(row)
 
 
-def replay(path: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, path, *arguments],
-        capture_output=True,
-        input=stdin,
-        text=True,
-        cwd=ROOT,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+def replay(path: str, *arguments: str, cwd: Path = ROOT, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return run_command("replay", path, *arguments, cwd=cwd, text=stdin)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +156,7 @@ def test_nothing_is_imported_before_the_user_trusts_the_file(tmp_path: Path):
         _with(read_capsule(path), constructor={"@": "object", "name": "evil:make"}), str(tmp_path), "hostile"
     )
     for arguments in ([], ["--json"], ["--pdb"]):
-        done = subprocess.run(
-            [*COMMAND, hostile, *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False
-        )
+        done = replay(hostile, *arguments, cwd=tmp_path)
         assert done.returncode == 2
         assert done.stderr.startswith("stepmill: ")
         assert done.stderr.count("\n") == 1
@@ -201,7 +192,7 @@ def test_the_question_shows_arguments_and_all_modules_that_are_imported(tmp_path
         "kwargs": {"wrapper": {"@": "object", "name": "other.evil:Wrapper"}, "spec": {"entry_point": "third:Env"}},
     }
     hostile = write_capsule(_with(read_capsule(path), constructor=make), str(tmp_path), "hostile")
-    done = subprocess.run([*COMMAND, hostile], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    done = replay(hostile, cwd=tmp_path)
     assert done.returncode == 2
     call = "gymnasium.envs.registration:make('evilmod:CartPole-v1', wrapper=other.evil:Wrapper, spec={'entry_point': 'third:Env'})"
     assert call in done.stderr

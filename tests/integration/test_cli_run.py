@@ -1,4 +1,4 @@
-"""`stepmill run` as a user starts it: a process of its own, judged by its exit status, stdout and stderr."""
+"""`stepmill run` as a user starts it, judged by its exit status, stdout and stderr."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import pytest
 
 import stepmill
 from stepmill.observe.cli import main
-from tests.harness.scripts import run_source
+from tests.harness.commands import run_command
+from tests.harness.scripts import ROOT, run_source
 from tests.harness.terminals import read_terminal
 
 DEADLINE_S = 60.0
@@ -44,8 +45,8 @@ for name, entry_point, kwargs in [
     ("Counting", CountingEnv, {}),
     ("Needy", Needy, {}),
     ("Broken", RaisingEnv, {"phase": "init"}),
-    ("Raising", RaisingEnv, {"phase": "step", "at": 7}),
-    ("Dying", DyingEnv, {"phase": "step", "at": 7}),
+    ("Failing", RaisingEnv, {"phase": "step", "at": 7}),
+    ("Ending", DyingEnv, {"phase": "step", "at": 7}),
 ]:
     gymnasium.register(f"{name}-v0", entry_point=entry_point, kwargs=kwargs, order_enforce=False)
 """
@@ -69,14 +70,8 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_cli(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_S, stdin=subprocess.DEVNULL
-    )
-
-
-def summary_of(*arguments: str, cwd: Path | None = None) -> dict:
-    done = run_cli("run", *arguments, "--json", cwd=cwd)
+def summary_of(*arguments: str, cwd: Path = ROOT) -> dict:
+    done = run_command("run", *arguments, "--json", cwd=cwd)
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
 
@@ -149,7 +144,7 @@ def test_a_policy_of_the_user_acts(here):
 
 @pytest.mark.slow
 def test_without_a_terminal_there_are_plain_lines():
-    done = run_cli("run", "CartPole-v1", "--seconds", "2.5", "--num-envs", "2")
+    done = run_command("run", "CartPole-v1", "--seconds", "2.5", "--num-envs", "2")
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     lines = done.stdout.splitlines()
@@ -173,12 +168,12 @@ def test_a_terminal_gets_the_live_view_and_its_cursor_back():
 
 
 def test_the_version_is_the_package_s():
-    done = run_cli("--version")
+    done = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, timeout=DEADLINE_S)
     assert (done.returncode, done.stdout) == (0, f"stepmill, version {stepmill.__version__}\n")
 
 
 def test_help_documents_policies_and_the_atari_preprocessing():
-    words = " ".join(run_cli("run", "--help").stdout.split())
+    words = " ".join(run_command("run", "--help").stdout.split())
     assert "function(obs, action_space)" in words
     assert "84x84" in words
 
@@ -197,7 +192,7 @@ def test_help_documents_policies_and_the_atari_preprocessing():
     ],
 )
 def test_what_cannot_work_is_said_in_one_line(here, arguments, expected):
-    done = run_cli(*arguments, cwd=here)
+    done = run_command(*arguments, cwd=here)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("stepmill: ")
@@ -257,7 +252,7 @@ def test_help_and_complaints_about_options_come_without_waiting_for_numpy(argume
 def test_envs_that_hang_are_named_when_the_run_ends(here, batch_size):
     arguments = ["run", "my_envs:Hanging-v0", "--num-envs", "2", "--batch-size", batch_size]
     for seconds in ("2", "10", "50"):  # envs count as silent after ten times the longest time that an answer took
-        done = run_cli(*arguments, "--seconds", seconds, cwd=here)
+        done = run_command(*arguments, "--seconds", seconds, cwd=here)
         if done.returncode != 0:
             break
     assert done.returncode == 1
@@ -272,7 +267,7 @@ def test_envs_that_hang_are_named_when_the_run_ends(here, batch_size):
 @pytest.mark.slow
 def test_a_step_timeout_and_a_policy_of_faults_get_a_run_past_envs_that_hang(here):
     arguments = ["--num-envs", "2", "--context", "spawn", "--step-timeout", "0.2", "--on-fault", "truncate"]
-    done = run_cli("run", "my_envs:Hanging-v0", *arguments, "--steps", "30", "--crash-dir", "crashes", cwd=here)
+    done = run_command("run", "my_envs:Hanging-v0", *arguments, "--steps", "30", "--crash-dir", "crashes", cwd=here)
     assert done.returncode == 0, done.stderr
     assert list((here / "crashes").iterdir())
     assert re.search(r"^  faults +\d+ timed out", done.stdout, re.MULTILINE)
@@ -280,7 +275,9 @@ def test_a_step_timeout_and_a_policy_of_faults_get_a_run_past_envs_that_hang(her
 
 
 def test_arguments_of_the_env_come_as_json(here):
-    done = run_cli("run", "my_envs:Counting-v0", "--env-kwargs", '{"length": 3}', "--steps", "60", "--json", cwd=here)
+    done = run_command(
+        "run", "my_envs:Counting-v0", "--env-kwargs", '{"length": 3}', "--steps", "60", "--json", cwd=here
+    )
     assert json.loads(done.stdout)["episodes"]["length_mean"] == 3
 
 
@@ -288,22 +285,22 @@ def test_arguments_of_the_env_come_as_json(here):
     ("arguments", "expected", "batch_size"),
     [
         (["my_envs:Broken-v0"], "a deliberate failure", "2"),
-        (["my_envs:Raising-v0"], "a deliberate failure", "2"),
-        (["my_envs:Raising-v0"], "a deliberate failure", "1"),
-        (["my_envs:Dying-v0", "--backend", "process"], "SIGKILL", "1"),
+        (["my_envs:Failing-v0"], "a deliberate failure", "2"),
+        (["my_envs:Failing-v0"], "a deliberate failure", "1"),
+        (["my_envs:Ending-v0", "--backend", "process"], "SIGKILL", "1"),
         (["CartPole-v1", "--policy", "my_policies:broken"], "the policy raised ValueError: no idea", "1"),
     ],
 )
 def test_what_fails_while_it_runs_is_said_in_one_line(here, arguments, expected, batch_size):
-    done = run_cli("run", *arguments, "--num-envs", "2", "--batch-size", batch_size, cwd=here)
+    done = run_command("run", *arguments, "--num-envs", "2", "--batch-size", batch_size, cwd=here)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert expected in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["my_envs:Raising-v0"], ["CartPole-v1", "--policy", "my_policies:broken"]])
+@pytest.mark.parametrize("arguments", [["my_envs:Failing-v0"], ["CartPole-v1", "--policy", "my_policies:broken"]])
 def test_traceback_shows_where_it_failed(here, arguments):
-    done = run_cli("run", *arguments, "--num-envs", "2", "--traceback", cwd=here)
+    done = run_command("run", *arguments, "--num-envs", "2", "--traceback", cwd=here)
     assert done.returncode == 1
     assert "Traceback (most recent call last)" in done.stderr
     assert "in _fail" in done.stderr or "in broken" in done.stderr
@@ -333,6 +330,17 @@ def test_ctrl_c_while_the_envs_start_leaves_nothing():
     _, stderr = process.communicate(timeout=DEADLINE_S)
     assert (process.returncode, stderr) == (130, "stepmill: interrupted\n")
     assert members_of(process.pid) == []
+
+
+def test_ctrl_c_while_a_dataclass_is_made_ends_with_130_too(here):
+    (here / "interrupted.py").write_text(
+        "import sys\n"
+        "from stepmill.observe import cli, commands\n"
+        "commands.dispatch = lambda arguments: exec('raise KeyboardInterrupt')\n"
+        "sys.exit(cli.main([]))\n"
+    )
+    done = subprocess.run([sys.executable, "-m", "interrupted"], cwd=here, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "stepmill: interrupted\n")
 
 
 def test_sigterm_closes_the_pool():

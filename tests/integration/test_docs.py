@@ -18,7 +18,7 @@ from tests.harness.scripts import ROOT, run_file
 DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 FENCE = re.compile(r"^```(\w*)\s*$")
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
-MAKE = re.compile(r"\bmake ((?:[a-z]+(?:-[a-z]+)* ?)+)$|`make ((?:[a-z]+(?:-[a-z]+)* ?)+)`", re.MULTILINE)
+MAKE = re.compile(r"\bmake ((?:[a-z-]+ )*[a-z-]+)$|`make ((?:[a-z-]+ )*[a-z-]+)`", re.MULTILINE)
 TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
 ROW = re.compile(r"^\| (`[^|]+) \|([^|]*)\|", re.MULTILINE)
 

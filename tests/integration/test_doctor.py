@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 import threading
 from functools import partial
 
@@ -17,8 +14,7 @@ from stepmill.observe.catalog import find_env
 from stepmill.observe.doctor import GROUPS, Severity, diagnose
 from stepmill.spec.errors import UsageError
 from stepmill.testing import CheckFailed, CountingEnv, check_env
-from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.scripts import ROOT
+from tests.harness.commands import run_command
 from tests.harness.sick_envs import (
     SICK,
     Clocked,
@@ -108,11 +104,7 @@ def test_unknown_checks_are_refused():
 
 
 def run_doctor(*arguments):
-    command = [sys.executable, "-m", "stepmill", "doctor", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=HANG_GUARD_S, cwd=ROOT, env=environment, check=False
-    )
+    return run_command("doctor", *arguments)
 
 
 @pytest.mark.slow

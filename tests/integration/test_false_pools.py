@@ -26,6 +26,7 @@ from stepmill.observe import attach
 from stepmill.observe.attach import AttachedPool, find_pools, only_pool
 from stepmill.observe.monitor import Watch, list_pools, render
 from stepmill.spec.errors import UsageError
+from tests.harness.commands import run_command
 from tests.harness.effort import examples
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import counting_envs, make_pool
@@ -140,9 +141,7 @@ def test_a_fifo_with_the_name_of_a_slab_does_not_stop_the_search(
 def test_the_list_of_pools_survives_all_false_slabs_and_shows_no_control_characters() -> None:
     slab = slab_of_a_pool()
     with held(*(forge(slab) for forge in FORGERIES.values())):
-        done = subprocess.run(
-            COMMAND, capture_output=True, text=True, timeout=HANG_GUARD_S, env=ENVIRONMENT, check=False
-        )
+        done = run_command("top")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "\x1b" not in done.stdout

@@ -1,4 +1,4 @@
-"""Whole programs, as users write them: unguarded, from stdin, in daemons and threads, ended in every way."""
+"""Whole programs, as users write them: unguarded, from stdin, in daemons, ended in every way."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import textwrap
 import pytest
 
 from tests.harness import leaks
+from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.scripts import ROOT, run_file, run_source
 
 pytestmark = pytest.mark.orphans
@@ -16,8 +17,12 @@ pytestmark = pytest.mark.orphans
 MAKE = """
     import stepmill
     from stepmill.testing.envs import CountingEnv
+
+    class OwnEnv(CountingEnv):
+        pass
+
     pool = stepmill.Pool(
-        [lambda i=i: CountingEnv(i) for i in range(3)],
+        [lambda i=i: OwnEnv(i) for i in range(3)],
         backend="process", num_workers=2, options=stepmill.PoolOptions(context={context!r}),
     )
     assert pool.reset(seed=0).obs[:, 0].tolist() == [0, 1, 2]
@@ -50,7 +55,7 @@ def test_a_script_may_come_from_stdin(tmp_path, context):
         input=_script(context),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_GUARD_S,
         cwd=tmp_path,
         check=False,
     )
@@ -119,31 +124,6 @@ def test_a_pool_may_live_in_a_daemonic_process(tmp_path, context):
     _assert_done(run_file(path))
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
-def test_a_pool_may_be_made_and_used_in_a_thread_that_ends(context):
-    # The death of the thread that made the pool must not look like the death of the learner.
-    source = f"""
-        import threading
-        import stepmill
-        from stepmill.testing.envs import CountingEnv
-        made = []
-        def make():
-            made.append(stepmill.Pool(
-                [lambda: CountingEnv(length=100)] * 3,
-                backend="process", num_workers=2, options=stepmill.PoolOptions(context={context!r}),
-            ))
-            made[0].reset(seed=0)
-        thread = threading.Thread(target=make)
-        thread.start()
-        thread.join()
-        for action in range(1, 50):
-            assert made[0].step([action] * 3).reward.tolist() == [float(action)] * 3
-        made[0].close()
-        print("done")
-    """
-    _assert_done(run_source(source))
-
-
 def test_envs_may_have_child_processes_of_their_own(tmp_path):
     path = tmp_path / "children.py"
     source = """
@@ -171,29 +151,6 @@ def test_envs_may_have_child_processes_of_their_own(tmp_path):
     assert result.stdout.split() == ["done"]
 
 
-def test_environment_and_working_directory_are_those_of_the_moment_the_pool_was_made(tmp_path):
-    source = f"""
-        import os, sys
-        import stepmill
-        from stepmill.testing.envs import CountingEnv
-
-        class AskEnv(CountingEnv):
-            def ask(self):
-                return os.environ.get("STEPMILL_ASKED"), os.getcwd(), sys.path[0], os.environ.get("GIVEN")
-
-        os.environ["STEPMILL_ASKED"] = "yes"
-        os.chdir({str(tmp_path)!r})
-        sys.path.insert(0, "/nonesuch")
-        for context in ("fork", "forkserver", "spawn"):
-            options = stepmill.PoolOptions(context=context, workers={{"env": {{"GIVEN": "here"}}}})
-            with stepmill.Pool([AskEnv], backend="process", num_workers=1, options=options) as pool:
-                assert pool.call("ask") == (("yes", {str(tmp_path)!r}, "/nonesuch", "here"),), pool.call("ask")
-        assert "GIVEN" not in os.environ
-        print("done")
-    """
-    _assert_done(run_source(source))
-
-
 @pytest.mark.covers("X-7/fresh")
 def test_a_worker_imports_neither_gymnasium_nor_torch_unless_an_env_does():
     source = """
@@ -202,28 +159,6 @@ def test_a_worker_imports_neither_gymnasium_nor_torch_unless_an_env_does():
         assert not {"gymnasium", "torch", "rich", "click"} & set(sys.modules), sorted(sys.modules)
         import stepmill.spec.options, stepmill.worker.env_host, stepmill.slab.layout
         assert not {"gymnasium", "torch", "rich", "click"} & set(sys.modules), sorted(sys.modules)
-        print("done")
-    """
-    _assert_done(run_source(source))
-
-
-@CONTEXTS
-def test_the_workers_random_generators_differ(context):
-    source = f"""
-        import random
-        import numpy as np
-        import stepmill
-        from stepmill.testing.envs import CountingEnv
-
-        class DiceEnv(CountingEnv):
-            def roll(self):
-                return random.random(), float(np.random.random())
-
-        options = stepmill.PoolOptions(context={context!r})
-        with stepmill.Pool([DiceEnv] * 3, backend="process", num_workers=3, options=options) as pool:
-            rolls = pool.call("roll")
-        assert len({{roll for roll, _ in rolls}}) == 3, rolls
-        assert len({{roll for _, roll in rolls}}) == 3, rolls
         print("done")
     """
     _assert_done(run_source(source))
@@ -258,7 +193,7 @@ def test_two_pools_at_once_and_many_one_after_another():
 def test_an_interpreter_without_the_repository_on_its_path_can_import_it(tmp_path):
     code = "import stepmill; print(stepmill.__version__)"
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=HANG_GUARD_S, check=True
     )
     assert result.stdout.strip()
     assert ROOT.exists()

@@ -15,6 +15,7 @@ import stepmill
 from stepmill.observe.trace import LEARNER, TraceKind, commands
 from stepmill.pool.port import PoolPort
 from stepmill.testing import SlowEnv
+from tests.harness.commands import run_command
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import counting_envs, kill_worker, make_pool
 
@@ -171,8 +172,7 @@ def test_a_path_that_cannot_be_written_is_an_error(tmp_path):
 
 
 def run_trace(*arguments, cwd):
-    command = [sys.executable, "-m", "stepmill", "trace", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_GUARD_S, cwd=cwd, check=False)
+    return run_command("trace", *arguments, cwd=cwd)
 
 
 def test_the_command_records_an_env(tmp_path):

@@ -1,19 +1,16 @@
-"""Grids of frames, and videos and frames in the terminal by `stepmill run`."""
+"""Grids of frames, and videos by `stepmill run`."""
 
 from __future__ import annotations
 
-import os
-import pty
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from stepmill.observe.video import VideoFile, tile
 from stepmill.spec.errors import UsageError
+from tests.harness.commands import run_command
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.terminals import read_terminal
 
 MY_ENVS = """
 import gymnasium, numpy as np
@@ -94,8 +91,7 @@ def test_a_video_that_cannot_be_written_is_an_error(tmp_path):
 
 def run_env(*arguments, cwd):
     (cwd / "my_envs.py").write_text(MY_ENVS)
-    command = [sys.executable, "-m", "stepmill", "run", *arguments, "--steps", "30", "--num-envs", "3"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_GUARD_S, cwd=cwd, check=False)
+    return run_command("run", *arguments, "--steps", "30", "--num-envs", "3", cwd=cwd)
 
 
 @pytest.mark.slow
@@ -115,9 +111,6 @@ def test_a_run_writes_a_grid_and_a_video_per_env(tmp_path):
         (["my_envs:Blind-v0", "--video", "all.mp4"], "render_mode='rgb_array'"),
         (["my_envs:Coloured-v0", "--video", "no/all.mp4"], "does not exist"),
         (["my_envs:Coloured-v0", "--video", "all.mp4", "--batch-size", "1"], "leave --batch-size out"),
-        (["my_envs:Coloured-v0", "--frames", "--batch-size", "1"], "leave --batch-size out"),
-        (["my_envs:Coloured-v0", "--frames", "--quiet"], "leave one of them out"),
-        (["my_envs:Coloured-v0", "--frames"], "--frames needs a terminal"),
     ],
 )
 def test_a_run_says_why_there_are_no_frames(arguments, text, tmp_path):
@@ -125,34 +118,3 @@ def test_a_run_says_why_there_are_no_frames(arguments, text, tmp_path):
     assert done.returncode == 2
     assert text in done.stderr
     assert len(done.stderr.splitlines()) == 1
-
-
-def run_on_terminal(*arguments, cwd):
-    """Run the command on a terminal; return the exit status and what it showed."""
-    (cwd / "my_envs.py").write_text(MY_ENVS)
-    command = [sys.executable, "-m", "stepmill", "run", *arguments, "--num-envs", "3", "--num-workers", "1"]
-    size = {"COLUMNS": "100", "LINES": "40", "TERM": "xterm-256color", "COLORTERM": "truecolor"}
-    ours, theirs = pty.openpty()
-    try:
-        process = subprocess.Popen(command, cwd=cwd, env={**os.environ, **size}, stdout=theirs, stderr=theirs)
-        os.close(theirs)
-        screen = read_terminal(ours)
-        return process.wait(HANG_GUARD_S), screen
-    finally:
-        os.close(ours)
-
-
-@pytest.mark.slow
-def test_a_run_shows_frames_on_a_terminal(tmp_path):
-    status, screen = run_on_terminal("my_envs:Coloured-v0", "--frames", "--seconds", "1", cwd=tmp_path)
-    assert status == 0, screen
-    assert "38;2;200;200;200;48;2;200;200;200m" + "▀" in screen
-    assert "Ctrl-C stops" in screen
-
-
-@pytest.mark.slow
-def test_frames_of_an_env_that_returns_no_picture_are_an_error(tmp_path):
-    status, screen = run_on_terminal("my_envs:Blind-v0", "--frames", "--seconds", "1", cwd=tmp_path)
-    assert status == 2
-    assert "render_mode='rgb_array'" in screen
-    assert "Traceback" not in screen

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "check.hpp"
-#include "slab.hpp"
+#include "shared/slab.hpp"
 
 namespace stepmill {
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "arena.hpp"
-#include "protocol.hpp"
-#include "reaper.hpp"
+#include "shared/protocol.hpp"
+#include "shared/reaper.hpp"
 
 namespace stepmill {
 

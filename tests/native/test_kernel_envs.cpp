@@ -8,7 +8,7 @@
 
 #include "arena.hpp"
 #include "check.hpp"
-#include "kernel_envs.hpp"
+#include "kernel/kernel_envs.hpp"
 
 using namespace stepmill;
 

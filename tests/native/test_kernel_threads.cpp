@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "kernel_threads.hpp"
+#include "kernel/kernel_threads.hpp"
 
 using namespace stepmill;
 

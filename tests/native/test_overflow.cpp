@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "check.hpp"
-#include "overflow.hpp"
+#include "codec/overflow.hpp"
 
 using namespace stepmill;
 

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "check.hpp"
-#include "phases.hpp"
+#include "pool/phases.hpp"
 
 using namespace stepmill;
 

@@ -14,8 +14,8 @@
 
 #include "check.hpp"
 #include "engine.hpp"
-#include "pidfd.hpp"
-#include "reaper.hpp"
+#include "shared/pidfd.hpp"
+#include "shared/reaper.hpp"
 
 using namespace stepmill;
 

@@ -12,8 +12,8 @@
 
 #include "arena.hpp"
 #include "check.hpp"
-#include "leases.hpp"
-#include "slab.hpp"
+#include "shared/leases.hpp"
+#include "shared/slab.hpp"
 
 using namespace stepmill;
 

@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "check.hpp"
-#include "statistics.hpp"
+#include "shared/statistics.hpp"
 
 using namespace stepmill;
 

@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 #include "check.hpp"
-#include "cores.hpp"
-#include "pidfd.hpp"
-#include "watch.hpp"
+#include "shared/cores.hpp"
+#include "shared/pidfd.hpp"
+#include "shared/learner_watch.hpp"
 
 using namespace stepmill;
 

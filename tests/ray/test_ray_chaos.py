@@ -27,7 +27,7 @@ MAX_LOOPS = 12  # between two kills
 
 
 def make_kind(policy, **fields):
-    nodes = stepmill.RayOptions(num_nodes=2, num_cpus=0, node_timeout_s=5.0)
+    nodes = stepmill.RayOptions(num_nodes=2, resources={"CPU": 0}, node_timeout_s=5.0)
     options = {"backend": "ray", "ray": nodes, "on_fault": policy, "step_timeout_s": 20.0, "reset_timeout_s": 20.0}
     if policy == "replay":  # it cannot repair an env that always fails
         fields["fatal"] = ()

@@ -34,7 +34,7 @@ NODE_TIMEOUT_S = 3.0
 
 def make_pool(num_envs=4, env_fns=None, node_timeout_s=NODE_TIMEOUT_S, **options):
     chosen = {"seeding": "per_episode", "restarts": {"max_restarts": 100}, **options}
-    nodes = stepmill.RayOptions(num_nodes=2, num_cpus=0, node_timeout_s=node_timeout_s)
+    nodes = stepmill.RayOptions(num_nodes=2, resources={"CPU": 0}, node_timeout_s=node_timeout_s)
     return stepmill.Pool(env_fns or counting_envs(num_envs), backend="ray", num_workers=4, ray=nodes, **chosen)
 
 
@@ -94,7 +94,7 @@ def test_a_stopped_node_is_given_up_after_its_time_limit_and_replaced(ray_cluste
 @pytest.mark.parametrize("length", [0, 300_000], ids=["small messages", "large messages"])
 def test_a_machine_whose_raylet_is_stopped_is_given_up_and_avoided(ray_cluster, length):
     machine = add_machine(ray_cluster)
-    nodes = stepmill.RayOptions(num_nodes=3, num_cpus=NODE_CPUS, node_timeout_s=NODE_TIMEOUT_S)
+    nodes = stepmill.RayOptions(num_nodes=3, resources={"CPU": NODE_CPUS}, node_timeout_s=NODE_TIMEOUT_S)
     env_fns = [partial(Padded, length)] * 6
     with stepmill.Pool(env_fns, backend="ray", num_workers=3, ray=nodes, on_fault="truncate") as pool:
         pool.reset(seed=0)
@@ -213,7 +213,7 @@ def test_an_env_that_raises_after_a_call_in_its_episode_is_rebuilt_and_replayed(
 
 def test_a_machine_that_is_lost_is_replaced_by_another(ray_cluster):
     first = add_machine(ray_cluster, resources={"spot": 1})
-    chosen = stepmill.RayOptions(num_nodes=1, num_cpus=0, resources={"spot": 1})
+    chosen = stepmill.RayOptions(num_nodes=1, resources={"CPU": 0, "spot": 1})
     with stepmill.Pool(counting_envs(2), backend="ray", num_workers=2, ray=chosen, on_fault="truncate") as pool:
         pool.reset(seed=0)
         assert link_of(pool, 0).started.node_id == first.node_id
@@ -384,7 +384,7 @@ def test_a_program_that_was_stopped_keeps_its_nodes(ray_cluster):
         import ray, stepmill
         from stepmill.testing.envs import CountingEnv
         ray.init(address={ray_cluster.address!r}, log_to_driver=False)
-        nodes = stepmill.RayOptions(num_nodes=2, num_cpus=0, node_timeout_s=1)
+        nodes = stepmill.RayOptions(num_nodes=2, resources={"CPU": 0}, node_timeout_s=1)
         with stepmill.Pool([CountingEnv] * 4, backend="ray", num_workers=4, ray=nodes) as pool:
             pool.reset(seed=0)
             while input():
@@ -430,7 +430,7 @@ def test_nodes_end_when_their_program_is_killed(ray_cluster, tmp_path):
         from stepmill.testing.envs import CountingEnv
         ray.init(address={ray_cluster.address!r}, log_to_driver=False)
         pool = stepmill.Pool([CountingEnv] * 4, backend="ray", num_workers=4,
-                             ray=stepmill.RayOptions(num_nodes=2, num_cpus=0))
+                             ray=stepmill.RayOptions(num_nodes=2, resources={"CPU": 0}))
         pool.reset(seed=0)
         pids = [link.started.pid for link in pool._runtime.backend._links]
         print(*pids, *[worker.pid for worker in pool.stats().workers], flush=True)

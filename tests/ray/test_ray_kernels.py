@@ -19,7 +19,7 @@ N = 7
 
 
 def nodes(num_nodes=2):
-    return stepmill.RayOptions(num_nodes=num_nodes, num_cpus=0, host="kernel")
+    return stepmill.RayOptions(num_nodes=num_nodes, resources={"CPU": 0}, host="kernel")
 
 
 def make(kernel, num_envs=N, num_nodes=2, **options):

@@ -42,7 +42,7 @@ def machine(ray_cluster):
 
 def make_pool(**nodes):
     """Return a pool with a node on each of three machines, of which it reserves all CPUs."""
-    chosen = {"num_nodes": 3, "num_cpus": NODE_CPUS, "node_timeout_s": NODE_TIMEOUT_S, **nodes}
+    chosen = {"num_nodes": 3, "resources": {"CPU": NODE_CPUS}, "node_timeout_s": NODE_TIMEOUT_S, **nodes}
     options = stepmill.RayOptions(**chosen)
     pool = stepmill.Pool(counting_envs(N), backend="ray", num_workers=N, ray=options, on_fault="truncate")
     pool.reset(seed=0)
@@ -155,7 +155,8 @@ def test_a_pool_raises_what_is_missing_if_it_is_to_raise(ray_cluster, machine):
 
 
 def test_workers_need_their_custom_resources_wherever_they_run(ray_cluster, machine):
-    with added_machine(ray_cluster) as other, make_pool(num_nodes=2, resources={"third": 1}) as pool:
+    resources = {"CPU": NODE_CPUS, "third": 1}
+    with added_machine(ray_cluster) as other, make_pool(num_nodes=2, resources=resources) as pool:
         _, lost = lose(ray_cluster, machine, pool)
         with recorded() as caught:
             batch = pool.step(np.zeros(N, int))
@@ -165,7 +166,7 @@ def test_workers_need_their_custom_resources_wherever_they_run(ray_cluster, mach
 
 
 def test_a_rollout_runs_a_lost_node_on_a_machine_that_is_left(ray_cluster, machine):
-    nodes = stepmill.RayOptions(num_nodes=3, num_cpus=NODE_CPUS, node_timeout_s=NODE_TIMEOUT_S)
+    nodes = stepmill.RayOptions(num_nodes=3, resources={"CPU": NODE_CPUS}, node_timeout_s=NODE_TIMEOUT_S)
     with RayRollout(
         counting_envs(N), 4, policy=stay, seed=0, nodes=nodes, num_workers=1, on_fault="truncate"
     ) as rollout:

@@ -15,7 +15,7 @@ from tests.harness.pools import counting_envs, make_pool
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
-NODES = {num: stepmill.RayOptions(num_nodes=num, num_cpus=0) for num in (1, 2, 3)}
+NODES = {num: stepmill.RayOptions(num_nodes=num, resources={"CPU": 0}) for num in (1, 2, 3)}
 
 
 def test_the_backend_keeps_the_contract(ray_cluster):

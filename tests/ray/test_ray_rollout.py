@@ -52,7 +52,7 @@ def ordered(episodes):
 
 
 def make(policy, **options):
-    nodes = stepmill.RayOptions(num_nodes=2, num_cpus=0)
+    nodes = stepmill.RayOptions(num_nodes=2, resources={"CPU": 0})
     return RayRollout(counting_envs(N), T, policy=policy, seed=0, nodes=nodes, num_workers=1, **options)
 
 
@@ -77,7 +77,7 @@ def test_fragments_of_all_nodes_are_the_batch_of_a_local_rollout(ray_cluster):
 
 
 def make_pool(**options):
-    nodes = stepmill.RayOptions(num_nodes=2, num_cpus=NODE_CPUS)
+    nodes = stepmill.RayOptions(num_nodes=2, resources={"CPU": NODE_CPUS})
     return stepmill.Pool(counting_envs(N), backend="ray", num_workers=2, ray=nodes, **options)
 
 
@@ -201,7 +201,7 @@ class Broken:
 
 
 def test_an_env_that_cannot_be_built_is_no_lost_node(ray_cluster):
-    nodes = stepmill.RayOptions(num_nodes=1, num_cpus=0)
+    nodes = stepmill.RayOptions(num_nodes=1, resources={"CPU": 0})
     with RayRollout([Broken], T, policy=Constant(0), nodes=nodes, on_fault="truncate", backend="serial") as rollout:
         with pytest.raises(stepmill.EnvError, match="no such level"):
             rollout.recv(timeout_s=HANG_GUARD_S)

@@ -12,6 +12,7 @@ from stepmill.frontends.dm_env import DmEnvironment
 from stepmill.frontends.mlagents import ManagerOptions, SubprocessEnvManager
 from stepmill.frontends.multi_env import SubprocessEnv, create_subprocess_envs
 from stepmill.frontends.pettingzoo import AgentVectorEnv, StepmillParallelEnv
+from stepmill.frontends.ray_rollout import RayRollout
 from stepmill.frontends.sb3 import SB3VecEnv
 from stepmill.frontends.tianshou import StepmillVectorEnv
 from stepmill.frontends.torchrl import StepmillEnv
@@ -32,6 +33,7 @@ def pool() -> None:
 
 
 def vector_env() -> None:
+    """What stepmill.frontends.gymnasium has."""
     envs = stepmill.VectorEnv([CountingEnv] * 4, num_workers=2, autoreset_mode="SameStep")
     envs.reset(seed=0, options={"reset_mask": [True] * 4})
     envs.step([0] * 4)
@@ -40,12 +42,19 @@ def vector_env() -> None:
 
 
 def make_vec(own: dict[str, Any]) -> None:
-    stepmill.make_vec("CartPole-v1", 4, "async", sutton_barto_reward=True, max_episode_steps=3, render_mode=None)
-    stepmill.make_vec("HalfCheetah-v5", 4, ctrl_cost_weight=0.2, backend="process", crash_dir="crashes")
-    stepmill.make_vec("ALE/Pong-v5", 4, frameskip=1, num_workers=2)
+    stepmill.make_vec(
+        "CartPole-v1", 4, "async", max_episode_steps=3, render_mode=None, env_kwargs={"sutton_barto_reward": True}
+    )
+    stepmill.make_vec("HalfCheetah-v5", 4, backend="process", crash_dir="crashes")
     stepmill.make_vec("Mine-v0", 4, env_kwargs={"size": 3}, vector_kwargs={"copy": True}, **own)
     stepmill.make_vec("CartPole-v1", 4, num_worker=2)  # type: ignore[call-arg]
     stepmill.make_vec("CartPole-v1", 4, backend="proces")  # type: ignore[arg-type]
+
+
+def ray_rollout(policy: Any) -> None:
+    with RayRollout([CountingEnv] * 4, 16, policy=policy, num_workers=2) as rollout:
+        rollout.collect()
+    RayRollout([CountingEnv], 16, policy=policy, num_worker=2)  # type: ignore[call-arg]
 
 
 def alf() -> None:

@@ -59,7 +59,9 @@ def vector_envs_are_gymnasiums(env_fns: Sequence[Any]) -> None:
     assert_type(as_gymnasium.num_envs, int)
     assert_type(stepmill.make_vec("CartPole-v1", 4), stepmill.VectorEnv)
     assert_type(stepmill.make_vec("CartPole-v1", 4, on_fault="truncate", max_episode_steps=3), stepmill.VectorEnv)
-    assert_type(stepmill.make_vec("CartPole-v1", 4, "async", sutton_barto_reward=True), stepmill.VectorEnv)
+    assert_type(
+        stepmill.make_vec("CartPole-v1", 4, "async", env_kwargs={"sutton_barto_reward": True}), stepmill.VectorEnv
+    )
     _, reward, terminated, _, _ = envs.step([0, 1])
     assert_type(reward, NDArray[np.float64])
     assert_type(terminated, NDArray[np.bool_])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stepmill.pool.auto_backend import auto_backend
+from stepmill.pool import auto_backend as auto_backend_module
+from stepmill.pool.auto_backend import auto_backend, begin_start
+from stepmill.spec.errors import UsageError
+from stepmill.spec.options import PoolOptions
 
 
 @pytest.mark.parametrize(
@@ -22,3 +25,28 @@ from stepmill.pool.auto_backend import auto_backend
 )
 def test_auto_is_serial_if_it_is_known_to_be_faster(arguments, backend):
     assert auto_backend(**arguments) == backend
+
+
+@pytest.fixture
+def starter_raises(monkeypatch: pytest.MonkeyPatch):
+    """Let the early start raise this."""
+
+    def set_error(error: Exception) -> None:
+        def prepare(*_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(auto_backend_module, "prepare_starter", prepare)
+
+    return set_error
+
+
+@pytest.mark.parametrize("error", [OSError(11, "no process"), UsageError("no executable")])
+def test_an_early_start_that_the_system_refuses_is_left_to_the_pool(starter_raises, error: Exception) -> None:
+    starter_raises(error)
+    begin_start(2, PoolOptions(backend="process"))
+
+
+def test_a_defect_in_the_early_start_is_raised(starter_raises) -> None:
+    starter_raises(AttributeError("no such option"))
+    with pytest.raises(AttributeError):
+        begin_start(2, PoolOptions(backend="process"))

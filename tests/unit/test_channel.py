@@ -74,10 +74,10 @@ def test_the_thread_of_a_backlog_ends_with_it(ends: tuple[Channel, Channel]) -> 
     ends[0].send(bytes(BIG))
     assert ends[0].has_backlog
     receive(ends[1])
-    assert ends[0].flush(10)
+    assert ends[0].flush(HANG_GUARD_S)
     for thread in threading.enumerate():
         if thread.name == "stepmill-channel":
-            thread.join(10)
+            thread.join(HANG_GUARD_S)
     assert threading.active_count() == num_threads
 
 
@@ -203,7 +203,7 @@ def test_shutting_wakes_who_waits_elsewhere(ends: tuple[Channel, Channel]) -> No
     thread = threading.Thread(target=wait)
     thread.start()
     ends[0].shut()
-    thread.join(10)
+    thread.join(HANG_GUARD_S)
     assert outcome == ["closed"]
 
 

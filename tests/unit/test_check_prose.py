@@ -37,7 +37,7 @@ def test_unchecked_paths_are_whole_folders(check_prose, name, is_unchecked):
     assert check_prose.is_unchecked(name, check_prose.read_rules(RULES).unchecked) is is_unchecked
 
 
-def test_a_front_end_without_page_extra_or_changelog_entry_is_reported(check_prose):
+def test_a_front_end_that_is_not_described_everywhere_is_reported(check_prose):
     files = {
         "src/stepmill/frontends/batch_rows.py": "",
         "src/stepmill/frontends/new_lib/env.py": "",
@@ -45,10 +45,18 @@ def test_a_front_end_without_page_extra_or_changelog_entry_is_reported(check_pro
         "CHANGELOG.md": "- Something else.\n",
         "docs/guides/other.md": "`stepmill.frontends.old_lib`\n",
     }
+    others = [place for place in check_prose.PLACES_OF_FRONT_ENDS if place != "CHANGELOG.md"]
+    files |= dict.fromkeys(others, "old_lib\n")
     found = check_prose.undescribed([*files], files.__getitem__)
-    assert [line.partition(":")[0] for line in found] == ["docs/switching/new_lib.md", "pyproject.toml", "CHANGELOG.md"]
+    missing = [
+        "docs/switching/new_lib.md",
+        "pyproject.toml",
+        "CHANGELOG.md",
+        *others[:-1],
+    ]  # without an extra nothing to try
+    assert [line.partition(":")[0] for line in found] == missing
     files["pyproject.toml"] = files["pyproject.toml"].replace("old =", "new-lib =")
-    files["CHANGELOG.md"] = "- The front-end `new_lib`.\n"
+    files |= dict.fromkeys(check_prose.PLACES_OF_FRONT_ENDS, "- The front-end `new_lib`.\n")
     files["docs/switching/new_lib.md"] = "# New\n"
     assert check_prose.undescribed([*files], files.__getitem__) == []
 

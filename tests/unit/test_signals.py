@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from stepmill.worker.signals import allow_signals, defer_signals, wait_event
+from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.interrupts import LineInterrupt
 
 
@@ -127,7 +128,7 @@ def test_ctrl_c_anywhere_in_a_wait_for_an_event_leaves_the_event_usable():
         was_raised = LineInterrupt(line).call(lambda event=event: wait_event(event, 1e-6))
         setter = threading.Thread(target=event.set, daemon=True)
         setter.start()
-        setter.join(30)
+        setter.join(HANG_GUARD_S)
         assert not setter.is_alive(), f"the event's lock is held, after line {line}"
         if not was_raised:
             break

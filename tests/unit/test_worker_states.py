@@ -223,9 +223,7 @@ def test_a_restart_for_which_the_system_has_no_thread_names_the_limits(monkeypat
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     notified: list[bool] = []
-    task = RestartTask(
-        1, 0.0, threading.Semaphore(), lambda: pytest.fail("it was started"), lambda: notified.append(True)
-    )
+    task = RestartTask(1, lambda _: pytest.fail("it was started"), lambda: notified.append(True))
     task.start()
     assert notified == [True]
     assert isinstance(task.result, UsageError)

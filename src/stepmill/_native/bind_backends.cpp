@@ -1,9 +1,9 @@
 // Python bindings of Reaper, KernelLoop, PoolRelay and NodeRelay.
 #define NO_IMPORT_ARRAY
 #include "bindings.hpp"
-#include "kernel_loop.hpp"
-#include "reaper.hpp"
-#include "relay.hpp"
+#include "kernel/kernel_loop.hpp"
+#include "relay/relay.hpp"
+#include "shared/reaper.hpp"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>

@@ -1,8 +1,8 @@
 // Python bindings of Slab, Loop, PoolState and ForeignLoop.
 #define NO_IMPORT_ARRAY
 #include "bindings.hpp"
-#include "foreign.hpp"
-#include "pool_state.hpp"
+#include "pool/pool_state.hpp"
+#include "worker/foreign.hpp"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>

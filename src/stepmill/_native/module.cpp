@@ -1,5 +1,5 @@
 // Defines the extension module.
-#include "numpy_api.hpp"
+#include "shared/numpy_api.hpp"
 
 #include <nanobind/nanobind.h>
 

@@ -9,13 +9,13 @@
 #include <sys/mman.h>
 
 #include "bindings.hpp"
-#include "cores.hpp"
-#include "finalization.hpp"
-#include "owned_fd.hpp"
-#include "pidfd.hpp"
-#include "py_ref.hpp"
-#include "signals.hpp"
-#include "watch.hpp"
+#include "shared/cores.hpp"
+#include "shared/finalization.hpp"
+#include "shared/owned_fd.hpp"
+#include "shared/pidfd.hpp"
+#include "shared/py_ref.hpp"
+#include "shared/signals.hpp"
+#include "shared/learner_watch.hpp"
 
 namespace nb = nanobind;
 

@@ -39,6 +39,7 @@ _PRELOAD = ["numpy.random", "stepmill.worker.main", "stepmill.envs"]
 # Further modules to import if the learner has imported a library, because its envs then need them.
 _PRELOAD_IF_USED = {"gymnasium": ["gymnasium", "stepmill.envs.gymnasium", "stepmill.envs.gymnasium_registry"]}
 
+IDLE_S = 10.0  # how long a starter without launchers waits for the next pool
 _CLOSE_S = 0.3
 _EXIT_CODE_S = 0.2  # how long the starter may take to report the exit code of a launcher
 # A variable that pytest changes in each test. A launcher gets its new value; no library reads it when it is imported.
@@ -146,7 +147,7 @@ class StarterClient:
 
     def _start_process(self, peer: socket.socket, preload: Sequence[str]) -> subprocess.Popen[bytes]:
         with peer, contextlib.closing(OwnedFd.pidfd(os.getpid())) as learner:
-            arguments = {"learner": learner.fileno(), "preload": list(preload)}
+            arguments = {"learner": learner.fileno(), "preload": list(preload), "idle_s": IDLE_S}
             entry = "stepmill.worker.starter:main"
             start = InterpreterStart(entry, arguments, (learner.fileno(),), self.inputs.environ)
             return start_interpreter(start, peer.fileno())

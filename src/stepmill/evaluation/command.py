@@ -3,46 +3,37 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import Any
 
 import click
 
 from stepmill.observe.options import COUNT, SECONDS, Arguments, choice_option, json_option
 
-_BACKENDS = ("auto", "serial", "thread", "process")
 
-
-class Seeds(click.ParamType[range]):
-    """Seeds as START:STOP, or as the number of seeds from 0 on."""
-
-    name = "seeds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> range:
-        found = re.fullmatch(r"(?:(\d+):)?(\d+)", f"{value}")
-        seeds = range(int(found[1] or 0), int(found[2])) if found else range(0)
-        if not seeds:
-            self.fail(f"{value!r} is neither START:STOP nor a number of seeds, such as 0:100 or 100.", param, ctx)
-        return seeds
+def _seeds(text: str) -> range:
+    """Return START:STOP, or a number of seeds from 0 on."""
+    found = re.fullmatch(r"(?:(\d+):)?(\d+)", text)
+    seeds = range(int(found[1] or 0), int(found[2])) if found else range(0)
+    if not seeds:
+        raise click.BadParameter(f"{text!r} is neither START:STOP nor a number of seeds, such as 0:100 or 100.")
+    return seeds
 
 
 @click.command(short_help="Evaluate a policy: each task and seed once, in parallel.")
 @click.argument("env_id", metavar="ENV")
 @click.option("--policy", required=True, metavar="MODULE:FUNCTION", help="The policy; see above.")
-@click.option("--seeds", type=Seeds(), metavar="RANGE", default="0:100", show_default=True, help="START:STOP.")
-@click.option(
-    "--tasks", type=Arguments(), metavar="JSON", help="By each task's name, an object of options of its resets."
-)
+@click.option("--seeds", type=_seeds, metavar="RANGE", default="0:100", show_default=True, help="START:STOP.")
+@click.option("--tasks", type=Arguments(), metavar="JSON", help="By each task's name, an object of reset options.")
 @click.option("--num-envs", type=COUNT, metavar="N", default=16, show_default=True, help="Episodes under way at once.")
 @click.option("--num-workers", type=COUNT, metavar="N", help="How many workers.  [default: one per usable core]")
-@choice_option("--backend", _BACKENDS, "auto", "Where envs run")
+@choice_option("--backend", ("auto", "serial", "thread", "process"), "auto", "Where envs run")
 @click.option("--success", metavar="NAME", help="The info that says whether an episode was successful.")
 @click.option("--retries", type=click.IntRange(min=0), default=2, show_default=True, help="Play again after a fault.")
 @click.option("--resume", type=click.Path(dir_okay=False), metavar="FILE", help="Write episodes here; go on from it.")
 @click.option("--videos", type=click.Path(file_okay=False), metavar="DIR", help="Write a video of each episode.")
 @click.option("--record", metavar="WHICH", default="all", show_default=True, help="Videos: all, failures, or a number.")
-@click.option("--step-timeout", type=SECONDS, metavar="S", help="Kill the worker of an env whose step takes longer.")
-@click.option("--reset-timeout", type=SECONDS, metavar="S", help="Kill the worker of an env whose reset takes longer.")
+@click.option("--step-timeout", "step_timeout_s", type=SECONDS, metavar="S", help="Time limit of a step.")
+@click.option("--reset-timeout", "reset_timeout_s", type=SECONDS, metavar="S", help="Time limit of a reset.")
 @click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
 @json_option("result")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
@@ -59,22 +50,12 @@ def evaluate(
     """
     from stepmill.evaluation.evaluate import evaluate as play
     from stepmill.observe.catalog import find_env
-    from stepmill.observe.policy import load_function, search_current_directory
+    from stepmill.observe.policy import load_object
 
-    search_current_directory()
-    policy = load_function("--policy", given.pop("policy"), takes="(obs)")
+    policy = load_object("--policy", given.pop("policy"))
     rendering = {} if given["videos"] is None else {"render_mode": "rgb_array"}
-    choice = find_env(env_id, env_kwargs={**rendering, **(env_kwargs or {})})
-    found = play(
-        policy,
-        choice.make,
-        record=int(record) if record.isdigit() else record,  # type: ignore[arg-type]  # evaluate checks it
-        progress=not quiet,
-        step_timeout_s=given.pop("step_timeout"),
-        reset_timeout_s=given.pop("reset_timeout"),
-        **given,
-    )
-    sys.stdout.write(f"{found.to_json() if is_json else found}\n")
-    sys.stdout.flush()
+    env = find_env(env_id, env_kwargs={**rendering, **(env_kwargs or {})}).make
+    found = play(policy, env, record=int(record) if record.isdigit() else record, progress=not quiet, **given)  # type: ignore[arg-type]
+    click.echo(found.to_json() if is_json else found)
     if found.summary.num_failed:
         raise click.exceptions.Exit(1)

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from contextlib import closing, suppress
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from stepmill import OnFault, Pool, UsageError
-from stepmill.evaluation.episode_env import EpisodeEnv
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill import Batch, EnvFault, EnvState, OnFault, Pool, StepmillError, UsageError
+from stepmill.evaluation.episode_env import ORDER, EpisodeEnv, EpisodeOrder, find_success
 from stepmill.evaluation.journal import Journal
-from stepmill.evaluation.plan import EnvFn, Plan, Tasks, make_plan
-from stepmill.evaluation.player import Player
-from stepmill.evaluation.policies import Actor
+from stepmill.evaluation.plan import EnvFn, EvaluateOptions, Plan, Tasks, describe, make_plan
+from stepmill.evaluation.policies import NO_EPISODE, Act, make_act, policy_identity, take_rows
 from stepmill.evaluation.result import Episode, Evaluation
-from stepmill.evaluation.settings import EvaluateOptions
 from stepmill.observe.progress import BarColumn, TextColumn, TimeRemainingColumn, show_progress
+from stepmill.pool.infos import rows_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from stepmill.evaluation.settings import EvaluateKeywords
+    from stepmill.evaluation.plan import EvaluateKeywords
 
-_OWN_OPTIONS = {"autoreset_mode", "num_episodes"}
+_MAX_REFUSALS = 100  # a command that is refused more often, without a fault, would be refused without end
 
 
 def evaluate(
@@ -62,19 +65,20 @@ def evaluate(
         EnvError, WorkerDied: the envs could not be built.
     """
     began_s = perf_counter()
-    own = {field.name for field in fields(EvaluateOptions)} & options.keys()
+    own = EvaluateOptions.__dataclass_fields__.keys() & options.keys()
     settings = EvaluateOptions(**{name: options.pop(name) for name in own})  # type: ignore[misc]  # a name that varies
     plan = make_plan(env, tasks, seeds, must_render=settings.videos is not None)
-    with Journal(settings.resume, plan, settings.success) as journal:
-        todo = [episode_id for episode_id in range(len(plan)) if plan.key_of(episode_id) not in journal.known]
+    judge = {"policy": policy_identity(policy), "success": describe(settings.success), "infos": [*settings.infos]}
+    with closing(Journal(settings.resume, {**plan.identity, **judge})) as journal:
+        keys = [(pair.task, pair.seed) for pair in plan.pairs]
+        todo = [episode_id for episode_id, key in enumerate(keys) if key not in journal.known]
         columns = (BarColumn(), TextColumn("{task.completed}/{task.total} episodes"), TimeRemainingColumn())
         with show_progress(*columns, is_quiet=not settings.progress) as bar:
-            shown = bar.add_task("", total=len(plan), completed=len(plan) - len(todo))
-            for episode in _play(policy, plan, todo, min(num_envs, len(todo)), settings, options):
+            shown = bar.add_task("", total=len(keys), completed=len(keys) - len(todo))
+            for episode in _play(policy, plan, todo, num_envs, settings, options):
                 journal.add(episode)
                 bar.advance(shown)
-        played = tuple(journal.known[plan.key_of(episode_id)] for episode_id in range(len(plan)))
-    return Evaluation(plan.env, played, perf_counter() - began_s)
+        return Evaluation(plan.env, tuple(map(journal.known.__getitem__, keys)), perf_counter() - began_s)
 
 
 def _play(
@@ -83,12 +87,166 @@ def _play(
     if not todo:
         return
     make_env: EnvFn = partial(EpisodeEnv, plan.makers, settings.success) if plan.has_orders else plan.makers[0]
-    for name in _OWN_OPTIONS & options.keys():
+    for name in {"autoreset_mode", "num_episodes"} & options.keys():
         raise UsageError(f"evaluate() decides when an env is reset; leave {name} out")
-    if OnFault(options.get("on_fault", OnFault.RAISE)) is OnFault.TRUNCATE:
-        raise UsageError("on_fault='truncate' would end episodes early; leave it out, or use 'replay'")
-    with Pool([make_env] * num_envs, **{"episode_stats": False, **options, "autoreset_mode": "Disabled"}) as pool:
+    fixed = {"episode_stats": False, **options, "autoreset_mode": "Disabled"}
+    with Pool([make_env] * min(num_envs, len(todo)), **fixed) as pool:
         if pool.num_rows != pool.num_envs or pool.spec.agents or pool.spec.reward.shape:
             raise UsageError("evaluate() needs envs of one agent, with one row and one reward each; wrap the env")
-        actor = Actor(policy, pool.single_observation_space, pool.single_action_space, num_envs, settings.num_rows)
-        yield from Player(pool, actor, plan, todo, settings).episodes()
+        if OnFault.TRUNCATE in (pool.options.on_fault, pool.options.restarts.on_raise):
+            raise UsageError("on_fault='truncate' would end episodes early; leave it out, or use 'replay'")
+        yield from Player(pool, make_act(policy, pool, settings.num_rows), plan, todo, settings).episodes()
+
+
+class Player:
+    """Gives the next episode to each env that is free, and the policy's actions to each env that is ready.
+
+    Args:
+        pool: envs with one row each, which do not reset by themselves.
+        act: the policy.
+        plan: all episodes.
+        todo: the ids of those that are to be played.
+        settings: of the evaluation.
+    """
+
+    def __init__(self, pool: Pool, act: Act, plan: Plan, todo: Sequence[int], settings: EvaluateOptions) -> None:
+        self._pool, self._act, self._plan, self._todo, self._settings = pool, act, plan, deque(todo), settings
+        self._spaces = pool.single_observation_space, pool.single_action_space
+        self._attempts: Counter[int] = Counter()
+        self._waiting: list[int] = []  # envs whose episode begins with a reset that has not been sent yet
+        self._num_refusals = 0  # how often a command was refused since the last fault
+        # By env: the episode that it plays, and what is known of it.
+        self._episode_of, self._length = np.full((2, pool.num_envs), NO_EPISODE, np.int64)
+        self._is_first = np.zeros(pool.num_envs, np.bool_)
+        self._return, self._began_s = np.zeros((2, pool.num_envs), np.float64)
+
+    def episodes(self) -> Iterator[Episode]:
+        """Play all, and yield each when it has ended.
+
+        Raises:
+            UsageError: the policy's actions are invalid.
+            LauncherDied: no worker can be started any more.
+        """
+        self._begin(range(self._pool.num_envs))
+        while (self._episode_of != NO_EPISODE).any():
+            self._send_resets()
+            received = self._pool.receive(0 if self._waiting else 1, self._settings.num_rows)
+            if received.batch is not None:
+                yield from self._take_results(received.batch, received.faults)
+            if received.faults:
+                yield from self._take_faults(received.faults)
+
+    def _begin(self, env_ids: Iterable[int]) -> None:
+        """Begin the next episodes, as many as there are, with these envs."""
+        for env_id in env_ids:
+            if not self._todo:
+                break
+            episode_id = self._todo.popleft()
+            self._attempts[episode_id] += 1
+            self._waiting.append(env_id)
+            self._episode_of[env_id] = episode_id
+            self._is_first[env_id] = True
+            self._return[env_id] = self._length[env_id] = 0
+            self._began_s[env_id] = perf_counter()
+        self._send_resets()
+
+    def _send_resets(self) -> None:
+        """Reset the envs of episodes that begin. If a fault prevents it, do so after `receive` has returned the fault."""
+        if not self._waiting:
+            return
+        seeds = {env_id: self._plan.pairs[self._episode_of[env_id]].seed for env_id in self._waiting}
+        options = {env_id: self._options(int(self._episode_of[env_id])) for env_id in self._waiting}
+        try:
+            self._pool.reset_async(env_ids=self._waiting, seed=seeds, options=options)
+            self._waiting = []
+        except StepmillError as error:
+            self._note_refusal(error)
+
+    def _note_refusal(self, error: StepmillError) -> None:
+        """Go on after a command of which nothing was sent: `receive` returns the faults of the envs that are lost."""
+        self._num_refusals += 1
+        if isinstance(error, UsageError) or self._num_refusals > _MAX_REFUSALS:
+            raise error
+
+    def _options(self, episode_id: int) -> dict[str, Any] | None:
+        """Return the options of the reset that begins an episode, with an order for `EpisodeEnv`."""
+        pair = self._plan.pairs[episode_id]
+        if not self._plan.has_orders:
+            return pair.options or None
+        video = self._settings.video_of(episode_id, pair.file_name)
+        return {**pair.options, ORDER: EpisodeOrder(pair.maker, video, self._settings.record == "failures")}
+
+    def _take_results(self, batch: Batch, faults: Mapping[int, EnvFault]) -> Iterator[Episode]:
+        """Count the rows of a batch, begin episodes, and send actions."""
+        ids = batch.env_id
+        self._length[ids] += ~self._is_first[ids]
+        self._return[ids] += batch.reward
+        is_going = ~(batch.terminated | batch.truncated)
+        if not is_going.all():
+            ended = np.flatnonzero(~is_going).tolist()
+            # They are not merged, which fails if those of two envs differ in shape. Those of kernels are arrays without masks.
+            own, is_plain = dict(rows_of(batch.info)), type(batch.info) is dict
+            infos = [_row(batch.info, row) if is_plain else own.get(row, {}) for row in ended]
+            pairs = zip(ids[ended].tolist(), infos, strict=True)
+            episodes = [episode for env_id, info in pairs for episode in self._end(env_id, info)]
+            self._begin(env_id for env_id in ids[ended].tolist() if env_id not in faults)
+            yield from episodes
+        if faults:
+            is_going &= ~np.isin(ids, list(faults))
+        if is_going.any():
+            self._send_actions(batch, np.flatnonzero(is_going))
+
+    def _send_actions(self, batch: Batch, index: NDArray[np.int64]) -> None:
+        ids = batch.env_id[index]
+        obs = batch.obs if len(index) == len(batch.env_id) else take_rows(self._spaces[0], batch.obs, index)
+        actions = self._act(obs, self._episode_of[ids], self._is_first[ids], ids)
+        self._is_first[ids] = False
+        while len(ids):
+            try:
+                self._pool.send(actions, ids)
+                return
+            except StepmillError as error:
+                self._note_refusal(error)
+            states = self._pool.states
+            living = np.flatnonzero([states[env_id] is not EnvState.FAULTED for env_id in ids.tolist()])
+            actions, ids = take_rows(self._spaces[1], actions, living), ids[living]
+
+    def _end(self, env_id: int, info: Mapping[str, Any], fault: str = "", *, is_counted: bool = True) -> list[Episode]:
+        """Return the episode that an env has played; none if a fault has ended it, and it is played again."""
+        episode_id = int(self._episode_of[env_id])
+        self._episode_of[env_id] = NO_EPISODE
+        self._attempts[episode_id] -= not is_counted
+        pair, attempts, cut = self._plan.pairs[episode_id], self._attempts[episode_id], info.get("fault")
+        if isinstance(cut, dict) and "not_replayable" in cut:  # of on_fault="replay", which has given up
+            fault = cut["message"]
+        if fault and (attempts <= self._settings.retries or not is_counted):
+            self._todo.appendleft(episode_id)
+            return []
+        found: dict[str, Any] = {"attempts": attempts, "wall_s": perf_counter() - self._began_s[env_id].item()}
+        if fault:
+            return [Episode(pair.task, pair.seed, fault=fault, **found)]
+        found["episode_return"], found["length"] = self._return[env_id].item(), self._length[env_id].item()
+        found["success"] = find_success(info, self._settings.success)
+        found["infos"] = {name: info[name] for name in self._settings.infos if name in info}
+        return [Episode(pair.task, pair.seed, **found)]
+
+    def _take_faults(self, faults: Mapping[int, EnvFault]) -> Iterator[Episode]:
+        """Bring envs back after faults, and let them play. Of a deadline that was missed only the env that was late is guilty."""
+        episodes: list[Episode] = []
+        for env_id, fault in faults.items():
+            if fault.error.is_final:
+                raise fault.error
+            if self._episode_of[env_id] != NO_EPISODE:
+                is_counted = getattr(fault.error, "env_id", None) in (None, env_id)
+                episodes += self._end(env_id, {}, fault.error.message, is_counted=is_counted)
+        self._num_refusals = 0
+        self._waiting = [env_id for env_id in self._waiting if env_id not in faults]
+        with suppress(StepmillError):  # of neighbours; a reset revives, too, but waits for the worker to start
+            self._pool.revive(list(faults), wait=False)
+        self._begin(faults)
+        yield from episodes
+
+
+def _row(info: Any, row: int) -> Any:
+    """Return one row of the arrays of a kernel's infos."""
+    return {key: _row(value, row) for key, value in info.items()} if isinstance(info, dict) else info[row]

@@ -1,77 +1,75 @@
-"""The file of an evaluation that can go on after it was killed: a line about the plan, and one per finished episode."""
+"""The file of an evaluation that can go on after it was killed: a line about the evaluation, and one per finished episode."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import IO
 
 from stepmill import UsageError
-from stepmill.evaluation.plan import Plan
 from stepmill.evaluation.result import Episode, dump_json
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-_VERSION = 1
 
 
 class Journal:
     """Reads the episodes that are in the file, and appends others. With `path` None it does neither.
 
     A line that SIGKILL has cut off is removed; its episode counts as not played. Episodes that failed are not returned, so that
-    they are tried again. Use it as a context manager.
+    they are tried again. One process at a time can use a file.
+
+    Args:
+        path: of the file, which is made if missing.
+        identity: what differs for evaluations whose episodes must not be mixed.
 
     Raises:
-        UsageError: the file is of another env or of other tasks, or is no such file.
+        UsageError: the file is of another evaluation, or is no such file, or another process uses it.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, plan: Plan, success: object) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, identity: Mapping[str, object]) -> None:
         self.known: dict[tuple[str | None, int], Episode] = {}
-        self._file: TextIO | None = None
+        self._file: IO[bytes] | None = None
         if path is None:
             return
-        judge = success if isinstance(success, str | None) else getattr(success, "__name__", "function")
-        tasks = {f"{task.name}": task.options for task in plan.tasks}
-        header = dump_json({"stepmill_evaluation": _VERSION, "env": plan.env, "success": judge, "tasks": tasks})
-        place = Path(path)
-        first, *rows = _whole_lines(place) or [header]
-        if first != header:
-            raise UsageError(
-                f"resume={str(path)!r} is the file of {first[:400]}, and not of {header}; name another file"
-            )
         try:
-            episodes = [Episode(**json.loads(row)) for row in rows]
-        except (ValueError, TypeError) as exc:
-            raise UsageError(f"resume={str(path)!r} has a damaged line ({exc}); name another file") from exc
+            self._file = file = Path(path).open("ab+")  # noqa: SIM115 - close() closes it
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a process has it, not its forked workers
+            self._read(file, json.loads(dump_json(identity)))
+        except (OSError, ValueError, TypeError, AttributeError) as exc:
+            self.close()
+            why = "another process writes it" if isinstance(exc, BlockingIOError) else exc
+            raise UsageError(f"resume={str(path)!r} is not for this evaluation: {why}; name another file") from exc
+
+    def _read(self, file: IO[bytes], identity: dict[str, object]) -> None:
+        file.seek(0)
+        text = file.read()
+        header = f"{dump_json(identity)}\n".encode()
+        if header.startswith(text):  # a new file, or one that was killed in its first line
+            file.truncate(0)
+            file.write(header)
+            file.flush()
+            return
+        end = text.rfind(b"\n") + 1
+        found, *rows = map(json.loads, text[:end].splitlines() or [text])
+        for name, wanted in identity.items():
+            if found.get(name) != wanted:
+                raise ValueError(f"its {name} is {found.get(name)!r}, and not {wanted!r}")
+        episodes = [Episode(**row) for row in rows]
         self.known = {(episode.task, episode.seed): episode for episode in episodes if episode.fault is None}
-        scratch = place.with_name(f"{place.name}.new")
-        scratch.write_text("".join(f"{line}\n" for line in (first, *rows)), encoding="utf-8")
-        scratch.replace(place)  # a whole file replaces the one with the line that was cut off
-        self._file = place.open("a", encoding="utf-8")
+        file.truncate(end)
 
     def add(self, episode: Episode) -> None:
-        """Append an episode, and know it. It survives the end of this program, but not a failure of the machine."""
-        self.known[episode.task, episode.seed] = episode
+        """Append an episode, and know it as it is read again. It survives the end of this program, but not of the machine."""
         if self._file is not None:
-            self._file.write(f"{dump_json(asdict(episode))}\n")
+            line = dump_json(asdict(episode))
+            self._file.write(f"{line}\n".encode())
             self._file.flush()
+            episode = Episode(**json.loads(line))
+        self.known[episode.task, episode.seed] = episode
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Let other processes use the file."""
         if self._file is not None:
             self._file.close()
-
-
-def _whole_lines(path: Path) -> list[str]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    except (OSError, UnicodeDecodeError) as exc:
-        raise UsageError(f"resume={str(path)!r} cannot be read: {exc}; name another file") from exc
-    return text[: text.rfind("\n") + 1].splitlines()

@@ -1,68 +1,136 @@
-"""Which episodes an evaluation plays: each seed in each task, once."""
+"""What an evaluation is asked for: tasks, seeds, and options. Each seed is played in each task, once."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from importlib.util import find_spec
+from operator import index
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from stepmill import UsageError
+from stepmill import MissingExtraError, UsageError
 
 EnvFn: TypeAlias = "Callable[[], object]"
 Task: TypeAlias = "Mapping[str, Any] | EnvFn"
 Tasks: TypeAlias = "Mapping[str, Task] | Sequence[Task] | None"
-_UNSAFE = re.compile(r"[^\w.=-]+")  # in names of files
+Success: TypeAlias = "str | Callable[[dict[str, Any]], object] | None"
+_FIXED_ROWS = 32
+
+if TYPE_CHECKING:
+    from stepmill.spec.options import OptionKeywords
+
+    class EvaluateKeywords(OptionKeywords, total=False):
+        """The fields of `EvaluateOptions` and of `PoolOptions` as keyword arguments."""
+
+        success: Success
+        infos: Sequence[str]
+        retries: int
+        batch_size: int | Literal["fixed"] | None
+        resume: str | os.PathLike[str] | None
+        videos: str | os.PathLike[str] | None
+        record: Literal["all", "failures"] | int
+        progress: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """How `evaluate` counts, and what it writes. Each field is a keyword of `evaluate`.
+
+    Attributes:
+        success: the name of the info, or a function of the last step's info, that says whether an episode was successful.
+            None is "is_success" or "success", if the env has it.
+        infos: names of infos of the last step that `Episode.infos` keeps.
+        retries: how often an episode that ended in a fault of its env is begun again. Then it is listed with the fault.
+        batch_size: how many rows the policy gets. None is as many as there are envs that are ready. With a number, or "fixed" for
+            32, each call has that many rows; missing ones are filled up (with episode_id -1), because networks round differently
+            for other numbers of rows.
+        resume: a file to which each finished episode is appended at once. If it exists, episodes that are in it are not
+            played again. A policy is known by its repr, and torch modules and SB3 models by their weights, too.
+        videos: a folder for a video of each episode, `TASK-SEED.mp4`; it is made if missing. Frames are rendered in the workers.
+        record: which videos: "all", "failures" (episodes that are not successful), or only the first k episodes of all.
+        progress: show a bar on stderr, if it is a terminal.
+    """
+
+    success: Success = None
+    infos: Sequence[str] = ()
+    retries: int = 2
+    batch_size: int | Literal["fixed"] | None = None
+    resume: str | os.PathLike[str] | None = None
+    videos: str | os.PathLike[str] | None = None
+    record: Literal["all", "failures"] | int = "all"
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        is_record = self.record in ("all", "failures") or _is_count(self.record)
+        is_usual = self.batch_size in (None, "fixed")
+        wrong = {
+            f"record={self.record!r} is not 'all', 'failures', or a number": not is_record,
+            "record= says which videos are made; give videos=, their folder": self.record != "all" and not self.videos,
+            f"batch_size={self.batch_size!r} is no number of rows": not is_usual and not _is_count(self.batch_size, 1),
+            f"retries={self.retries!r} is not a number, 0 or more": not _is_count(self.retries),
+            f"infos={self.infos!r} is one text; give a list of names": isinstance(self.infos, str),
+        }
+        for text in filter(wrong.get, wrong):
+            raise UsageError(text)
+        if self.videos is not None and find_spec("imageio_ffmpeg") is None:
+            raise MissingExtraError(module="imageio_ffmpeg", extra="video")
+
+    @property
+    def num_rows(self) -> int | None:
+        """How many rows each call of the policy has; None is as many as there are."""
+        return _FIXED_ROWS if self.batch_size == "fixed" else self.batch_size
+
+    def video_of(self, episode_id: int, name: str) -> str | None:
+        """Return the path of an episode's video, or None."""
+        if self.videos is None or (isinstance(self.record, int) and episode_id >= self.record):
+            return None
+        return str(Path(self.videos).absolute() / f"{name}.mp4")
+
+
+def _is_count(value: object, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 @dataclass(frozen=True)
-class NamedTask:
-    """A task: what each reset of the env gets as `options`, and which of the env functions makes the env."""
+class Pair:
+    """A task and a seed. It is played once, and its place in the plan is the episode's id.
 
-    name: str | None
+    Attributes:
+        task: the name of the task; None without tasks.
+        seed, options: what each `reset` of the env gets.
+        maker: which of the plan's env functions makes the env.
+        file_name: of files of the episode, without the ending.
+    """
+
+    task: str | None
+    seed: int
     options: dict[str, Any]
     maker: int
+    file_name: str
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All episodes of an evaluation. Episode i plays seed i modulo len(seeds) in task i // len(seeds).
+    """All episodes of an evaluation.
 
     Attributes:
         env: the name of the env, for texts.
         makers: the env functions.
-        tasks: one without a name if there are no tasks.
-        seeds: what `reset` gets.
+        pairs: by task and then by seed.
         has_orders: whether the envs are `EpisodeEnv`s, whose resets say which episode begins.
+        identity: what makes episodes of another evaluation other episodes, for journals.
     """
 
     env: str
     makers: tuple[EnvFn, ...]
-    tasks: tuple[NamedTask, ...]
-    seeds: tuple[int, ...]
+    pairs: tuple[Pair, ...]
     has_orders: bool
-
-    def __len__(self) -> int:
-        """Return the number of episodes."""
-        return len(self.tasks) * len(self.seeds)
-
-    def task_of(self, episode_id: int) -> NamedTask:
-        """Return the task of an episode."""
-        return self.tasks[episode_id // len(self.seeds)]
-
-    def seed_of(self, episode_id: int) -> int:
-        """Return the seed of an episode."""
-        return self.seeds[episode_id % len(self.seeds)]
-
-    def key_of(self, episode_id: int) -> tuple[str | None, int]:
-        """Return the name of the task and the seed, which no other episode has."""
-        return self.task_of(episode_id).name, self.seed_of(episode_id)
-
-    def file_name_of(self, episode_id: int) -> str:
-        """Return a name of files of an episode, without the ending."""
-        name, seed = self.key_of(episode_id)
-        return f"{seed}" if name is None else f"{_UNSAFE.sub('_', name)}-{seed}"
+    identity: Mapping[str, object]
 
 
 def make_plan(env: str | EnvFn | None, tasks: Tasks, seeds: Iterable[int], *, must_render: bool) -> Plan:
@@ -71,71 +139,79 @@ def make_plan(env: str | EnvFn | None, tasks: Tasks, seeds: Iterable[int], *, mu
     Raises:
         UsageError: an argument is invalid.
     """
+    if tasks is None and env is None:
+        raise UsageError("there is nothing to evaluate; give `env`, or env functions as `tasks`")
     makers = [] if env is None else [_maker(env, must_render=must_render)]
-    named = [] if tasks is None else _named(tasks)
-    found = []
-    for name, task in named:
+    named: dict[str | None, Task] = {None: {}} if tasks is None else _named(tasks)
+    checked_seeds = _checked(seeds)
+    file_names = _unique([re.sub(r"[^\w.=-]+", "_", f"{name}")[:100] for name in named], "_")
+    pairs: list[Pair] = []
+    for (name, task), file_name in zip(named.items(), file_names, strict=True):
+        prefix = "" if name is None else f"{file_name}-"
         if callable(task):
             makers.append(task)
-            found.append(NamedTask(name, {}, len(makers) - 1))
-        elif env is None:
-            raise UsageError(
-                f"task {name!r} has no env; give `env`, or an env function in place of the options {task!r}"
-            )
-        elif isinstance(task, Mapping):
-            found.append(NamedTask(name, {**task}, 0))
-        else:
+        elif not isinstance(task, Mapping):
             raise UsageError(f"task {name!r} is {task!r}; give a mapping of reset options, or an env function")
-    if not makers:
-        raise UsageError("there is nothing to evaluate; give `env`, or env functions as `tasks`")
-    if tasks is not None and not found:
+        elif env is None:
+            raise UsageError(f"task {name!r} has no env; give `env`, or an env function in place of {task!r}")
+        options, maker = ({}, len(makers) - 1) if callable(task) else ({**task}, 0)
+        pairs += [Pair(name, seed, options, maker, f"{prefix}{seed}") for seed in checked_seeds]
+    if not pairs:
         raise UsageError("`tasks` is empty; leave it out, or give at least one task")
-    name = env if isinstance(env, str) else _function_name(makers[0])
-    plain = (NamedTask(None, {}, 0),)
-    return Plan(name, tuple(makers), tuple(found) or plain, _checked(seeds), must_render or len(makers) > 1)
+    texts = {f"{name}": describe(task) for name, task in named.items()}
+    title = env if isinstance(env, str) else _name(makers[0])
+    identity = {"stepmill_evaluation": 1, "env": describe(env), "tasks": texts}
+    return Plan(title, tuple(makers), tuple(pairs), must_render or len(makers) > 1, identity)
+
+
+def describe(value: object) -> str:
+    """Return a text that other values do not have, as far as their repr says, and that is the same in another process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def _checked(seeds: Iterable[int]) -> tuple[int, ...]:
-    found = tuple(map(int, seeds))
+    try:
+        found = tuple(map(index, seeds))
+    except TypeError as exc:
+        raise UsageError(f"seeds={seeds!r} must be whole numbers, such as range(100): {exc}") from exc
     if not found or min(found) < 0:
-        raise UsageError(f"seeds={found!r} must be whole numbers, 0 or more, and at least one")
-    twice = sorted({seed for seed in found if found.count(seed) > 1}) if len({*found}) < len(found) else []
-    if twice:
+        raise UsageError(f"seeds={found[:8]!r} must be 0 or more, and there must be at least one")
+    if twice := sorted(seed for seed, count in Counter(found).items() if count > 1):
         raise UsageError(f"seeds {twice[:8]} are given twice; each pair of a task and a seed is played once")
     return found
 
 
 def _maker(env: str | EnvFn, *, must_render: bool) -> EnvFn:
-    if not isinstance(env, str):
+    if callable(env):
         return env
+    if not isinstance(env, str):
+        raise UsageError(f"env is a {type(env).__name__}; give a Gymnasium id, or a function that makes an env")
     import gymnasium
 
     kwargs: dict[str, Any] = {"render_mode": "rgb_array"} if must_render else {}
     return partial(gymnasium.make, env, disable_env_checker=True, **kwargs)
 
 
-def _named(tasks: Mapping[str, Task] | Sequence[Task]) -> list[tuple[str, Task]]:
-    """Name the tasks of a sequence: options by their text, env functions by their name, and by number if that is not unique."""
-    if isinstance(tasks, Mapping):
-        return [(str(name), task) for name, task in tasks.items()]
-    names = [_task_name(task) for task in tasks]
-    return [
-        (name if names.count(name) == 1 else f"{name} #{number}", task)
-        for number, (name, task) in enumerate(zip(names, tasks, strict=True))
-    ]
+def _named(tasks: Mapping[str, Task] | Sequence[Task]) -> dict[str | None, Task]:
+    """Name the tasks of a sequence: options by their text, env functions by their name."""
+    values = list(tasks.values() if isinstance(tasks, Mapping) else tasks)
+    names = [*map(str, tasks)] if isinstance(tasks, Mapping) else [*map(_name, values)]
+    return dict(zip(_unique(names, " #"), values, strict=True))
 
 
-def _task_name(task: Task) -> str:
+def _unique(names: Sequence[str], sign: str) -> list[str]:
+    """Return names with their place where others are the same."""
+    counts = Counter(names)
+    return [name if counts[name] == 1 else f"{name}{sign}{place}" for place, name in enumerate(names)]
+
+
+def _name(task: Task) -> str:
     if isinstance(task, Mapping):
         return ", ".join(f"{key}={value}" for key, value in task.items())
-    return _function_name(task)
-
-
-def _function_name(maker: EnvFn) -> str:
-    while isinstance(maker, partial):
-        first = maker.args[0] if maker.args else None
+    while isinstance(task, partial):
+        first = task.args[0] if task.args else None
         env_id = getattr(first, "id", first)  # of Gymnasium's spec, or of gymnasium.make
         if isinstance(env_id, str):
             return env_id
-        maker = maker.func
-    return getattr(maker, "__name__", type(maker).__name__)
+        task = task.func
+    return getattr(task, "__name__", type(task).__name__)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from io import StringIO
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 Interval = tuple[float, float]
 _Z = 1.959963984540054  # of the normal distribution, for 95 %
 _NUM_RESAMPLES = 2000
+# Of the fields of a Summary, in a table.
+_FORMS = ("{}", "{}", "{:.4g}", "{:.4g} to {:.4g}", "{:.1f}", "{:.1%}", "{:.1%} to {:.1%}")
 _CHUNK = 1 << 22  # drawn indices that are in memory at once
 
 
@@ -39,10 +42,10 @@ class Episode:
 
     task: str | None
     seed: int
-    episode_return: float | None
-    length: int | None
-    success: bool | None
-    wall_s: float
+    episode_return: float | None = None
+    length: int | None = None
+    success: bool | None = None
+    wall_s: float = 0.0
     fault: str | None = None
     attempts: int = 1
     infos: Mapping[str, Any] = field(default_factory=dict)
@@ -92,30 +95,23 @@ class Evaluation:
     @cached_property
     def by_task(self) -> dict[str, Summary]:
         """Means for each task, by name; empty without tasks."""
-        names = dict.fromkeys(episode.task for episode in self.episodes)
-        return {
-            name: summarise([episode for episode in self.episodes if episode.task == name])
-            for name in names
-            if name is not None
-        }
+        groups = groupby(self.episodes, lambda episode: episode.task)
+        return {task: summarise([*episodes]) for task, episodes in groups if task is not None}
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a row per episode, with a column for each info. It needs pandas."""
+        """Return a row per episode, with a column for each info, or "info_NAME" if it is named as a field. It needs pandas."""
         import pandas as pd
 
-        rows = [{**asdict(episode), **episode.infos} for episode in self.episodes]
-        return pd.DataFrame(rows).drop(columns="infos")
+        rows = [asdict(episode) for episode in self.episodes]
+        for row in rows:
+            infos = row.pop("infos")
+            row |= {f"info_{name}" if name in row else name: value for name, value in infos.items()}
+        return pd.DataFrame(rows)
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return all as a JSON document, and write it to `path` if there is one."""
-        content = {
-            "env": self.env,
-            "elapsed_s": self.elapsed_s,
-            "summary": asdict(self.summary),
-            "by_task": {name: asdict(summary) for name, summary in self.by_task.items()},
-            "episodes": [asdict(episode) for episode in self.episodes],
-        }
-        text = dump_json(content)
+        by_task = {name: asdict(summary) for name, summary in self.by_task.items()}
+        text = dump_json({**asdict(self), "summary": asdict(self.summary), "by_task": by_task})
         if path is not None:
             Path(path).write_text(f"{text}\n", encoding="utf-8")
         return text
@@ -128,10 +124,13 @@ class Evaluation:
         for heading in ("task", "episodes", "failed", "return", "95 %", "length", "success", "95 %"):
             table.add_column(heading, justify="left" if heading == "task" else "right")
         for name, summary in (*self.by_task.items(), ("all", self.summary)):
-            table.add_row(name, *_cells(summary))
+            values = zip(_FORMS, asdict(summary).values(), strict=True)
+            cells = ["–" if value is None else form.format(*np.atleast_1d(value)) for form, value in values]
+            table.add_row(name, *cells)
         text = StringIO()
-        Console(file=text, width=110).print(table)
-        return text.getvalue().rstrip()
+        Console(file=text, width=110, markup=False, highlight=False, emoji=False).print(table)
+        faults = [f"{each.task or ''} seed {each.seed}: {each.fault}".strip() for each in self.episodes if each.fault]
+        return "\n".join([text.getvalue().rstrip(), *faults[:3]])
 
 
 def summarise(episodes: Sequence[Episode]) -> Summary:
@@ -154,17 +153,10 @@ def summarise(episodes: Sequence[Episode]) -> Summary:
 
 def bootstrap_interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> Interval:
     """Return the interval of the mean of values [n], n > 0, that holds 95 % of the means of resamples."""
-    random = np.random.default_rng(0)
-    num_at_once = max(1, _CHUNK // len(values))
-    means = np.concatenate(
-        [
-            values[random.integers(len(values), size=(min(num_at_once, _NUM_RESAMPLES - start), len(values)))].mean(
-                axis=1
-            )
-            for start in range(0, _NUM_RESAMPLES, num_at_once)
-        ]
-    )
-    low, high = np.quantile(means, [0.025, 0.975])
+    random, num = np.random.default_rng(0), len(values)
+    rows = min(max(1, _CHUNK // num), _NUM_RESAMPLES)
+    means = [values[random.integers(num, size=(rows, num))].mean(axis=1) for _ in range(0, _NUM_RESAMPLES, rows)]
+    low, high = np.quantile(np.concatenate(means)[:_NUM_RESAMPLES], [0.025, 0.975])
     return float(low), float(high)
 
 
@@ -173,30 +165,10 @@ def wilson_interval(num_successes: int, num_trials: int) -> Interval:
     share, z2 = num_successes / num_trials, _Z**2
     middle = share + z2 / (2 * num_trials)
     width = _Z * (share * (1 - share) / num_trials + z2 / (4 * num_trials**2)) ** 0.5
-    scale = 1 + z2 / num_trials
-    return max(0.0, (middle - width) / scale), min(1.0, (middle + width) / scale)
+    low, high = ((middle + sign * width) / (1 + z2 / num_trials) for sign in (-1, 1))
+    return max(0.0, low), min(1.0, high)
 
 
 def dump_json(value: object) -> str:
     """Return JSON on one line; arrays become lists, and what JSON does not know becomes its text."""
     return json.dumps(value, default=lambda other: other.tolist() if hasattr(other, "tolist") else str(other))
-
-
-def _cells(summary: Summary) -> list[str]:
-    return [
-        f"{summary.num_episodes}",
-        f"{summary.num_failed}",
-        _text(summary.mean_return, "{:.4g}"),
-        _interval_text(summary.return_interval, "{:.4g}"),
-        _text(summary.mean_length, "{:.1f}"),
-        _text(summary.success_rate, "{:.1%}"),
-        _interval_text(summary.success_interval, "{:.1%}"),
-    ]
-
-
-def _text(value: float | None, form: str) -> str:
-    return "–" if value is None else form.format(value)
-
-
-def _interval_text(interval: Interval | None, form: str) -> str:
-    return "–" if interval is None else f"{form.format(interval[0])} to {form.format(interval[1])}"

@@ -140,7 +140,7 @@ class RayRollout(CloseAtEnd):
             )
         self.nodes = nodes or RayOptions()
         self.num_envs, self.version = len(env_fns), 0
-        self._module = cluster.connect(self.nodes)
+        self._module = cluster.connect()
         num_nodes = cluster.count_nodes(self._module, self.nodes, len(env_fns))
         self._env_ids = np.array_split(np.arange(len(env_fns)), num_nodes)
         seeds = spread_seed(seed, range(len(env_fns)), len(env_fns), 1)

@@ -22,7 +22,7 @@ from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import PoolPort
 from stepmill.spec.closing import close_on_error
-from stepmill.spec.errors import EnvError, MissingExtraError, UsageError
+from stepmill.spec.errors import EnvError, MissingExtraError, UsageError, rebuild_error
 from stepmill.spec.options import AutoresetMode, OptionKeywords, PoolOptions, merge_options
 from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import Leaf
@@ -194,13 +194,7 @@ class SB3VecEnv(VecEnv):
         except EnvError as exc:
             if exc.error_type.rpartition(".")[2] != "AttributeError":
                 raise
-            raise NoAttributeError(
-                exc.message,
-                env_id=exc.env_id,
-                phase=exc.phase,
-                error_type=exc.error_type,
-                remote_traceback=exc.remote_traceback,
-            ) from exc
+            raise rebuild_error(NoAttributeError, exc.message, exc.__dict__) from exc
 
     def _ids(self, indices: VecEnvIndices) -> list[int]:
         return [range(self.num_envs)[index] for index in self._get_indices(indices)]

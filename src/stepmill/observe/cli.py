@@ -39,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         # A second Ctrl-C must not print a traceback while the interpreter shuts down.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # If this one came inside of exec(), with which dataclasses are made, `python -m` would end by the signal: this exec() makes
+        # the interpreter forget it.
+        exec("")
         complain("interrupted")
         return ExitStatus.INTERRUPTED
     except BrokenPipeError:

@@ -89,7 +89,6 @@ for command in (evaluate, top, trace, doctor, bench, tune):
 )
 @click.option("--atari/--no-atari", default=None, help="Standard Atari preprocessing.  [default: for ids of ale_py]")
 @json_option("summary")
-@click.option("--frames", is_flag=True, help="Show frames of the envs, as many as fit on the terminal.")
 @click.option("--video", metavar="FILE", help="Write a video of all envs in a grid, one frame per step.")
 @click.option(
     "--video-dir", type=click.Path(file_okay=False, exists=True), metavar="DIR", help="Write a video per env."

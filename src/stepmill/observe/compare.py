@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing import parent_process
+from operator import methodcaller
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from stepmill.observe.catalog import EnvChoice, find_env
 from stepmill.observe.exit_status import complain, first_line
 from stepmill.observe.policy import search_current_directory
-from stepmill.spec.errors import MissingExtraError, StepmillError, UsageError
+from stepmill.spec.errors import StepmillError
 
 if TYPE_CHECKING:
     import gymnasium
@@ -55,13 +56,15 @@ def engines_for(choice: EnvChoice, num_envs: int) -> list[Engine]:
 
     import stepmill
 
-    env_fns = env_fns_of(choice, num_envs)
+    env_fns = [partial(make_env, choice.make)] * num_envs
+    close = methodcaller("close")
     open_stepmill = partial(stepmill.VectorEnv, env_fns, start={"show_progress": False})
     return [
-        Engine(BASELINE, partial(_open_async, env_fns), _terminate),
-        Engine("gymnasium SyncVectorEnv", partial(SyncVectorEnv, env_fns, copy=False), _close),
-        Engine("stepmill serial", partial(open_stepmill, backend="serial"), _close),
-        Engine("stepmill process", partial(open_stepmill, backend="process"), _close),
+        # By force: after a Ctrl-C its workers may be in the middle of a step.
+        Engine(BASELINE, partial(_open_async, env_fns), methodcaller("close", terminate=True)),
+        Engine("gymnasium SyncVectorEnv", partial(SyncVectorEnv, env_fns, copy=False), close),
+        Engine("stepmill serial", partial(open_stepmill, backend="serial"), close),
+        Engine("stepmill process", partial(open_stepmill, backend="process"), close),
     ]
 
 
@@ -75,59 +78,6 @@ def _open_async(env_fns: Sequence[Callable[[], gymnasium.Env[object, object]]]) 
         if "shared_memory" not in str(error):
             raise
         return AsyncVectorEnv(env_fns, copy=False, shared_memory=False)
-
-
-def env_fns_of(choice: EnvChoice, num_envs: int) -> list[Callable[[], gymnasium.Env[object, object]]]:
-    """Return functions that build the env for any engine."""
-    return [partial(make_env, choice.make)] * num_envs
-
-
-def sb3_engine(choice: EnvChoice, num_envs: int) -> Engine:
-    """Return Stable-Baselines3's SubprocVecEnv.
-
-    Raises:
-        MissingExtraError: Stable-Baselines3 is not installed.
-    """
-    if find_spec("stable_baselines3") is None:
-        raise MissingExtraError(module="stable_baselines3", extra="sb3")
-    return Engine("sb3 SubprocVecEnv", partial(Sb3Adapter, env_fns_of(choice, num_envs)), _close)
-
-
-class Sb3Adapter:
-    """Gives SubprocVecEnv the methods that the comparison calls."""
-
-    def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env[object, object]]]) -> None:
-        from gymnasium.vector.utils import batch_space
-        from stable_baselines3.common.vec_env import SubprocVecEnv
-
-        self._envs = SubprocVecEnv(list(env_fns))
-        self.num_envs = len(env_fns)
-        self.action_space = batch_space(self._envs.action_space, self.num_envs)
-
-    def reset(self, *, seed: int | None = None) -> Any:
-        self._envs.seed(seed)
-        return self._envs.reset()
-
-    def step(self, actions: Any) -> Any:
-        return self._envs.step(actions)
-
-    def close(self) -> None:
-        self._envs.close()
-
-
-def engines_against(choice: EnvChoice, num_envs: int, names: Sequence[str]) -> list[Engine]:
-    """Return stepmill's engines, and those of the named libraries.
-
-    Raises:
-        UsageError: a name is unknown.
-        MissingExtraError: a library is not installed.
-    """
-    unknown = sorted({*names} - {"gymnasium", "sb3"})
-    if unknown:
-        raise UsageError(f"--against names {', '.join(unknown)}; choose from gymnasium, sb3")
-    engines = engines_for(choice, num_envs)
-    chosen = engines if "gymnasium" in names else [each for each in engines if each.name.startswith("stepmill")]
-    return [*chosen, sb3_engine(choice, num_envs)] if "sb3" in names else chosen
 
 
 def make_env(make: Callable[[], gymnasium.Env[object, object]]) -> gymnasium.Env[object, object]:
@@ -213,15 +163,6 @@ def _run_round(envs: VectorEnv, actions: list[object], round_s: float) -> float:
     return num_batches * envs.num_envs / elapsed_s
 
 
-def _close(envs: VectorEnv) -> None:
-    envs.close()
-
-
-def _terminate(envs: VectorEnv) -> None:
-    """Close Gymnasium's AsyncVectorEnv by force: after a Ctrl-C its workers may be in the middle of a step."""
-    envs.close(terminate=True)
-
-
 # ---- the command -------------------------------------------------------------------------------------------------------
 
 
@@ -230,7 +171,6 @@ class BenchRequest:
     """The arguments of `stepmill bench`."""
 
     env_id: str
-    against: str = "gymnasium"
     num_envs: int = 8
     rounds: int = 4
     round_seconds: float = 0.5
@@ -247,15 +187,13 @@ def run_bench(request: BenchRequest) -> dict[str, float]:
     """Measure, and print the rates. Returns the rates, in env-steps per second, by engine.
 
     Raises:
-        UsageError: the env or a library is unknown.
-        MissingExtraError: a library is not installed.
+        UsageError: the env is unknown.
     """
     from stepmill.observe.progress import BarColumn, TextColumn, TimeRemainingColumn, show_progress
 
     search_current_directory()
     choice = find_env(request.env_id, env_kwargs=request.env_kwargs)
-    names = [name.strip() for name in request.against.split(",") if name.strip()]
-    engines = engines_against(choice, request.num_envs, names)
+    engines = engines_for(choice, request.num_envs)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with show_progress(*columns, is_quiet=request.quiet) as progress:
         task = progress.add_task(f"{len(engines)} engines, rounds", total=request.rounds)

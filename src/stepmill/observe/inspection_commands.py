@@ -113,9 +113,8 @@ def doctor(
         raise click.exceptions.Exit(ExitStatus.FAILED)
 
 
-@click.command(short_help="Compare the speed with that of other libraries.")
+@click.command(short_help="Compare the speed with that of Gymnasium's vector envs.")
 @click.argument("env_id", metavar="ENV")
-@click.option("--against", metavar="NAMES", default="gymnasium", show_default=True, help="Libraries: gymnasium, sb3.")
 @click.option("--num-envs", type=COUNT, metavar="N", default=8, show_default=True, help="How many envs.")
 @click.option("--rounds", type=COUNT, metavar="N", default=4, show_default=True, help="Rounds for each engine.")
 @click.option("--round-seconds", type=SECONDS, metavar="S", default=0.5, show_default=True, help="Length of a round.")
@@ -123,11 +122,10 @@ def doctor(
 @json_option("rates")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 def bench(**arguments: object) -> None:
-    """Compare the speed of stepmill with that of other libraries on ENV.
+    """Compare the speed of stepmill with that of Gymnasium's vector envs on ENV.
 
     All engines are open at the same time and take turns in short rounds, so that a busy machine affects all alike. The rates
-    are medians over the rounds, with random actions that are drawn before, and with stepmill's and the libraries' defaults.
-    sb3 needs pip install 'stepmill[sb3]'.
+    are medians over the rounds, with random actions that are drawn before, and with the defaults of both.
     """
     from stepmill.observe.compare import BenchRequest, run_bench
 

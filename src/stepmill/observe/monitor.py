@@ -27,7 +27,6 @@ from rich.table import Table
 from rich.text import Text
 
 from stepmill.observe.attach import AttachedPool, PoolFile, process_state
-from stepmill.observe.frames import FramePicture, FrameSampler
 from stepmill.observe.report import clock, describe, describe_silence, number, per_second, percent, plural
 from stepmill.observe.run import RunPlan
 from stepmill.observe.snapshot import Setup, Snapshot
@@ -48,7 +47,6 @@ MAX_COMMAND = 60
 LINES_BESIDE_WORKERS = 9  # borders, head, learner, headings of workers, faults, notes, and the cursor's
 LINES_OF_STRAGGLERS = 2 + MAX_STRAGGLERS
 MIN_WORKER_LINES = 2
-LEAD_LINES = 4  # of a run
 MAX_WIDTH = 120  # of the picture of a run
 RUN_INTERVAL_S = 0.5  # a picture of 16 workers takes 10 ms
 RUN_WINDOW_S = 2.0  # a run's rates are means over these seconds
@@ -117,11 +115,10 @@ def _state_of(worker: WorkerStats) -> str:
 
 @dataclass(frozen=True)
 class Frame:
-    """What stands around the numbers of a pool: lines above them, how to end, and how many other lines are on the terminal."""
+    """What stands around the numbers of a pool: lines above them, and how to end."""
 
     lead: Sequence[Text] = ()
     end: str = "Ctrl-C leaves"
-    num_lines_above: int = 0
     width: int | None = None
 
 
@@ -147,7 +144,7 @@ class Bar:
 def render(view: View, console: Console, frame: Frame = Frame()) -> Panel:
     """Return the picture of a view, not higher than the console if that is possible."""
     total, recent, lead = view.total, view.recent, frame.lead
-    room = console.height - LINES_BESIDE_WORKERS - len(lead) - frame.num_lines_above
+    room = console.height - LINES_BESIDE_WORKERS - len(lead)
     has_stragglers = room >= MIN_WORKER_LINES + LINES_OF_STRAGGLERS
     max_rows = max(MIN_WORKER_LINES, room - LINES_OF_STRAGGLERS * has_stragglers)
     bar = Bar(max(MIN_BAR_WIDTH, min(BAR_WIDTH, console.width - COLUMNS_BESIDE_BAR)), console.options.ascii_only)
@@ -350,21 +347,19 @@ def watch_until_end(pool: AttachedPool, interval_s: float, *, num_looks: int | N
 
 
 class RunView:
-    """Shows `stepmill run`: the picture of its pool, with the run's progress and episodes, and frames of envs above it.
+    """Shows `stepmill run`: the picture of its pool, with the run's progress and episodes.
 
     The thread that drives the pool draws it between two batches: a second thread would compete with the run for the GIL.
     """
 
-    def __init__(self, live: Live, plan: RunPlan, interval_s: float) -> None:
-        self.interval_s = interval_s
+    interval_s = RUN_INTERVAL_S
+
+    def __init__(self, live: Live, plan: RunPlan) -> None:
         self._live = live
         self._console = live.console
         self._plan = plan
         self._about = Text()
         self._watch: Watch | None = None
-        self._picture: FramePicture | None = None
-        num_lines = max(1, self._console.height - LINES_BESIDE_WORKERS - LEAD_LINES - MIN_WORKER_LINES)
-        self._sampler = FrameSampler(plan.num_envs, self._console.width, num_lines, self._set_picture)
 
     def starting(self, what: str) -> None:
         # Not by Live, which replaces stderr: a pool whose start takes long rewrites this line.
@@ -379,18 +374,9 @@ class RunView:
     def show(self, snapshot: Snapshot) -> None:
         if self._watch is None:
             return
-        above = 0 if self._picture is None else self._picture.num_lines
         width = min(MAX_WIDTH, self._console.width - len(CTRL_C_ECHO))
-        frame = Frame((self._about, *_progress_of(snapshot, self._plan)), "Ctrl-C stops", above, width)
-        panel = render(self._watch.look(), self._console, frame)
-        self._live.update(Group(self._picture, panel) if self._picture else panel, refresh=True)
-
-    def sample_frames(self, render_envs: Callable[[Sequence[int]], Sequence[object]]) -> None:
-        """Render some envs a few times a second, to show them above the panel; see `FrameSampler.sample`."""
-        self._sampler.sample(render_envs)
-
-    def _set_picture(self, picture: FramePicture) -> None:
-        self._picture = picture
+        frame = Frame((self._about, *_progress_of(snapshot, self._plan)), "Ctrl-C stops", width)
+        self._live.update(render(self._watch.look(), self._console, frame), refresh=True)
 
 
 def _progress_of(snapshot: Snapshot, plan: RunPlan) -> list[Text]:
@@ -411,11 +397,11 @@ def _progress_of(snapshot: Snapshot, plan: RunPlan) -> list[Text]:
 
 
 @contextmanager
-def open_run_view(console: Console, plan: RunPlan, interval_s: float = RUN_INTERVAL_S) -> Iterator[RunView]:
+def open_run_view(console: Console, plan: RunPlan) -> Iterator[RunView]:
     """Show a run on a terminal during the block, and restore the cursor at its end."""
     live = Live(console=console, auto_refresh=False, transient=True)
     try:
-        yield RunView(live, plan, interval_s)
+        yield RunView(live, plan)
     finally:
         live.stop()
         console.control(ERASE_LINE)

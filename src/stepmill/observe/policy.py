@@ -40,10 +40,22 @@ def load_policy(path: str) -> Policy:
 def load_function(option: str, path: str, *, takes: str = "()") -> Callable[..., object]:
     """Return the function that `module:function` names, for an option of the command line.
 
+    Raises:
+        UsageError: there is no such function.
+    """
+    found = load_object(option, path)
+    if not callable(found):
+        raise UsageError(f"{option} {path!r} is a {type(found).__name__}, not a function of {takes}")
+    return found
+
+
+def load_object(option: str, path: str) -> object:
+    """Return what `module:name` names, for an option of the command line.
+
     The current directory is searched first, as `python` does for a script there.
 
     Raises:
-        UsageError: there is no such function.
+        UsageError: there is no such object.
     """
     module, _, name = path.partition(":")
     if not module or not name:
@@ -56,8 +68,6 @@ def load_function(option: str, path: str, *, takes: str = "()") -> Callable[...,
         if not hasattr(found, part):
             raise UsageError(f"{option} {path!r}: module {module!r} has no {name!r}; give the name of a function in it")
         found = getattr(found, part)
-    if not callable(found):
-        raise UsageError(f"{option} {path!r} is a {type(found).__name__}, not a function of {takes}")
     return found
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from stepmill.observe.catalog import EnvChoice, batch_actions, find_env
 from stepmill.observe.options import DEFAULT_SECONDS, RANDOM
@@ -23,7 +23,6 @@ from stepmill.spec.options import BackendName, Context, OnFault, PoolOptions, Se
 if TYPE_CHECKING:
     import gymnasium
 
-    from stepmill.observe.monitor import RunView
     from stepmill.pool.pool import Pool
 
 
@@ -51,7 +50,6 @@ class RunRequest:
     traceback: bool
     video: str | None = None
     video_dir: str | None = None
-    frames: bool = False
     quiet: bool = False
 
     def plan(self) -> RunPlan:
@@ -65,22 +63,15 @@ class RunRequest:
             raise UsageError(
                 f"--batch-size {batch_size} is larger than --num-envs {self.num_envs}; give {self.num_envs} or less"
             )
-        if self.has_frames and batch_size != self.num_envs:
-            raise UsageError("--frames, --video and --video-dir show all envs at the same step; leave --batch-size out")
-        if self.frames and self.quiet:
-            raise UsageError("--frames shows the run and --quiet hides it; leave one of them out")
+        if self.has_video and batch_size != self.num_envs:
+            raise UsageError("--video and --video-dir show all envs at the same step; leave --batch-size out")
         seconds = DEFAULT_SECONDS if self.steps is None and self.seconds is None else self.seconds
         return RunPlan(self.num_envs, batch_size, max_steps=self.steps, max_seconds=seconds, seed=self.seed)
 
     @property
     def has_video(self) -> bool:
-        """Whether frames are recorded."""
+        """Whether frames are recorded, so that the envs must render."""
         return self.video is not None or self.video_dir is not None
-
-    @property
-    def has_frames(self) -> bool:
-        """Whether the envs must render."""
-        return self.frames or self.has_video
 
     def pool_options(self) -> PoolOptions:
         """Return the options of the pool. on_fault="replay" needs a seed for every episode."""
@@ -101,7 +92,7 @@ def run_env(request: RunRequest) -> None:
     """Find the env, build the pool, run it, and print the summary. After a Ctrl-C, print the summary and raise it again."""
     plan = request.plan()
     search_current_directory()
-    rendering = {"render_mode": "rgb_array"} if request.has_frames else {}
+    rendering = {"render_mode": "rgb_array"} if request.has_video else {}
     choice = find_env(request.env_id, atari=request.atari, env_kwargs={**rendering, **(request.env_kwargs or {})})
     with open_view(request, plan) as view:
         outcome = run_pool(request, plan, choice, view)
@@ -156,9 +147,6 @@ def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) 
         view.began(setup, pool.stats)
         if request.has_video:
             policy = after_frame(policy, partial(recorder.add, pool.render))
-        if request.frames:
-            live = cast("RunView", view)  # open_view refuses --frames without a terminal
-            policy = after_frame(policy, partial(live.sample_frames, pool.render))
         running = Run(pool, policy, batch_actions(pool.single_action_space, plan.batch_size, plan.seed), plan)
         is_interrupted = False
         try:
@@ -189,32 +177,21 @@ def backend_of(pool: Pool) -> str:
 
 @contextmanager
 def open_view(request: RunRequest, plan: RunPlan) -> Iterator[View]:
-    """Choose the view: live on a terminal, plain lines in a pipe, and nothing on stdout but the document with --json.
-
-    Raises:
-        UsageError: --frames is given, and there is no terminal that can show them.
-    """
+    """Choose the view: live on a terminal, plain lines in a pipe, and nothing on stdout but the document with --json."""
     if request.quiet:
         yield QuietView()
         return
     stream = sys.stderr if request.is_json else sys.stdout
-    if request.frames:
-        from rich.console import Console
-
-        from stepmill.observe.frames import require_colours
-
-        require_colours(Console(file=stream))
     if not stream.isatty():
         yield QuietView() if request.is_json else PlainView(stream)
         return
     from rich.console import Console
 
-    from stepmill.observe.frames import INTERVAL_S
-    from stepmill.observe.monitor import RUN_INTERVAL_S, open_run_view
+    from stepmill.observe.monitor import open_run_view
 
     console = Console(file=stream)
     if console.is_dumb_terminal:
         yield PlainView(stream)
         return
-    with open_run_view(console, plan, INTERVAL_S if request.frames else RUN_INTERVAL_S) as live:
+    with open_run_view(console, plan) as live:
         yield live

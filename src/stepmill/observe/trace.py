@@ -34,7 +34,7 @@ LEARNER = 0  # number of its track; worker w has 1 + w
 
 
 class TraceKind(IntEnum):
-    """What an event is; the numbers are those of `_native/statistics.hpp`."""
+    """What an event is; the numbers are those of `_native/shared/statistics.hpp`."""
 
     STEP = 1
     RESET = 2

@@ -54,7 +54,6 @@ ROUNDS_PER_RUNG = 5
 MAX_FINAL_ROUNDS = 30
 RACE_SHARE = 0.5  # of the time that is left, which one race may take
 MAX_RACES = 5
-MAX_RUNGS = 3
 STEPS_PER_TURN = 4  # of all envs, at least
 
 

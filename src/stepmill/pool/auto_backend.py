@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 
 from stepmill.backends.starter_client import prepare_starter
+from stepmill.spec.errors import UsageError
 from stepmill.spec.options import BackendName, PoolOptions
 
 AUTO_WORKERS = 2
@@ -28,12 +29,12 @@ def auto_backend(num_envs: int, *, num_workers: int | None = None, step_s: float
     return BackendName.SERIAL if is_serial_faster else BackendName.PROCESS
 
 
-def begin_start(env_fns: Sized, options: PoolOptions) -> None:
-    """Start the starter, if a pool of these envs will need it: it imports its modules while the caller imports the pool's."""
-    with contextlib.suppress(Exception):  # the start of the pool raises it again, and says what it means
-        choice = options.backend
-        if choice is BackendName.AUTO:
-            choice = auto_backend(len(env_fns), num_workers=options.num_workers)
-        if choice is BackendName.PROCESS:
-            environ = options.workers.env if isinstance(options.workers.env, Mapping) else {}
+def begin_start(num_envs: int, options: PoolOptions) -> None:
+    """Start the starter, if a pool of N envs will need it: it imports its modules while the caller imports the pool's."""
+    choice = options.backend
+    if choice is BackendName.AUTO:
+        choice = auto_backend(num_envs, num_workers=options.num_workers)
+    if choice is BackendName.PROCESS:
+        environ = options.workers.env if isinstance(options.workers.env, Mapping) else {}
+        with contextlib.suppress(OSError, UsageError):  # the start of the pool raises it again, and says what it means
             prepare_starter(options.context, environ, options.workers.threads)

@@ -53,11 +53,12 @@ class LoggedCall:
         if self.future is None:
             return False
         outcomes = self.future.peek()
-        if outcomes is None:
-            return self.future.has_failed
-        self.has_raised = not isinstance(outcomes[self.position], Value)
+        if outcomes is None and not self.future.has_failed:
+            return False
         self.future = None
-        return False
+        if outcomes is not None:
+            self.has_raised = not isinstance(outcomes[self.position], Value)
+        return outcomes is None
 
     def replaces(self, old: LoggedCall) -> bool:
         """Whether this call has overwritten the effect of an older one. It must be known to have succeeded."""
@@ -123,7 +124,6 @@ class CallLog:
     def _update(self, server: int, call: LoggedCall) -> None:
         if not call.update():
             return
-        call.future = None
         if call in self._calls[server]:  # and no later call has replaced it
             self._calls[server].remove(call)
             self.size_bytes -= len(call.payload)

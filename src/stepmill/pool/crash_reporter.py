@@ -22,14 +22,14 @@ from stepmill import _native
 from stepmill._version import __version__
 from stepmill.backends.base import Backend, traits_of
 from stepmill.pool.events import FaultKind
-from stepmill.pool.settings import AppliedSettings
+from stepmill.pool.workers import WorkerSupervisor
 from stepmill.spec.capsule import MAX_ARRAY_BYTES, Capsule, write_capsule
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied, add_clause
 from stepmill.spec.json_values import NotPlain, to_plain
 from stepmill.spec.options import BackendName, PoolOptions
 from stepmill.spec.tree import Node, leaves, opaques
-from stepmill.worker.messages import RequestKind, WorkerPlan
+from stepmill.worker.messages import RequestKind
 
 MAX_CAPSULES = 100  # of one pool: an env that always fails must not fill the disk
 MAX_PART_BYTES = 262_144  # of a constructor, options or attributes, as JSON
@@ -48,15 +48,14 @@ class PositionedCall:
 class CrashReporter:
     """Writes the capsules of one pool. Used by the pool's thread."""
 
-    def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
-        self._plans = plans
+    def __init__(self, workers: WorkerSupervisor, backend: Backend, options: PoolOptions) -> None:
+        self._workers = workers
+        self._plans = plans = [record.plan for record in workers.records]
         self._num_envs = sum(len(plan.env_ids) for plan in plans) - options.resets.spare_envs
         self._backend = backend
         self._options = options
         self._folder = None if options.crash_dir is None else os.path.abspath(os.fspath(options.crash_dir))
-        self._state: _native.PoolState | None = None
-        self._spec: EnvSpec | None = None
-        self._settings_of: Callable[[int], AppliedSettings] = _no_settings
+        self.spec: EnvSpec | None = None  # of the envs; None before the pool runs
         self._num_written = 0
         self._last_reports: dict[int, tuple[object, str]] = {}  # per env: key of its last fault, path of the capsule
         if self._folder is not None:
@@ -67,14 +66,10 @@ class CrashReporter:
         """Whether capsules are written."""
         return self._folder is not None
 
-    def attach(self, state: _native.PoolState, spec: EnvSpec, settings_of: Callable[[int], AppliedSettings]) -> None:
-        """Store the pool state, which has the logs; `settings_of(server)` returns the settings of its worker."""
-        self._state, self._spec, self._settings_of = state, spec, settings_of
-
-    def release(self) -> None:
-        """Release the references to the closed pool."""
-        self._state = None
-        self._settings_of = _no_settings
+    @property
+    def _state(self) -> _native.PoolState | None:
+        """The pool state, which has the logs; None before the pool runs, and after its end."""
+        return self._workers.attached_state
 
     def report_fault(
         self, error: StepmillError, env_id: int, kind: FaultKind | None, call: PositionedCall | None = None
@@ -109,10 +104,6 @@ class CrashReporter:
         env_id = own if own is not None else guess if running is None else running
         kind = None if isinstance(error, EnvError) else FaultKind.DIED if own is None else FaultKind.TIMED_OUT
         return self.report_fault(error, env_id, kind)
-
-    def report_call(self, error: StepmillError, env_id: int, call: PositionedCall) -> StepmillError:
-        """Write a capsule of an exception that an env raised in a call."""
-        return self.report_fault(error, env_id, FaultKind.RAISED, call)
 
     def position_of(self, env_id: int) -> object:
         """Return the position of an env, for a capsule of a call that is made now; None if no capsules are wanted."""
@@ -191,22 +182,22 @@ class CrashReporter:
         return self._state.server_of(env_id) if self._state is not None and env_id < self._num_envs else env_id
 
     def _episode(self, log: dict[str, Any] | None, notes: list[str]) -> dict[str, Any]:
-        if log is None or self._spec is None:
+        if log is None or self.spec is None:
             facts = dict.fromkeys(("seed", "options", "command_seed", "command_options", "call"))
             return {**facts, "episode": 0, "is_whole": False, "command": "construct", "arrays": {}}
         command = ("reset" if log["begins"] else "step") if log["is_pending"] else ""
         blob = log["blob"] or (None, None, None)
         seed, options = (log["seed"] if blob[0] is None else blob[0]), _plain("the options of reset", blob[1], notes)
-        arrays = _read_arrays(log, self._spec.action, self._spec.batch_size if self._spec.is_batched else None)
+        arrays = _read_arrays(log, self.spec.action, self.spec.batch_size if self.spec.is_batched else None)
         is_whole = log["is_whole"] and sum(array.nbytes for array in arrays.values()) <= MAX_ARRAY_BYTES
         if not is_whole:
             arrays = {name: array[-1:] for name, array in arrays.items() if command == "step"}
-            notes.extend(_why_not_whole(log, self._spec.action))
+            notes.extend(_why_not_whole(log, self.spec.action))
         elif seed is None:
             notes.append(
                 "the episode's seed is not known, because seeding='continue' does not seed each episode: use seeding='per_episode'"
             )
-        if self._state is not None and opaques(self._spec.observation):
+        if self._state is not None and opaques(self.spec.observation):
             notes.append("parts of no fixed size are not in the observation hashes")
         is_explicit = log["is_explicit"]
         return {
@@ -222,7 +213,7 @@ class CrashReporter:
         }
 
     def _plain_attributes(self, env_id: int, notes: list[str]) -> dict[str, object]:
-        given = self._settings_of(env_id).attributes_of(env_id)
+        given = self._workers.settings_of(env_id).attributes_of(env_id)
         notes.extend(
             f"a setting that set_attr() made with the function {_name_of(name)} is not in the capsule"
             for name in given
@@ -240,18 +231,13 @@ class CrashReporter:
             "num_envs": sum(len(plan.env_ids) for plan in self._plans),
             "num_workers": len(self._plans),
             "context": options.context.value,
-            "is_batched": self._spec is not None and self._spec.is_batched,
+            "is_batched": self.spec is not None and self.spec.is_batched,
             "autoreset_mode": options.autoreset_mode.value,
             "seeding": options.seeding.value,
             "on_fault": options.on_fault.value,
             "step_timeout_s": options.step_timeout_s,
             "reset_timeout_s": options.reset_timeout_s,
         }
-
-
-def _no_settings(_: int) -> AppliedSettings:
-    """Return empty settings, for a pool that does not run."""
-    return AppliedSettings({})
 
 
 def make_folder(folder: str) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Remedy(IntEnum):
-    """What becomes of the episode of an env that has a fault, or whose object is lost; the numbers are those of `_native/env_table.hpp`.
+    """What becomes of the episode of an env that has a fault, or whose object is lost; the numbers are those of `env_table.hpp`.
 
     RAISE: it is lost, the fault is about to be raised, and the env is FAULTED.
     CUT: it ends; the result says so. A command that begins an episode is given again, and loses none.
@@ -29,7 +29,7 @@ class Remedy(IntEnum):
 
 
 class FaultKind(IntEnum):
-    """Why a command has no valid result; the numbers are those of `_native/protocol.hpp`."""
+    """Why a command has no valid result; the numbers are those of `_native/shared/protocol.hpp`."""
 
     RAISED = 1
     BAD_OUTPUT = 2
@@ -105,6 +105,7 @@ Event = EnvFailed | ReplayPaused | WorkerDied
 
 
 # ---- decisions ---------------------------------------------------------------------------------------------------------
+# `PoolState.apply` commits each with the method of its name (decisions.cpp), Replay with begin_replay, ServeWorker with finish_restart.
 
 
 @dataclass(frozen=True)
@@ -166,13 +167,11 @@ class BeginRestart(WorkerDecision):
         remedy: of the episodes of its envs. CUT, MASK: those of idle envs, by their next step. KEEP: all are replayed after the restart.
             RAISE: none is lost, because FailWorker came before.
         info: as of Settle, of idle envs.
-        is_death: counts as a death of the worker.
         is_recycling: none of its envs is in an episode, and none of their results is lost.
     """
 
     remedy: Remedy
     info: Mapping[str, str]
-    is_death: bool = False
     is_recycling: bool = False
 
 
@@ -190,12 +189,7 @@ class CancelRestart(WorkerDecision):
 
 @dataclass(frozen=True)
 class FailWorker(WorkerDecision):
-    """The worker stays dead: as CancelRestart, and its envs are FAULTED, those with a result once it is received.
-
-    `is_death`: counts as a death of the worker.
-    """
-
-    is_death: bool = False
+    """The worker stays dead: as CancelRestart, and its envs are FAULTED, those with a result once it is received."""
 
 
 Decision = EnvDecision | MarkNew | WorkerDecision
@@ -239,19 +233,14 @@ class ServerView(NamedTuple):
         return self.phase in ("AWAITING_REPLAY", "REPLAYING", "PAUSED")
 
     @property
-    def next_place(self) -> int:
-        """The place of a call that is made now."""
-        return self.length + 1 if self.is_pending or self.is_staged else self.length
-
-    @property
     def first_place(self) -> int:
         """The last place before the part to be replayed, which begins with a pending reset or the reset of the episode."""
         return self.length if self.is_between else 0
 
     @property
-    def is_reset_ahead(self) -> bool:
-        """Whether a reset is pending or staged: placed calls come after it."""
-        return self.is_between and (self.is_pending or self.is_staged)
+    def is_ahead(self) -> bool:
+        """Whether a command is pending or staged: calls that are made now come after it."""
+        return self.is_pending or self.is_staged
 
 
 class WorkerView(NamedTuple):

@@ -12,14 +12,22 @@ from stepmill.worker.error_records import env_error
 from stepmill.worker.messages import load
 
 
-def late_error(env_id: int, lost: Sequence[int], phase: str, timeout_s: float | None) -> EnvTimeout:
-    """Return the error for an env that took too long in a "step" or "reset"; `lost`: all envs of its worker, which was ended."""
+def late_error(env_id: int, lost: Sequence[int], phase: str, timeout_s: float | None, hint: str) -> EnvTimeout:
+    """Return the error for an env that took too long in a "step" or "reset".
+
+    Args:
+        env_id: the env.
+        lost: all envs of its worker, which was ended.
+        phase: what it was doing.
+        timeout_s: the limit.
+        hint: what happens to the envs, or what the user can do.
+    """
     others = [other for other in lost if other != env_id]
     with_it = f", and with it envs {others}" if others else ""
     limit_s = timeout_s or 0.0
     return EnvTimeout(
         f"env {env_id} took longer than its deadline of {limit_s:g} s for a {phase}, and its worker was ended{with_it}; "
-        "raise the deadline, or bring them back with reset()",
+        f"raise the deadline if it is too short; {hint}",
         env_id=env_id,
         phase=phase,
         timeout_s=limit_s,
@@ -63,18 +71,13 @@ def _unreadable_record(env_id: int, kind: FaultKind | None) -> StepmillError:
     """Return the error of a fault whose record cannot be read, or whose kind is unknown."""
     if kind in (FaultKind.RAISED, FaultKind.BAD_ACTION):
         return EnvError(f"env {env_id} raised, but the exception cannot be read; reset it", env_id=env_id, phase="step")
-    if kind is FaultKind.BAD_OUTPUT:
-        return BadOutput(
-            f"env {env_id} gave a wrong output, but the description cannot be read; reset it",
-            env_id=env_id,
-            phase="step",
-        )
-    return BadOutput(
-        f"the result of env {env_id} cannot be read: its memory was overwritten, probably by native code of an env of the "
-        "same worker; reset it, and isolate the envs with envs_per_worker=1",
-        env_id=env_id,
-        phase="step",
+    text = (
+        f"env {env_id} gave a wrong output, but the description cannot be read; reset it"
+        if kind is FaultKind.BAD_OUTPUT
+        else f"the result of env {env_id} cannot be read: its memory was overwritten, probably by native code of an env of the "
+        "same worker; reset it, and isolate the envs with envs_per_worker=1"
     )
+    return BadOutput(text, env_id=env_id, phase="step")
 
 
 def _is_record(record: object) -> TypeGuard[dict[str, str]]:

@@ -89,7 +89,7 @@ class FaultPolicy:
         if death.is_new and not self.raises:
             return self.restart(death)
         # If it stays dead, its other envs are FAULTED, too.
-        fail = [FailWorker(death.worker, death.generation, death.is_new)] if self.raises and death.is_dead else []
+        fail = [FailWorker(death.worker, death.generation)] if self.raises and death.is_dead else []
         return [*fail, *_settle(death, self.remedy)]
 
     def restart(self, death: Death) -> list[Decision]:
@@ -97,7 +97,7 @@ class FaultPolicy:
         remedy = Remedy.CUT if self.raises else self.remedy
         info = fault_info("neighbour", death.error)
         lost = [] if self.replays else _settle(death, remedy)
-        return [BeginRestart(death.worker, death.generation, remedy, info, death.is_dead), *lost]
+        return [BeginRestart(death.worker, death.generation, remedy, info), *lost]
 
 
 RAISE = FaultPolicy(Remedy.RAISE, "bring them back with reset() or revive(), or let on_fault='truncate' do it")

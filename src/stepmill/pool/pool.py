@@ -115,8 +115,7 @@ class Pool:
             EnvError: an env raised. The others stay usable.
         """
         ids = self.reset_async(seed=seed, options=options, env_ids=env_ids, persist_options=persist_options)
-        self._waits.wait_for(ids, None)
-        return self._receiver.collect(len(ids), len(ids), None, ids)
+        return self._receiver.recv_envs(ids)
 
     def step(self, actions: Any) -> Batch:
         """Step all envs and wait for all.
@@ -124,7 +123,7 @@ class Pool:
         Args:
             actions: in the structure of the action space, each array [N, ...]; cast within its kind if necessary.
         Returns:
-            N rows in env plan. The row of an exhausted env has reward 0, no flags, and its last observation.
+            N rows in the order of the env ids. The row of an exhausted env has reward 0, no flags, and its last observation.
         Raises:
             UsageError: all envs are exhausted.
         """

@@ -84,9 +84,9 @@ class PoolPort:
 
     def step_wait(self, timeout_s: float | None = None) -> StepTuple:
         """Wait for all envs, and return Gymnasium's five values."""
-        wait = partial(self._waits.wait_any, self.pool.num_envs, timeout_s)
+        wait = partial(self._waits.wait, timeout_s, self.pool.num_envs)
         # One expression: Ctrl-C between two lines would lose the result.
-        return self._receiver.wait_and_collect(wait, self._state.collect_ready)  # type: ignore[no-any-return]  # its five values
+        return self._receiver.wait_and_collect(wait, self._state.collect_ready)
 
     def reset_rows(
         self, mask: NDArray[np.bool_], seed: Seed = None, options: Options = None
@@ -98,8 +98,8 @@ class PoolPort:
     def reset_wait(self, timeout_s: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the envs of the last `reset_async`; return observations of all N rows, and infos [N] of those envs."""
         ids = self.pool._last_reset
-        wait, collect = partial(self._waits.wait_for, ids, timeout_s), partial(self._state.collect_rows, ids)
-        return self._receiver.wait_and_collect(wait, collect)  # type: ignore[no-any-return]  # its two values
+        wait, collect = partial(self._waits.wait, timeout_s, env_ids=ids), partial(self._state.collect_rows, ids)
+        return self._receiver.wait_and_collect(wait, collect)
 
     # ---- observations of other classes, or tensors ---------------------------------------------------------------------
 

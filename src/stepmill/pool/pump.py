@@ -11,9 +11,8 @@ from stepmill.spec.options import EnvState, PoolOptions
 from stepmill.worker.signals import defer_signals
 
 SLOW_S = 30.0  # a wait without a result for this long warns, once per pool
-MAX_LATE_ROUNDS = (
-    2  # rounds of events that a wait handles after its deadline, because what it waits for may be there then
-)
+# Rounds of events that a wait handles after its deadline, because what it waits for may be there then.
+MAX_LATE_ROUNDS = 2
 READY, FAULT, TIMED_OUT, EVENT = range(4)  # what a wait of the core returns
 
 Wait = Callable[[float | None], int]

@@ -7,7 +7,8 @@ envs a `recv` or `receive` returns, and keeps results that an interrupted call c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from stepmill import _native
 from stepmill.pool.arguments import check_timeout, checked_ids
 from stepmill.pool.events import EnvFailed
 from stepmill.pool.faults import describe_fault
-from stepmill.pool.pump import FAULT, READY, Wait
+from stepmill.pool.pump import FAULT, READY
 from stepmill.pool.recovery import Recovery
 from stepmill.pool.resets import ResetPlan
 from stepmill.pool.revival import Revival
@@ -27,6 +28,7 @@ from stepmill.spec.options import EnvState, PoolOptions
 from stepmill.spec.received import EnvFault, Received, faults_by_env
 from stepmill.worker.signals import defer_signals
 
+T = TypeVar("T")
 EnvIds = Sequence[int] | NDArray[np.integer[Any]]
 
 
@@ -39,6 +41,7 @@ class PoolWait:
         self._revival = revival
         self._pump = revival.pump
         self._has_spares = options.resets.spare_envs > 0
+        self._raise_errors = partial(self._recovery.raise_errors, is_receiving=True)
 
     def send(self, command: Callable[[], object]) -> None:
         """Call a command of the pool state; if it finds dead workers, handle their deaths and repeat it.
@@ -51,10 +54,11 @@ class PoolWait:
 
     def try_send(self, command: Callable[[], object]) -> bool:
         """Do the same without repeating it; return whether the command was sent."""
-        if self._recovery.faults:  # an interrupt has kept them back
-            self._recovery.raise_errors()
         try:
             command()
+        except UsageError:
+            self._recovery.raise_errors()  # an interrupt has kept them back, and they may be why the command is refused
+            raise
         except _native.DeadWorkers as found:
             with defer_signals():
                 self._recovery.handle_dead_workers(found.args[0])
@@ -62,20 +66,14 @@ class PoolWait:
             return False
         return True
 
-    def _raise_errors(self) -> None:
-        self._recovery.raise_errors(is_receiving=True)
-
-    def wait_for(self, env_ids: Sequence[int], timeout_s: float | None) -> None:
-        """Wait for these envs, or raise RecvTimeout."""
-        self._wait(lambda slice_s: self._state.wait(slice_s, env_ids=env_ids), timeout_s)
-
-    def wait_any(self, num_envs: int, timeout_s: float | None) -> None:
-        """Wait for this many of the pending envs, or raise RecvTimeout."""
-        self._wait(lambda slice_s: self._state.wait(slice_s, num_envs=num_envs), timeout_s)
-
-    def _wait(self, wait: Wait, timeout_s: float | None) -> None:
+    def wait(self, timeout_s: float | None, num_envs: int | None = None, env_ids: Sequence[int] | None = None) -> None:
+        """Wait for this many of the pending envs, or for these envs, or raise RecvTimeout."""
         if self._recovery.faults or self._recovery.notices:
             self._raise_errors()
+
+        def wait(slice_s: float | None) -> int:
+            return self._state.wait(slice_s, num_envs=num_envs, env_ids=env_ids)
+
         if not self._pump.run(wait, timeout_s, self._raise_errors):
             busy = self._pump.busy_envs()
             raise RecvTimeout(
@@ -85,13 +83,8 @@ class PoolWait:
             )
 
     def linger(self, num_envs: int, linger_s: float) -> None:
-        """Wait up to `linger_s` for this many of the pending envs."""
-        if linger_s:
-            self._pump.run(lambda slice_s: self._wait_at_most(num_envs, slice_s), linger_s, self._raise_errors)
-
-    def poll(self) -> None:
-        """Handle faults and events that have arrived. Does not wait."""
-        self._pump.run(lambda slice_s: self._wait_at_most(self._state.num_pending(), slice_s), 0.0, self._raise_errors)
+        """Wait up to `linger_s` for this many of the pending envs; 0 handles faults and events that have arrived."""
+        self._pump.run(lambda slice_s: self._wait_at_most(num_envs, slice_s), linger_s, self._raise_errors)
 
     def wait_for_news(self, least: int, most: int, timeout_s: float | None, linger_s: float = 0.0) -> None:
         """Wait until `least` envs have a result or a fault, or until the deadline, then up to `linger_s` for `most`.
@@ -123,7 +116,7 @@ class PoolWait:
         def wait_and_drop(slice_s: float | None) -> int:
             outcome = self._state.wait(slice_s, env_ids=env_ids)
             for fault in self._state.drain(acknowledge=False) if outcome == FAULT else ():
-                if isinstance(fault, EnvFailed) and fault.env_id in env_ids:
+                if isinstance(fault, EnvFailed) and fault.env_id in env_ids and not self._recovery.is_known_loss(fault):
                     warn(f"{describe_fault(fault)}; this reset drops its result")
             self._state.discard_results(env_ids)
             return outcome
@@ -175,17 +168,21 @@ class Receiver:
         if env_ids is not None:
             if (batch_size, min_envs, max_envs) != (None, None, None):
                 raise UsageError("recv() takes env_ids or a number of envs, not both")
-            ids = self._pending(env_ids)
-            self._waits.wait_for(ids, timeout_s)
-            return self.collect(len(ids), len(ids), out, ids, timeout_s)
+            return self.recv_envs(self._pending(env_ids), timeout_s, out)
         least, most = self._bounds(batch_size, min_envs, max_envs)
-        if least:
-            self._waits.wait_any(least, timeout_s)
-            if most > least:
-                self._waits.linger(most, linger_s)
-        else:
-            self._waits.poll()
-        return self.collect(least, most, out, None, timeout_s)
+
+        def wait() -> None:
+            if least:
+                self._waits.wait(timeout_s, least)
+            if linger_s or not least:
+                self._waits.linger(most if least else self._num_envs, linger_s if least else 0.0)
+
+        return self.wait_and_collect(wait, partial(self._collect, most, out, None))
+
+    def recv_envs(self, env_ids: Sequence[int], timeout_s: float | None = None, out: Any = None) -> Batch:
+        """Receive these envs, which are pending."""
+        wait = partial(self._waits.wait, timeout_s, env_ids=env_ids)
+        return self.wait_and_collect(wait, partial(self._collect, len(env_ids), out, env_ids))
 
     def receive(self, min_envs: int | None, max_envs: int | None, timeout_s: float | None, linger_s: float) -> Received:
         """Implement `Pool.receive`."""
@@ -199,11 +196,23 @@ class Receiver:
                 f"receive() cannot wait for {least} to {most} envs: {num_there} are stepping or have a fault; send() to more envs first"
             )
         # For all, a number that faults of idle envs do not reduce to fewer than those that are pending.
-        self._waits.wait_for_news(2 * self._num_envs if min_envs is None else least, most, timeout_s, linger_s)
-        return self._collect_with_faults(most)
+        least = 2 * self._num_envs if min_envs is None else least
+        wait = partial(self._waits.wait_for_news, least, most, timeout_s, linger_s)
+        recovery = self._recovery
+        kept = recovery.faults, recovery.raised  # if the result does not reach the caller; the list grows meanwhile
+        try:
+            return self.wait_and_collect(wait, partial(self._collect_with_faults, most))
+        except BaseException:
+            recovery.faults, recovery.raised = kept
+            raise
 
-    def wait_and_collect(self, wait: Callable[[], None], collect: Callable[[], Any]) -> Any:
-        """Return what `collect` returns, which is None as long as `wait` has to wait again. An interrupt loses no result."""
+    def wait_and_collect(self, wait: Callable[[], None], collect: Callable[[], T | None]) -> T:
+        """Return what `collect` returns; it returns None, because a result is unreadable, as long as `wait` has to wait again.
+
+        Python may raise KeyboardInterrupt almost anywhere, also when a native call returns, and then its result is lost.
+        So native code marks in `_unclaimed` that it has received results, and results that do not reach the caller are made
+        receivable again.
+        """
         wait()
         result = None
         try:
@@ -215,23 +224,17 @@ class Receiver:
             self.restore_unclaimed(result)
             raise
 
-    def _collect_with_faults(self, most: int) -> Received:
-        """Do as `collect`; results and faults that do not reach the caller are returned by the next call."""
-        fields = None
-        faults = self._recovery.faults, self._recovery.raised
-        try:
-            while (fields := self._state.collect(most, None, None)) is None:
-                self._waits.wait_for_news(0, most, 0.0)
-                faults = self._recovery.faults, self._recovery.raised
-            batch = Batch(*fields)
-            received = Received(batch if batch.num_rows else None, self._waits.known_faults())
-            self._unclaimed[0] = False
-            self._recovery.faults, self._recovery.raised = [], {}
-            return received
-        except BaseException:
-            self.restore_unclaimed(fields)
-            self._recovery.faults, self._recovery.raised = faults
-            raise
+    def _collect(self, most: int, out: Any, env_ids: Sequence[int] | None) -> Batch | None:
+        fields = self._state.collect(most, out, env_ids)
+        return None if fields is None else Batch(*fields)
+
+    def _collect_with_faults(self, most: int) -> Received | None:
+        batch = self._collect(most, None, None)
+        if batch is None:
+            return None
+        received = Received(batch if batch.num_rows else None, self._waits.known_faults())
+        self._recovery.faults, self._recovery.raised = [], {}
+        return received
 
     def _bounds(self, batch_size: int | None, min_envs: int | None, max_envs: int | None) -> tuple[int, int]:
         if batch_size is not None and (min_envs is not None or max_envs is not None):
@@ -267,35 +270,6 @@ class Receiver:
                 f"recv() cannot wait for envs {idle}, because they have no command; call send() or reset_async() first"
             )
         return ids
-
-    def collect(
-        self,
-        least: int,
-        most: int,
-        out: Any = None,
-        env_ids: Sequence[int] | None = None,
-        timeout_s: float | None = None,
-    ) -> Batch:
-        """Receive up to `most` ready envs, of `env_ids` if they are given; at least `least` are ready.
-
-        Python may raise KeyboardInterrupt almost anywhere, also when a native call returns, and then its result is lost.
-        So native code marks in `_unclaimed` that it has received results, and results that do not reach the caller are made
-        receivable again.
-        """
-        fields = None
-        try:
-            while (
-                fields := self._state.collect(most, out, env_ids)
-            ) is None:  # a result is unreadable, which is a fault
-                if env_ids is not None:
-                    self._waits.wait_for(env_ids, timeout_s)
-                else:
-                    self._waits.wait_any(least, timeout_s)
-            self._unclaimed[0] = False
-            return Batch(*fields)
-        except BaseException:
-            self.restore_unclaimed(fields)
-            raise
 
     def restore_unclaimed(self, result: object) -> None:
         """Make the results of an interrupted call receivable again, if it had received any."""

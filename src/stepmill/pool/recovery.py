@@ -3,7 +3,7 @@
     a wait ends with FAULT or EVENT ─► handle: drain ─► finished restarts, paused replays, failed envs, dead workers
                                                      ─► decisions of policies ─► apply ─► restarts, calls, errors, warnings
 
-Per `handle` there is one `drain` and one `apply`. Only counts, errors and records of workers change between the two.
+Per `handle` there is one `drain` and one `apply`, and two of each after a death that is raised. Only counts, errors and records of workers change between the two.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from stepmill.spec.notices import warn
 from stepmill.spec.options import AutoresetMode, OnFault, PoolOptions
 from stepmill.spec.received import EnvFault, faults_by_env
 from stepmill.worker.messages import WorkerPlan
+from stepmill.worker.signals import defer_signals
 
 logger = logging.getLogger("stepmill")
 
@@ -52,7 +53,7 @@ class Recovery:
 
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
         self.workers = WorkerSupervisor(plans, backend, options)
-        self.crash_reporter = CrashReporter(plans, backend, options)
+        self.crash_reporter = CrashReporter(self.workers, backend, options)
         self.faults: list[EnvFault] = []  # raised or returned by the next call that can
         # By env: raised, but not by a call that receives; `receive` returns them, too.
         self.raised: dict[int, EnvFault] = {}
@@ -70,7 +71,7 @@ class Recovery:
             backend,
             options,
             after_apply=self._after_apply,
-            on_reset_repeated=self._attempts.record_retry,
+            on_reset_repeated=self._record_retry,
             warn=self.notices.append,
         )
         self.workers.repeats_settings = self.replays.log.is_whole
@@ -93,11 +94,22 @@ class Recovery:
         """Apply decisions, and do what follows them."""
         if decisions:
             self.workers.state.apply(decisions)
-        for decision in decisions:
-            if isinstance(decision, BeginRestart):
-                self.workers.start_restart(decision.worker)
+        restarted = [decision.worker for decision in decisions if isinstance(decision, BeginRestart)]
+        failed = {decision.worker for decision in decisions if isinstance(decision, FailWorker)}.difference(restarted)
+        for worker in restarted:
+            self.replays.drop(worker)
+            self.workers.start_restart(worker)
+        for worker in failed:
+            self.replays.drop(worker)
+            self._settle_lost(worker)
         while self._after_apply:
             self._after_apply.pop(0)()
+
+    def _settle_lost(self, worker: int) -> None:
+        """Mark the envs FAULTED whose commands end in a death that is about to be raised, so that they do not raise it again."""
+        events = [event for event in self.workers.state.drain(acknowledge=False) if isinstance(event, EnvFailed)]
+        lost = [event for event in events if event.worker == worker and event.kind in WORKER_LOST]
+        self.workers.state.apply([Settle(event.env_id, event.ticket, Remedy.RAISE, {}) for event in lost])
 
     def _finish_restarts(self) -> list[Decision]:
         """Let restarted workers serve; if their envs are replayed, begin with it."""
@@ -111,7 +123,7 @@ class Recovery:
             info = fault_info("died", record.error or self.workers.worker_died_error(worker))
             for view in views:
                 if view.is_suspended:
-                    decisions += self.replays.begin(view, info or {}, is_new=True)
+                    decisions += self.replays.begin(view, info, is_new=True)
         return decisions
 
     def _advance_replays(self, events: Sequence[Event]) -> list[Decision]:
@@ -171,7 +183,6 @@ class Recovery:
                 elif policy.replays:
                     self._record_failure_of_running_env(worker, error)
                 delay_s = delay or 0.0
-            self.replays.drop(self.workers.views_of(worker))
         decisions = policy.worker_died(Death(worker, record.generation, faults, error, is_new, is_dead))
         lost = self.workers.envs_of(worker) if is_new or not faults else [fault.env_id for fault in faults]
         # The error of a constructor names one env, but all envs of the worker are lost.
@@ -209,9 +220,9 @@ class Recovery:
             self._add_fault(RAISE, fault.kind, errors, worker, [fault.env_id])
         if not retried:
             return decisions
+        self._after_apply += [partial(self._record_retry, fault.env_id) for fault in retried]
         error = self._error_of(retried[0])
         restart = self.policy.restart(Death(worker, record.generation, retried, error, is_new=True, is_dead=False))
-        self._after_apply += [partial(self._record_retry, fault.env_id) for fault in retried]
         return decisions + self._follow(restart, error, {}, self._attempts.wait_s, settled=settled)
 
     def _record_retry(self, env_id: int) -> None:
@@ -241,7 +252,6 @@ class Recovery:
         for decision in tuple(decisions):
             if isinstance(decision, BeginRestart):
                 worker, before = decision.worker, None
-                self.replays.drop(self.workers.views_of(worker))
                 if decision.remedy is Remedy.KEEP:
                     before = self.replays.wait_for_calls(worker)
                     (set() if settled is None else settled).update(self.workers.envs_of(worker))
@@ -286,7 +296,7 @@ class Recovery:
         if late is None:
             return self.workers.worker_died_error(worker)
         phase = "reset" if late.was_resetting else "step"
-        return late_error(late.env_id, self.workers.envs_of(worker), phase, self._limits[phase])
+        return late_error(late.env_id, self.workers.envs_of(worker), phase, self._limits[phase], self.policy.death_hint)
 
     def _error_of(self, fault: EnvFailed) -> StepmillError:
         if fault.kind in WORKER_LOST:
@@ -306,8 +316,7 @@ class Recovery:
         Raises:
             EnvError, BadOutput, EnvTimeout, WorkerDied: faults that the policies did not handle.
         """
-        if self.notices:
-            self.warn()
+        self.warn()
         if self.faults:
             error = join_errors([fault.error for fault in self.faults])
             if not is_receiving:
@@ -331,16 +340,20 @@ class Recovery:
         workers, replays = self.workers, self.replays
         remedy = Remedy.KEEP if self._repeats_resets else Remedy.CUT
         restart = BeginRestart(worker, workers.records[worker].generation, remedy, {}, is_recycling=True)
-        replays.drop(workers.views_of(worker))
         if replays.is_on and not self._repeats_resets:
             replays.restart_log(worker)
         cause = worker_died_error(worker, workers.envs_of(worker), None, hint="", cause="was recycled")
         workers.plan_restart(restart, cause, before=workers.end_gently(worker))
         self.carry_out([restart])
 
+    def is_known_loss(self, fault: EnvFailed) -> bool:
+        """Whether a command was lost in a death that was raised, by a call: it does not know the commands."""
+        return fault.kind in WORKER_LOST and self.workers.records[fault.worker].state is WorkerState.DEAD_REPORTED
+
     def handle_death(self, worker: int) -> None:
         """Handle the death of a worker that no command has met."""
-        self.carry_out(self.decide_death(worker))
+        with defer_signals():
+            self.carry_out(self.decide_death(worker))
 
     def report_failed_restart(self, worker: int) -> None:
         """Raise the error of a worker that could not be restarted."""

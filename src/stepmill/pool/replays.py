@@ -3,9 +3,10 @@
     begin ─► calls before the episode ─► Replay ─► ReplayAt: calls after this step ─► ... ─► ReplayPlayed ─► ContinueReplay
                                             └─► ReplayDiffers, ReplayFailed: play again, or Settle(CUT)
 
-The core plays the log of an episode by itself, and finishes a replay without calls. No method waits, and none calls `apply`. A worker handles
-requests in the order in which they were posted, between the commands of the core: calls that precede a command are posted before
-its decision is applied. Whether they raised as before is compared after the log was played.
+The core plays the log of an episode by itself (`replay.cpp`). It also finishes a replay in which no calls are repeated; Python then sees
+none of these events. No method waits, and none calls `apply`. A worker handles requests in the order in which they were posted, between
+the commands of the core: calls that precede a command are posted before its decision is applied. Whether they raised as before is
+compared after the log was played.
 """
 
 from __future__ import annotations
@@ -47,10 +48,6 @@ INCOMPLETE_LOG = "its calls are more than half of restarts.replay_log_bytes hold
 Effect = Callable[[], object]
 
 
-class CallDiffers(Exception):
-    """A repeated call raised and had not raised before, or the other way round."""
-
-
 @dataclass(eq=False)
 class RepeatedCalls:
     """Calls that were repeated on one env object, to be compared with the first time.
@@ -58,13 +55,11 @@ class RepeatedCalls:
     Attributes:
         server: the env object.
         posted: the calls, and the futures of their repetition.
-        num_verified: how many of `posted` had the same outcome.
         is_awaited: whether a thread waits for the futures, to notify the pool's thread.
     """
 
     server: int
     posted: list[tuple[LoggedCall, Future]] = field(default_factory=list)
-    num_verified: int = 0
     is_awaited: bool = False
 
 
@@ -102,7 +97,7 @@ class Replays:
         options: PoolOptions,
         *,
         after_apply: list[Effect],
-        on_reset_repeated: Callable[[ServerView], object],
+        on_reset_repeated: Callable[[int], object],
         warn: Callable[[str], object],
     ) -> None:
         """Make the log.
@@ -110,7 +105,7 @@ class Replays:
         Args:
             workers, backend, options: of the pool.
             after_apply: a list of functions to be called once the decisions that a method returned are applied.
-            on_reset_repeated: called after a reset was repeated in place of a replay, with what is known of its env object.
+            on_reset_repeated: called with an env after its reset was repeated in place of a replay.
             warn: stores a warning for the user.
         """
         self._workers = workers
@@ -137,7 +132,7 @@ class Replays:
         if not self.is_on or request.kind not in MODIFYING_KINDS:
             return
         for position, view in enumerate(self._workers.state.view(servers)):
-            self.log.add(view.server, request, future, position, (view.episode, view.next_place))
+            self.log.add(view.server, request, future, position, (view.episode, view.length + view.is_ahead))
         self._share_memory()
 
     def restart_log(self, worker: int) -> None:
@@ -186,13 +181,12 @@ class Replays:
             repeated = RepeatedCalls(view.server)
             staged = []
             for place, call in self.log.placed(view):
-                if place <= view.first_place or not view.is_reset_ahead:
+                if place <= view.first_place or not (view.is_between and view.is_ahead):
                     self._repeat(repeated, call)
                 else:
                     staged.append(call)
             self._unverified.append(repeated)
-            if staged:
-                self._post_later(view.server, staged)
+            self._post_later(view.server, staged)
 
     def check_calls(self) -> None:
         """Verify repeated calls of envs without a replay, if their replies have arrived since the last look."""
@@ -201,12 +195,12 @@ class Replays:
             worker = self._worker_of(repeated)
             if self._workers.records[worker].state is not WorkerState.SERVING:
                 continue
-            try:
-                if not self._verify(repeated):
-                    self._unverified.append(repeated)
-            except (CallDiffers, StepmillError) as failure:
+            difference = self._compare(repeated)
+            if difference is None:
+                self._unverified.append(repeated)
+            elif difference:
                 self._workers.reapply_settings(worker, [repeated.server])
-                self._warn(f"env object {repeated.server} was rebuilt, but its state may differ: {failure}")
+                self._warn(f"env object {repeated.server} was rebuilt, but its state may differ: {difference}")
 
     # ---- replays ----------------------------------------------------------------------------------------------------
 
@@ -221,7 +215,7 @@ class Replays:
 
     def _play(self, replay: EpisodeReplay, view: ServerView) -> list[Decision]:
         replay.num_plays += 1
-        replay.posted, replay.num_verified, replay.is_awaited = [], 0, False
+        replay.posted, replay.is_awaited = [], False
         placed = self.log.placed(view)
         reason = self._why_not(replay, view, placed)
         if reason is not None:
@@ -242,7 +236,7 @@ class Replays:
             del self._replays[replay.env_id]
             self._unverified.append(replay)
             self._post_later(view.server, [call for place, call in since if place > view.length])
-            self._after_apply.append(lambda: self._on_reset_repeated(self._workers.view_of(replay.env_id)))
+            self._after_apply.append(partial(self._on_reset_repeated, replay.env_id))
         places = sorted({place for place, _ in since})
         return [Replay(replay.env_id, view.ticket, places, not (since or replay.posted))]
 
@@ -259,19 +253,11 @@ class Replays:
         return None
 
     def advance(self, events: Iterable[Event]) -> list[Decision]:
-        """Decide about replays that have reached a place or their end, or have failed.
-
-        A restart of a worker begins all its replays again, so that nothing else is decided about them.
-        """
+        """Decide about replays that have reached a place or their end, or have failed."""
         decisions: list[Decision] = []
-        restarted: set[int] = set()
         for event in events:
-            replay = self._replays.get(event.env_id) if isinstance(event, ReplayPaused) else None
-            if replay is None or not isinstance(event, ReplayPaused) or self._worker_of(replay) in restarted:
-                continue
-            own = self._advance(replay, event)
-            restarted.update(decision.worker for decision in own if isinstance(decision, BeginRestart))
-            decisions += own
+            if isinstance(event, ReplayPaused) and event.env_id in self._replays:
+                decisions += self._advance(self._replays[event.env_id], event)
         return decisions
 
     def _worker_of(self, repeated: RepeatedCalls) -> int:
@@ -294,16 +280,17 @@ class Replays:
         if replay.num_plays >= MAX_PLAYS:
             return self._cut_short(replay, view, "it raised in between")  # at steps that had not failed before
         if self.needs_new_object(view):
+            self.drop(view.worker)  # all begin again after the restart
             return [BeginRestart(view.worker, record.generation, Remedy.KEEP, replay.info)]
         replay.is_new = False  # the calls from before the episode have been repeated
         return self._play(replay, view)
 
     def _finish(self, replay: EpisodeReplay, view: ServerView) -> list[Decision]:
-        try:
-            if not self._verify(replay):
-                return []
-        except (CallDiffers, StepmillError) as failure:
-            return self._cut_short(replay, view, str(failure))
+        difference = self._compare(replay)
+        if difference is None:
+            return []
+        if difference:
+            return self._cut_short(replay, view, difference)
         del self._replays[replay.env_id]
         # Calls after the pending command, which is sent again.
         self._post_later(view.server, [call for place, call in replay.placed if place > view.length])
@@ -321,47 +308,39 @@ class Replays:
             self._warn(f"env {replay.env_id} is not replayable: {reason}; its episode is cut short")
         return [Settle(replay.env_id, view.ticket, Remedy.CUT, {**replay.info, "not_replayable": reason})]
 
-    def drop(self, views: Iterable[ServerView]) -> None:
+    def drop(self, worker: int) -> None:
         """Drop the replays of a worker that is about to be restarted, or stays dead."""
-        servers = set()
-        for view in views:
-            servers.add(view.server)
-            if view.env_id is not None:
-                self._replays.pop(view.env_id, None)
-        self._unverified = [each for each in self._unverified if each.server not in servers]
+        self._replays = {env_id: each for env_id, each in self._replays.items() if self._worker_of(each) != worker}
+        self._unverified = [each for each in self._unverified if self._worker_of(each) != worker]
 
     # ---- repeated calls ---------------------------------------------------------------------------------------------
 
-    def _verify(self, repeated: RepeatedCalls) -> bool:
-        """Compare the outcomes of repeated calls; return whether all have arrived.
+    def _compare(self, repeated: RepeatedCalls) -> str | None:
+        """Return which repeated call raised and had not raised before, or the other way round; "" if all did as before.
 
-        If one has not, a thread waits for it and then ends the pool's wait.
-
-        Raises:
-            CallDiffers: a call raised and had not raised before, or the other way round.
+        None: the outcome of a call has not arrived. A thread waits for it and then ends the pool's wait.
         """
-        while repeated.num_verified < len(repeated.posted):
-            call, future = repeated.posted[repeated.num_verified]
+        for call, future in repeated.posted:
             try:
                 outcome = future.result(0.0)[0]
             except EnvTimeout:
                 self._await(repeated)
-                return False
+                return None
             except WorkerDied:
-                return False  # the replay is repeated after the next restart
+                return None  # the replay is repeated after the next restart
+            except StepmillError as failure:
+                return str(failure)
             call.update()
             if call.has_raised is not None and isinstance(outcome, Value) is call.has_raised:
-                raise CallDiffers(
-                    f"the call of {call.name!r} {'succeeded' if call.has_raised else 'raised'} when it was repeated, unlike before"
-                )
-            repeated.num_verified += 1
-        return True
+                now = "succeeded" if call.has_raised else "raised"
+                return f"the call of {call.name!r} {now} when it was repeated, unlike before"
+        return ""
 
     def _await(self, repeated: RepeatedCalls) -> None:
         if repeated.is_awaited:
             return
         repeated.is_awaited = True
-        futures = [future for _, future in repeated.posted[repeated.num_verified :]]
+        futures = [future for _, future in repeated.posted]
         notify = self._workers.state.notify
 
         def wait() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from stepmill.backends.base import Future
 from stepmill.pool.arguments import checked_ids
 from stepmill.pool.crash_reporter import PositionedCall
-from stepmill.pool.events import WorkerView
+from stepmill.pool.events import FaultKind, WorkerView
 from stepmill.pool.settings import Name
 from stepmill.pool.start import PoolRuntime
 from stepmill.pool.workers import WorkerState
@@ -275,7 +275,7 @@ class EnvRequests:
         if not call.positions:
             return error
         one = PositionedCall(call.kind, call.payload_for([place]), call.positions[place])
-        return self._recovery.crash_reporter.report_call(error, env_id, one)
+        return self._recovery.crash_reporter.report_fault(error, env_id, FaultKind.RAISED, one)
 
 
 SetColumn = Callable[[str, Any, Any], None]

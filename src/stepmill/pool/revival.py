@@ -33,12 +33,10 @@ class Revival:
         before = workers.num_restarts
         for worker in range(len(workers.records)):
             if workers.check_process(worker).state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
-                with defer_signals():
-                    self.recovery.handle_death(worker)
+                self.recovery.handle_death(worker)
             self.recovery.raise_errors()
             if workers.records[worker].state is WorkerState.DEAD_REPORTED:
-                with defer_signals():
-                    self._fail_and_restart(worker, workers.envs_of(worker))
+                self._fail_and_restart(worker, workers.envs_of(worker))
             self._wait_restart(worker)
         return workers.num_restarts > before
 
@@ -57,14 +55,9 @@ class Revival:
         state_of = {env_id: workers.records[workers.worker_of(env_id)].state for env_id in env_ids}
         reported = {env_id for env_id in env_ids if state_of[env_id] is WorkerState.DEAD_REPORTED}
         lost = [env_id for env_id in env_ids if states[env_id] == EnvState.FAULTED or env_id in reported]
-        exhausted = []
         # Other policies handle all envs of a worker that the reset itself finds dead.
-        if recovery.policy.raises:
-            exhausted = [
-                env_id
-                for env_id in env_ids
-                if states[env_id] == EnvState.EXHAUSTED and env_id not in reported and state_of[env_id] in DEAD
-            ]
+        dead = (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED) if recovery.policy.raises else ()
+        exhausted = [env_id for env_id in env_ids if states[env_id] == EnvState.EXHAUSTED and state_of[env_id] in dead]
         if lost or exhausted:
             self.revive([*lost, *exhausted], wait=wait, reset_ids=env_ids)
         if exhausted and not recovery.faults:
@@ -98,8 +91,7 @@ class Revival:
                     continue
                 self._wait_restart(worker)
             elif restart_living or worker in dead:
-                with defer_signals():
-                    self._fail_and_restart(worker, env_ids)
+                self._fail_and_restart(worker, env_ids)
                 if wait:
                     self._wait_restart(worker)
         states = state.states()
@@ -118,8 +110,7 @@ class Revival:
             others = [env_id for env_id in self.workers.envs_of(worker) if env_id not in env_ids]
             is_new = self.workers.records[worker].state is not WorkerState.DEAD_REPORTED
             if is_new and any(states[env_id] in (EnvState.IDLE, EnvState.READY) for env_id in others):
-                with defer_signals():
-                    self.recovery.handle_death(worker)
+                self.recovery.handle_death(worker)
         return len(self.recovery.faults) > num_faults
 
     def _fail_and_restart(self, worker: int, env_ids: Sequence[int]) -> None:
@@ -128,20 +119,19 @@ class Revival:
         Faults of envs that are not in `env_ids` are raised later, by the call that waits for them. No env goes on before a reset.
         """
         workers, replays = self.workers, self.recovery.replays
-        workers.check_restartable(worker)
-        generation = workers.records[worker].generation
-        faults = [event for event in self.workers.state.drain(acknowledge=False) if isinstance(event, EnvFailed)]
-        marks = [
-            Settle(each.env_id, each.ticket, Remedy.RAISE, {})
-            for each in faults
-            if each.worker == worker and each.env_id in env_ids
-        ]
-        replays.drop(workers.views_of(worker))
-        if replays.is_on:
-            replays.restart_log(worker)
-        restart = BeginRestart(worker, generation, Remedy.RAISE, {})
-        workers.plan_restart(restart, is_retried=False)
-        self.recovery.carry_out([*marks, FailWorker(worker, generation), restart])
+        with defer_signals():
+            workers.check_restartable(worker)
+            generation = workers.records[worker].generation
+            marks = [
+                Settle(each.env_id, each.ticket, Remedy.RAISE, {})
+                for each in workers.state.drain(acknowledge=False)
+                if isinstance(each, EnvFailed) and each.worker == worker and each.env_id in env_ids
+            ]
+            if replays.is_on:
+                replays.restart_log(worker)
+            restart = BeginRestart(worker, generation, Remedy.RAISE, {})
+            workers.plan_restart(restart, is_retried=False)
+            self.recovery.carry_out([*marks, FailWorker(worker, generation), restart])
 
     def _wait_restart(self, worker: int) -> None:
         self.pump.run_until(lambda: self.workers.records[worker].state is not WorkerState.RESTARTING)

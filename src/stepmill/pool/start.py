@@ -104,7 +104,6 @@ class PoolResources:
         finally:  # close() of a backend may warn, and warnings may be errors
             if self.recovery is not None:
                 self.recovery.workers.join()
-                self.recovery.crash_reporter.release()
             if self.state is not None:
                 self.state.release()
             if self.slab is not None:
@@ -230,7 +229,7 @@ def _start(
         resources.reaper = _make_reaper(slab, traits, options)
         state.attach(reaper=resources.reaper)
     recovery.workers.attach(state, resources.reaper)
-    recovery.crash_reporter.attach(state, specs[0], recovery.workers.settings_of)
+    recovery.crash_reporter.spec = specs[0]
     backend.attach(slab, state.post_request)
     state.attach(**traits_of(backend).driver)
     return PoolRuntime(backend, tuple(plans), specs, slab, state, server_locations(plans), Revival(recovery, options))

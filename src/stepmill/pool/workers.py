@@ -79,33 +79,19 @@ class RestartTask(threading.Thread):
     """Restarts one worker once. `result`: the report of the successor, or the error; None until then."""
 
     def __init__(
-        self,
-        worker: int,
-        delay_s: float,
-        turns: threading.Semaphore,
-        start_successor: Callable[[], WorkerReport],
-        notify: Callable[[], None],
-        before: Callable[[], object] | None = None,
+        self, worker: int, restart: Callable[[threading.Event], WorkerReport], notify: Callable[[], object]
     ) -> None:
         """Plan a restart.
 
         Args:
             worker: its number.
-            delay_s: when to begin, in seconds from now.
-            turns: limits how many tasks run `start_successor` at a time; the others wait.
-            start_successor: returns the report of the successor.
+            restart: returns the report of the successor. Gets an event that is set when the restart is cancelled.
             notify: called at the end.
-            before: called before it waits for its turn.
         """
         super().__init__(name=f"stepmill-restart-{worker}", daemon=True)
         self.result: WorkerReport | StepmillError | None = None
-        self._worker = worker
-        self._due_s = time.monotonic() + delay_s
-        self._turns = turns
-        self._start_successor = start_successor
-        self._notify = notify
-        self._before = before
-        self._cancelled = threading.Event()
+        self.cancelled = threading.Event()
+        self._worker, self._restart, self._notify = worker, restart, notify
 
     def start(self) -> None:
         """Start the thread. If that fails, the failure is the result."""
@@ -118,25 +104,12 @@ class RestartTask(threading.Thread):
     def run(self) -> None:
         """Store the result, and notify the pool."""
         try:
-            self.result = self._wait_and_restart()
+            self.result = self._restart(self.cancelled)
         except StepmillError as error:
             self.result = error
         except Exception as exc:  # for example, no descriptors or no memory
             self.result = EngineBug(f"worker {self._worker} could not be restarted: {type(exc).__name__}: {exc}")
         self._notify()
-
-    def _wait_and_restart(self) -> WorkerReport:
-        self._cancelled.wait(max(0.0, self._due_s - time.monotonic()))
-        if self._before is not None and not self._cancelled.is_set():
-            self._before()
-        with self._turns:
-            if self._cancelled.is_set():
-                raise ClosedPoolError("the pool was closed before its worker was restarted; make a new one")
-            return self._start_successor()
-
-    def stop(self) -> None:
-        """Cancel the restart if it has not begun."""
-        self._cancelled.set()
 
 
 @dataclass
@@ -179,7 +152,7 @@ class WorkerSupervisor:
         self._backend = backend
         self._traits = traits_of(backend)
         self._turns = threading.Semaphore(_native.usable_cores())
-        self._state: _native.PoolState | None = None
+        self.attached_state: _native.PoolState | None = None  # while the pool runs
         self._reaper: _native.Reaper | None = None
         self.records = [
             WorkerRecord(
@@ -193,14 +166,14 @@ class WorkerSupervisor:
 
     def attach(self, state: _native.PoolState, reaper: _native.Reaper | None = None) -> None:
         """Store the pool state, and the reaper, if the workers can die on their own."""
-        self._state, self._reaper = state, reaper
+        self.attached_state, self._reaper = state, reaper
 
     @property
     def state(self) -> _native.PoolState:
         """The pool state whose workers these are."""
-        if self._state is None:
+        if self.attached_state is None:
             raise ClosedPoolError("the pool is closed; make a new one")
-        return self._state
+        return self.attached_state
 
     # ---- queries --------------------------------------------------------------------------------------------------
 
@@ -362,13 +335,18 @@ class WorkerSupervisor:
                 [server for server in servers if not (record.is_replayed and self.repeats_settings(server))]
             )
 
-        def start_successor() -> WorkerReport:
-            if monitor is not None:
-                monitor.end_worker(worker)
-                state.clear_dead_worker(worker)
-            return backend.revive(worker, settings())
+        def restart(cancelled: threading.Event) -> WorkerReport:
+            if not cancelled.wait(delay_s) and before is not None:
+                before()
+            with self._turns:  # as many build their envs at a time as there are usable cores
+                if cancelled.is_set():
+                    raise ClosedPoolError("the pool was closed before its worker was restarted; make a new one")
+                if monitor is not None:
+                    monitor.end_worker(worker)
+                    state.clear_dead_worker(worker)
+                return backend.revive(worker, settings())
 
-        return RestartTask(worker, delay_s, self._turns, start_successor, state.notify, before)
+        return RestartTask(worker, restart, state.notify)
 
     def finish_restarts(self) -> tuple[list[WorkerRecord], list[Decision]]:
         """Process the outcomes of restarts that are done.
@@ -428,11 +406,11 @@ class WorkerSupervisor:
         """Cancel restarts that have not begun."""
         for record in self.records:
             if record.task is not None:
-                record.task.stop()
+                record.task.cancelled.set()
 
     def join(self) -> None:
         """Wait for the threads of restarts, and release the pool state and the reaper."""
         for record in self.records:
             if record.task is not None and record.task.ident is not None:
                 record.task.join(JOIN_S)
-        self._state = self._reaper = None
+        self.attached_state = self._reaper = None

@@ -1,6 +1,6 @@
 """Reads the counters of a pool from its slab, in the learner or in another process that attaches.
 
-The counters are C++ structures (`_native/statistics.hpp`, `protocol.hpp`), whose offsets native code returns. The slab has a
+The counters are C++ structures (`_native/shared/statistics.hpp`, `protocol.hpp`), whose offsets native code returns. The slab has a
 description, as JSON, of where they lie (`describe`), and the pool words at its begin say where the description is.
 """
 
@@ -24,7 +24,6 @@ from stepmill._version import __version__
 from stepmill.spec.errors import EngineBug
 from stepmill.spec.stats import NS, Durations, LearnerStats, PoolStats, WorkerStats
 
-NO_SERVER = 0xFFFFFFFF
 NUMBER, WORD = "<u8", "<u4"
 HEADER_BYTES = 64
 

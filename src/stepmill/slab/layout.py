@@ -7,7 +7,7 @@ that are copied out of the slab. Observations that are leased instead of copied 
 workers follow each other; rows of two workers may share the page where they meet. A worker process can read the whole slab,
 and can write the shared words, its segment, and the pages of its rows of whole arrays.
 
-The control words are C++ structures (`_native/protocol.hpp`). This module places them and the data arrays; native code reads
+The control words are C++ structures (`_native/shared/protocol.hpp`). This module places them and the data arrays; native code reads
 their offsets from `Layout.plan`. Property tests check that no two fields share a byte, and what each worker can write.
 """
 

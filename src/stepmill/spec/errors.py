@@ -24,23 +24,27 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepmill.spec.exception_classes import find_class, is_plain, mix, new_instance, unmixed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_Error = TypeVar("_Error", bound="StepmillError")
 _NUMBER = re.compile(r"\b(env|worker) \d+\b ?")
 _MAX_SHOWN = 4  # different faults, besides the first, that the text of an error shows
 _MAX_RANGES = 16
 
 
-def _rebuild(cls: type[StepmillError], message: str, state: Mapping[str, object]) -> StepmillError:
-    """Unpickle an error without calling its constructor, which may require more arguments than a message."""
+def rebuild_error(cls: type[_Error], message: str, state: Mapping[str, object]) -> _Error:
+    """Return an error with the attributes of another one, as those of a pickle, and its own message.
+
+    Its constructor is not called, which may require more arguments than a message.
+    """
     error = cls.__new__(cls, **{name: state[name] for name in ("error_type",) if name in state})
     StepmillError.__init__(error, message)
-    error.__dict__.update(state)
+    error.__dict__.update({**state, "message": message})
     return error
 
 
@@ -86,7 +90,7 @@ class StepmillError(Exception):
         return type(self), self.message
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (unmixed(type(self)), self.message, dict(self.__dict__))
+        return rebuild_error, (unmixed(type(self)), self.message, dict(self.__dict__))
 
 
 class UsageError(StepmillError, ValueError):
@@ -334,7 +338,7 @@ def join_errors(errors: Sequence[StepmillError]) -> StepmillError:
     first, *rest = errors
     if not rest:
         return first
-    joined = _rebuild(type(first), first.message, first.__dict__)
+    joined = rebuild_error(type(first), first.message, first.__dict__)
     joined.others = (*first.others, *(flat for error in rest for flat in (error, *error.others)))
     joined.__cause__ = first.__cause__
     return joined

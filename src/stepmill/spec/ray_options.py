@@ -8,29 +8,18 @@ from dataclasses import dataclass
 from stepmill.spec.errors import UsageError
 from stepmill.spec.records import Record, amount, checked, count, word
 
-HOSTS = ("process", "thread", "kernel")
-REPLACEMENTS = ("spread", "wait", "raise")
-
-
-def _checked_cpus(name: str, value: float | None) -> float | None:
-    if value is not None and value < 0:
-        raise UsageError(f"{name}={value!r} must be 0 or more, or None")
-    return value
-
 
 @dataclass(frozen=True, kw_only=True)
 class RayOptions(Record):
-    """Where the workers of a pool with backend="ray" run.
+    """Where the workers of a pool with backend="ray" run: in the cluster that this program is connected to (`ray.init`), or the one in
+    RAY_ADDRESS, or else in one that is started on this machine.
 
     Attributes:
-        address: of the cluster, as for `ray.init`. None uses the cluster that this program is connected to, or the one in
-            RAY_ADDRESS, or starts Ray on this machine.
         num_nodes: number of actors, each of which runs an equal part of the workers. None is one per machine of the cluster.
-        num_cpus: CPUs that each actor reserves. None is the number of its workers, or of the machine's CPUs if it has fewer.
-        resources: custom resources that each actor reserves.
+        resources: what each actor reserves: "CPU", by default one for each of its workers, or all of its machine if that has
+            fewer; and custom resources.
         strategy: Ray's scheduling strategy of the actors: "SPREAD", "DEFAULT" or a strategy object, for example of a
             placement group.
-        runtime_env: Ray's runtime environment of the actors.
         host: "process", "thread" or "kernel": which backend runs the envs on each node. With "kernel", each env_fn is a kernel, as
             for backend="kernel", each node is one worker, and num_workers is the number of threads of all nodes.
         node_timeout_s: a node that does not answer for this long is given up: its actor is killed, and its workers count as
@@ -41,16 +30,18 @@ class RayOptions(Record):
     """
 
     _option = "ray"
+    _gone = {
+        "address": "call ray.init(address=...) before, or set RAY_ADDRESS",
+        "num_cpus": "give it in resources: resources={'CPU': ...}",
+        "runtime_env": "call ray.init(runtime_env=...) before",
+    }
 
-    address: str | None = checked(None, lambda _, value: value)
     num_nodes: int | None = count(None, 1)
-    num_cpus: float | None = checked(None, _checked_cpus)
     resources: Mapping[str, float] = checked({}, lambda _, value: value)
     strategy: object = checked("SPREAD", lambda _, value: value)
-    runtime_env: Mapping[str, object] | None = checked(None, lambda _, value: value)
-    host: str = word("process", HOSTS)
+    host: str = word("process", ("process", "thread", "kernel"))
     node_timeout_s: float = amount(10.0)
-    replacement: str = word("spread", REPLACEMENTS)
+    replacement: str = word("spread", ("spread", "wait", "raise"))
 
 
 def hosts_kernels(given: RayOptions) -> bool:

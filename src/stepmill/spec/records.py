@@ -33,6 +33,7 @@ class Record:
     """Base of records: all values are checked when one is made, and a mapping is accepted where a field is a record itself."""
 
     _option: ClassVar[str] = ""  # the option that has the record; empty for the options of a pool
+    _gone: ClassVar[Mapping[str, str]] = {}  # what to do in place of fields that earlier versions had
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     if not TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Record:
 
     @classmethod
     def _check_names(cls, keywords: Mapping[str, object]) -> None:
+        for name in cls._gone.keys() & keywords.keys():
+            raise UsageError(f"{cls._option}.{name} is gone; {cls._gone[name]}")
         refuse_unknown(keywords, cls.__dataclass_fields__, f"an option of {cls._option}")
 
     @classmethod

@@ -33,7 +33,7 @@ Fault = tuple[int | None, ErrorRecord]  # env_id, or None for the whole worker, 
 
 _native.register_errors(UsageError, BusyEnvError, ClosedPoolError, EngineBug)
 
-EXIT_STRAY_COPY = 67  # of a copy that an env forked; must match the value in _native/forks.hpp
+EXIT_STRAY_COPY = 67  # of a copy that an env forked; must match the value in _native/shared/forks.hpp
 REQUEST_COUNTER_MASK = 0xFFFFFFFF  # the slab's counter of requests has 32 bits
 
 

@@ -7,7 +7,7 @@ from stepmill.spec.env import EnvSpec
 from stepmill.spec.tree import Node, leaves, program
 from stepmill.worker.messages import dump, load
 
-# As in `_native/loop.hpp`.
+# As in `_native/worker/loop.hpp`.
 _AUTORESET_NUMBERS = {AutoresetMode.NEXT_STEP: 0, AutoresetMode.SAME_STEP: 1, AutoresetMode.DISABLED: 2}
 _SEEDING_NUMBERS = {Seeding.CONTINUE: 0, Seeding.PER_EPISODE: 1, Seeding.FIXED: 2}
 

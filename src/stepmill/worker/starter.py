@@ -21,18 +21,16 @@ from stepmill.worker.child_server import Child, ChildServer, load_modules
 from stepmill.worker.launcher import Launcher
 from stepmill.worker.messages import StartLauncher
 
-IDLE_S = 10.0  # how long a starter without launchers waits for the next pool
-
 
 def main(fd: int, arguments: Mapping[str, object]) -> None:
     """Run a starter in a fresh interpreter. `fd` is the socket of its channel."""
     process_setup.reset_signal_handlers()
-    learner, preload = arguments["learner"], arguments["preload"]
-    if not isinstance(preload, list) or not isinstance(learner, int):
+    learner, preload, idle_s = arguments["learner"], arguments["preload"], arguments["idle_s"]
+    if not (isinstance(preload, list) and isinstance(learner, int) and isinstance(idle_s, float)):
         raise TypeError(f"the starter got wrong arguments: {arguments}")
     load_modules(preload)
     _detach_output()
-    Starter(Channel(socket.socket(fileno=fd), use_thread=False), learner, StartLauncher, idle_s=IDLE_S).run_and_leave()
+    Starter(Channel(socket.socket(fileno=fd), use_thread=False), learner, StartLauncher, idle_s=idle_s).run_and_leave()
 
 
 class Starter(ChildServer[StartLauncher]):

@@ -17,6 +17,7 @@ from stepmill.spec.tree import map_nest
 from stepmill.testing.gates import Gate
 from tests.harness import leaks
 from tests.harness.alf_envs import LAST, AlfCounter, GatedAlf, RandomAlf, Reference, Spec, assert_same
+from tests.harness.hangs import HANG_GUARD_S
 
 
 @pytest.fixture
@@ -222,7 +223,7 @@ def test_a_spare_that_is_killed_is_reported_when_its_turn_comes_and_a_reset_repa
     env.step(actions(2))
     assert env.step(actions(2)).observation[:, 0].tolist() == [2, 0]  # env 1 waits for its turn
     os.kill(pid, signal.SIGKILL)
-    assert not leaks.wait_until_gone([pid], timeout_s=30)
+    assert not leaks.wait_until_gone([pid], timeout_s=HANG_GUARD_S)
 
     def step_on():
         for _ in range(6):

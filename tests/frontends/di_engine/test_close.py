@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -18,6 +17,8 @@ from stepmill.spec.errors import UsageError
 from stepmill.testing.gates import Gate
 from tests.frontends.di_engine.envs import ding_envs
 from tests.frontends.di_engine.test_faults import launched
+from tests.harness import leaks
+from tests.harness.hangs import HANG_GUARD_S
 
 MakeManager = Callable[..., Any]
 
@@ -77,14 +78,4 @@ def test_workers_end_with_the_program_that_made_them() -> None:
     pids = [int(each) for each in os.read(read, 1000).split()]
     os.close(read)
     assert len(pids) == 2
-    deadline = time.monotonic() + 30
-    while any(is_alive(each) for each in pids):
-        assert time.monotonic() < deadline
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
-    except OSError:
-        return False
+    assert leaks.wait_until_gone(pids, timeout_s=HANG_GUARD_S) == []

@@ -182,7 +182,7 @@ def test_a_death_between_two_steps_is_found_by_the_next(make_manager: MakeManage
     manager = launched(make_manager, SyncSubprocessEnvManager, 2)
     victim = psutil.Process(manager.pid[0])
     victim.kill()
-    psutil.wait_procs([victim], timeout=30)
+    psutil.wait_procs([victim], timeout=HANG_GUARD_S)
     timesteps = manager.step({0: 1, 1: 1})
     assert timesteps[0].info["fault"] == "WorkerDied"
     assert timesteps[1].obs.tolist() == [1, 0, 1]
@@ -193,7 +193,7 @@ def test_two_deaths_between_two_steps_cost_their_envs_only(make_manager: MakeMan
     victims = [psutil.Process(pid) for pid in (manager.pid[0], manager.pid[1])]
     for victim in victims:
         victim.kill()
-    psutil.wait_procs(victims, timeout=30)
+    psutil.wait_procs(victims, timeout=HANG_GUARD_S)
     timesteps = manager.step({0: 1, 1: 1, 2: 1})
     assert [timesteps[env_id].info.get("fault") for env_id in range(3)] == ["WorkerDied", "WorkerDied", None]
     manager.reset({0: None, 1: None})

@@ -269,7 +269,7 @@ def test_a_hung_env_without_quota_is_a_time_out(manager_of, gate):
 
 @pytest.mark.covers("U-14")
 def test_a_reset_waits_for_steps_for_a_limited_time(manager_of, script, gate):
-    manager = manager_of(with_hooks(script, 0, {("step", 1): wait(gate.path)}), 2, drain_timeout_s=0.2)
+    manager = manager_of(with_hooks(script, 0, {("step", 1): wait(gate.path)}), 2, drain_timeout_s=DEADLINE_S)
     manager.reset()
     manager.get_steps()
     gate.wait_arrivals(1)

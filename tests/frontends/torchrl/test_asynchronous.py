@@ -193,7 +193,7 @@ def test_envpools_envs_answer_one_by_one():
     env.async_step_send(act(td, 1, 0, 1, 0, 1, 0))
     seen = []
     while len(seen) < 6:
-        seen += env.async_step_recv(1, max_get=2, timeout=30)["env_index"].tolist()
+        seen += env.async_step_recv(1, max_get=2, timeout=60)["env_index"].tolist()
     assert sorted(seen) == list(range(6))
     env.close()
 

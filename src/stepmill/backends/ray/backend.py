@@ -73,7 +73,7 @@ class RayBackend:
         """`limits`: time limits of the nodes' reapers. `num_threads`: of a kernel on all nodes together."""
         self._settings, self._options, self._limits = settings, options, limits
         self._num_threads = num_threads  # of each node, when the nodes are planned
-        self._ray = cluster.connect(options)
+        self._ray = cluster.connect()
         self._pid = os.getpid()
         self._program = ProgramState.read()
         self._wake = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,23 +47,21 @@ def require_ray() -> Any:
         raise MissingExtraError(module="ray", extra="ray") from exc
 
 
-def connect(options: RayOptions) -> Any:
+def connect() -> Any:
     """Connect this program to the cluster, if it is not connected; return the module `ray`.
 
     Raises:
-        UsageError: there is no cluster at the address.
+        UsageError: there is no cluster.
     """
     ray = require_ray()
     if ray.is_initialized():
         return ray
     try:
-        ray.init(
-            address=options.address, log_to_driver=False, include_dashboard=False if options.address is None else None
-        )
+        ray.init(log_to_driver=False, include_dashboard=False)
     except (ConnectionError, ValueError, RuntimeError) as exc:
         raise UsageError(
-            f"there is no Ray cluster at {options.address or 'this machine'}: {exc}; start one with `ray start --head`, or "
-            "leave `address` out"
+            f"there is no Ray cluster at {os.environ.get('RAY_ADDRESS', 'this machine')}: {exc}; start one with `ray start "
+            "--head`, or unset RAY_ADDRESS"
         ) from exc
     return ray
 
@@ -84,7 +83,7 @@ def count_cpus(options: RayOptions) -> int:
     Raises:
         UsageError: the cluster has no CPUs.
     """
-    found = sorted((each.num_cpus for each in machines(connect(options))), reverse=True)
+    found = sorted((each.num_cpus for each in machines(connect())), reverse=True)
     if not found:
         raise UsageError("the Ray cluster has no machine with CPUs; add one with `ray start --address=...`")
     return sum(found[: options.num_nodes])
@@ -98,8 +97,7 @@ def count_nodes(ray: Any, options: RayOptions, num_workers: int) -> int:
 def demand_of(ray: Any, options: RayOptions, num_wanted: int) -> dict[str, float]:
     """Return what the actor of a node reserves, by resource. `num_wanted`: how many CPUs its workers can use."""
     largest = max((each.num_cpus for each in machines(ray)), default=num_wanted)
-    num_cpus = min(num_wanted, largest) if options.num_cpus is None else options.num_cpus
-    return {"CPU": num_cpus, **options.resources}
+    return {"CPU": min(num_wanted, largest), **options.resources}
 
 
 def placed(
@@ -123,13 +121,12 @@ def placed(
         "num_cpus": demand.get("CPU", 0),
         "resources": {name: amount for name, amount in demand.items() if name != "CPU"} or None,
         "scheduling_strategy": strategy,
-        "runtime_env": None if options.runtime_env is None else dict(options.runtime_env),
     }
 
 
 def _machine_besides(ray: Any, options: RayOptions, avoid: Collection[str]) -> Machine | None:
     """Return the machine with the most free CPUs besides those to avoid; None if there are none to avoid, or Ray has to choose."""
-    if not avoid or not isinstance(options.strategy, str) or options.resources:
+    if not avoid or not isinstance(options.strategy, str) or options.resources.keys() - {"CPU"}:
         return None
     return next((each for each in machines(ray) if each.node_id not in avoid), None)
 
@@ -191,7 +188,7 @@ class PlaceSearch:
             raise self.error(self._lost)
         shared, follows = [], "its envs wait for a machine"
         if self._has_warned and choice == "spread":
-            wanted, found = self._options.resources, machines(self._ray)
+            wanted, found = {**self._options.resources, "CPU": 0.0}, machines(self._ray)
             found = [each for each in found if all(each.resources.get(name, 0.0) >= wanted[name] for name in wanted)]
             shared = [each.node_id for each in found if each.node_id not in self._avoid]
         elif choice != "wait":

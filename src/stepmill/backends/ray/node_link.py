@@ -35,7 +35,7 @@ from stepmill.worker.signals import allow_signals
 
 MAX_IN_FLIGHT = 3  # exchanges: one waits on the node for results, the others are being transferred
 IDLE_S = 0.25  # an idle node is asked this often whether workers have died
-EAGER_WORD = 2  # index of `is_eager` in a message of commands, as 32-bit words (_native/relay_message.hpp)
+EAGER_WORD = 2  # index of `is_eager` in a message of commands, as 32-bit words (_native/relay/relay_message.hpp)
 
 Callback = Callable[[], None]
 
@@ -113,7 +113,7 @@ class NodeLink:
         except ray.exceptions.GetTimeoutError as exc:
             raise EnvTimeout(
                 f"node {self.node} did not answer within {timeout_s or 0.0:g} s; the cluster may lack free CPUs (`ray status` "
-                "shows them): use fewer workers or nodes, or set num_cpus of RayOptions",
+                "shows them): use fewer workers or nodes, or give ray={'resources': {'CPU': ...}}",
                 phase="construct",
                 timeout_s=timeout_s or 0.0,
             ) from exc

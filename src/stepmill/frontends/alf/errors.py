@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
+from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied, rebuild_error
 from stepmill.spec.exception_classes import unmixed
 
 _INTERRUPTED = "ProcessEnvironment is interruptted"
@@ -69,14 +69,12 @@ def as_runtime_error(error: StepmillError, fields: Sequence[str] = ()) -> Stepmi
     cls = _RUNTIME.get(unmixed(type(error)))
     if cls is None:
         return error
-    copy = cls.__new__(cls)
     text = error.message
     if isinstance(error, BadOutput):
         text = _explain(text, fields)
     elif getattr(error, "phase", "") in ("reset", "step", ""):
         text = f"{_INTERRUPTED}: {text}"
-    StepmillError.__init__(copy, text)
-    copy.__dict__.update({**error.__dict__, "message": text})
+    copy = rebuild_error(cls, text, error.__dict__)
     copy.others = tuple(as_runtime_error(other, fields) for other in error.others)
     return copy
 

@@ -12,10 +12,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, NoReturn
 
 from stepmill.envs.di_engine import timestep_class
 from stepmill.envs.di_engine_managed import is_abnormal
+from stepmill.frontends.di_engine.config import replay_paths
 from stepmill.frontends.di_engine.errors import ConnectionTimeout, ManagerClosedError, retries_error
 from stepmill.frontends.di_engine.pool_client import EnvReply, PoolClient, ReplyKind
 from stepmill.frontends.di_engine.timestep_codec import is_torn
@@ -102,6 +104,7 @@ class EnvLifecycle:
         self._env_states = EnvStates(env_num)
         self._env_seed: dict[int, int | None] = dict.fromkeys(range(env_num))
         self._env_dynamic_seed: bool | None = None
+        self._env_replay_path: list[str] | None = None
         self._clear_progress()
 
     def _clear_progress(self) -> None:
@@ -117,6 +120,29 @@ class EnvLifecycle:
         self._failed_resets: dict[int, StepmillError] = {}  # by env, after max_retry attempts
         self._needs_seed: set[int] = set()  # envs whose next reset sends the seed again
         self._needs_renewal: set[int] = set()  # envs to replace by new ones before their next reset
+
+    # ---- launch ------------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed, or not launched yet."""
+        return self._closed
+
+    def enable_save_replay(self, replay_path: str | Path | Sequence[str | Path]) -> None:
+        """Make each env save replays, from the next `launch` on; envs that are rebuilt do so, too.
+
+        Args:
+            replay_path: one folder for all envs, or one per env.
+        """
+        self._env_replay_path = replay_paths(replay_path, self._env_num)
+
+    def _open(self, client: PoolClient) -> None:
+        """Set all envs to INIT, and give them the paths of their replays."""
+        for env_id in range(self._env_num):
+            self._env_states.move(env_id, _INIT)
+        self._closed = False
+        if self._env_replay_path is not None:
+            client.pool.set_attr("replay_path", list(self._env_replay_path))
 
     # ---- resets ------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from stepmill.spec.errors import BadOutput, ClosedPoolError, EnvError, EnvTimeout, StepmillError, UsageError
+from stepmill.spec.errors import (
+    BadOutput,
+    ClosedPoolError,
+    EnvError,
+    EnvTimeout,
+    StepmillError,
+    UsageError,
+    rebuild_error,
+)
 
 
 class ManagerClosedError(ClosedPoolError, AssertionError):
@@ -69,18 +77,14 @@ class TornError(BadOutput):
 
 def with_closing_hint(error: StepmillError) -> StepmillError:
     """Return the error that a manager raises when an env's error closes it; see `with_env_class`."""
-    hint = ". The manager is closed; launch() it again"
-    if isinstance(error, EnvTimeout):
-        message = error.message + hint
-        return StepTimeout(message, env_id=error.env_id, phase=error.phase, timeout_s=error.timeout_s)
-    return with_env_class(error, hint) if isinstance(error, EnvError) else error
+    return as_payload_error(error, ". The manager is closed; launch() it again")
 
 
-def as_payload_error(error: StepmillError) -> StepmillError:
+def as_payload_error(error: StepmillError, hint: str = "") -> StepmillError:
     """Return the error that a payload contains: a TimeoutError, or `with_env_class`."""
     if isinstance(error, EnvTimeout):
-        return StepTimeout(error.message, env_id=error.env_id, phase=error.phase, timeout_s=error.timeout_s)
-    return with_env_class(error) if isinstance(error, EnvError) else error
+        return rebuild_error(StepTimeout, error.message + hint, error.__dict__)
+    return with_env_class(error, hint) if isinstance(error, EnvError) else error
 
 
 def without_traceback(error: StepmillError) -> StepmillError:
@@ -94,10 +98,7 @@ def without_traceback(error: StepmillError) -> StepmillError:
 
 def with_env_class(error: EnvError, hint: str = "") -> EnvError:
     """Return an equal error with the text that DI-engine gives it."""
-    made = _EnvException.__new__(_EnvException, error_type=error.error_type)
-    StepmillError.__init__(made, error.message + hint)
-    made.__dict__.update({**error.__dict__, "message": made.message})
-    return made
+    return rebuild_error(_EnvException, error.message + hint, error.__dict__)
 
 
 class _EnvException(EnvError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepmill.envs.di_engine import as_ding_env
@@ -57,7 +56,6 @@ class Manager(EnvLifecycle, EnvCalls):
         if not self._env_fn:
             raise UsageError("a manager needs at least one env; env_fn is empty")
         self._env_num = len(self._env_fn)
-        self._env_replay_path: list[str] | None = None
         self._reference: Any = None
         self._space_seed: Any = None
         self._episode_num = self._cfg.episode_num
@@ -125,11 +123,7 @@ class Manager(EnvLifecycle, EnvCalls):
         client = self._start()
         self._clear_progress()
         self._env_states.close()
-        for env_id in range(self._env_num):
-            self._env_states.move(env_id, EnvState.INIT)
-        self._closed = False
-        if self._env_replay_path is not None:
-            client.pool.set_attr("replay_path", list(self._env_replay_path))
+        self._open(client)
 
     def reset(self, reset_param: ResetParam | None = None) -> None:
         """Reset all envs, or some, and wait until their episodes have begun; `ready_obs` has the first observations.
@@ -219,14 +213,6 @@ class Manager(EnvLifecycle, EnvCalls):
         if self._client is not None and hasattr(self._client.spaces[1], "seed") and seed is not None:
             self._client.spaces[1].seed(int(seed))
 
-    def enable_save_replay(self, replay_path: str | Path | Sequence[str | Path]) -> None:
-        """Make each env save replays, from the next `launch` on; envs that are rebuilt do so, too.
-
-        Args:
-            replay_path: one folder for all envs, or one per env.
-        """
-        self._env_replay_path = settings.replay_paths(replay_path, self._env_num)
-
     # ---- questions about the envs ------------------------------------------------------------------------------------
 
     @property
@@ -290,11 +276,6 @@ class Manager(EnvLifecycle, EnvCalls):
     def done(self) -> bool:
         """Whether all envs are DONE."""
         return all(state is EnvState.DONE for state in self._env_states.values())
-
-    @property
-    def closed(self) -> bool:
-        """Whether the manager is closed, or not launched yet."""
-        return self._closed
 
     def random_action(self) -> dict[int, Any]:
         """Return a random action of the action space for each env that needs one, and wait as `ready_obs` does."""

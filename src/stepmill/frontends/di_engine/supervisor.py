@@ -29,6 +29,7 @@ from stepmill.frontends.di_engine.errors import (
 from stepmill.frontends.di_engine.pool_client import EnvReply, PoolClient, PoolClientSettings, ReplyKind
 from stepmill.frontends.di_engine.trees import as_identifier, make_tree, stack_trees
 from stepmill.frontends.overrides import refuse_overrides
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import RecvTimeout, StepmillError, UsageError
 from stepmill.spec.options import BackendName, OptionKeywords, pop_options
 
@@ -125,7 +126,6 @@ class EnvSupervisor(EnvLifecycle, EnvCalls):
     def _init_states(self) -> None:
         """Set all envs to VOID, and clear what is kept for one launch, seeds and replay paths too."""
         EnvLifecycle.__init__(self, self._env_num)
-        self._env_replay_path: list[str] | None = None
         self._queues: dict[int, deque[SendPayload]] = {env_id: deque() for env_id in range(self._env_num)}
         self._running_commands: dict[int, SendPayload] = {}
         self._received: deque[RecvPayload] = deque()
@@ -160,16 +160,9 @@ class EnvSupervisor(EnvLifecycle, EnvCalls):
         if reset_param is not None and len(reset_param) != self._env_num:
             raise ManagerUsageError(f"reset_param has {len(reset_param)} entries for {self._env_num} envs")
         client = self._start()
-        self._closed = False
-        for env_id in range(self._env_num):
-            self._env_states.move(env_id, EnvState.INIT)
-        try:
-            if self._env_replay_path is not None:
-                client.pool.set_attr("replay_path", list(self._env_replay_path))
+        with close_on_error(self.shutdown):
+            self._open(client)
             self.reset(reset_param, block=block)
-        except BaseException:
-            self.shutdown()
-            raise
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the envs, in at most two seconds, independently of `timeout`. The supervisor can be launched again."""
@@ -183,11 +176,6 @@ class EnvSupervisor(EnvLifecycle, EnvCalls):
     def close(self, timeout: float | None = None) -> None:
         """As `shutdown`."""
         self.shutdown(timeout)
-
-    @property
-    def closed(self) -> bool:
-        """Whether the supervisor is closed, or not launched yet."""
-        return self._closed
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
@@ -322,10 +310,6 @@ class EnvSupervisor(EnvLifecycle, EnvCalls):
         for env_id in given:
             self._last_sent_seed.pop(env_id, None)
         self._env_dynamic_seed = dynamic_seed
-
-    def enable_save_replay(self, replay_path: Any) -> None:
-        """Make each env save replays, from the next `launch` on."""
-        self._env_replay_path = settings.replay_paths(replay_path, self._env_num)
 
     # ---- commands and replies ----------------------------------------------------------------------------------------
 

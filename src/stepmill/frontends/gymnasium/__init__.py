@@ -3,7 +3,6 @@
 vector         `VectorEnv`, a gymnasium.vector.VectorEnv on top of `Pool`
 make           `make_vec`
 arguments      checks of the arguments of `VectorEnv` and of its `reset`
-env_keywords   the constructor arguments of known envs, for type checkers
 spaces         the spaces of many envs as the spaces of one vector env
 errors         errors that are both stepmill's and Gymnasium's
 """

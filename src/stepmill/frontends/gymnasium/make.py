@@ -18,7 +18,6 @@ from gymnasium.envs.registration import find_highest_version, get_env_id, parse_
 from stepmill.envs.gymnasium import GymnasiumEnvMaker, known_step_s
 from stepmill.envs.gymnasium_registry import portable_spec
 from stepmill.frontends.gymnasium.arguments import VECTOR_NAMES, VectorKeywords
-from stepmill.frontends.gymnasium.env_keywords import EnvKeywords
 from stepmill.frontends.gymnasium.errors import ArgumentTypeError, MissingModuleError
 from stepmill.frontends.gymnasium.vector import VectorEnv
 from stepmill.pool.auto_backend import auto_backend
@@ -43,9 +42,12 @@ _MIN_SIMILARITY = 0.85  # of 1, as difflib measures it: names that differ in a l
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
-class MakeKeywords(VectorKeywords, EnvKeywords, total=False):
-    """The keywords of `make_vec` that type checkers know: those of `VectorEnv`, and of Gymnasium's and ale-py's envs."""
+class MakeKeywords(VectorKeywords, total=False):
+    """The keywords of `make_vec` that type checkers know: those of `VectorEnv` and of `gymnasium.make`."""
 
+    max_episode_steps: int | None
+    disable_env_checker: bool | None
+    render_mode: str | None
     observation_mode: Any
     options: PoolOptions | None
 
@@ -72,8 +74,8 @@ def make_vec(
             name a backend, up to 17 of Gymnasium's tiny envs, such as CartPole, run on the serial backend.
         vector_kwargs: arguments of `VectorEnv`, as a mapping instead of keywords.
         wrappers: applied to each env, the first one innermost.
-        env_kwargs: arguments of the env's constructor. Use it for a name that is also an argument of `VectorEnv`, or that
-            type checkers do not know.
+        env_kwargs: arguments of the env's constructor. Use it for a name that is also an argument of `VectorEnv`, or where a type
+            checker is used, which does not know the arguments of envs.
         **keywords: max_episode_steps and disable_env_checker as for `gymnasium.make`; the arguments of `VectorEnv`, which
             include all fields of PoolOptions; all others are passed to the env's constructor.
 

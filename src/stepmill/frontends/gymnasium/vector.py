@@ -28,6 +28,7 @@ from stepmill.frontends.gymnasium.errors import (
     WaitTimeout,
 )
 from stepmill.frontends.gymnasium.spaces import SpacePair, batch_observations, check_spaces, read_spaces
+from stepmill.pool.arguments import checked_fns
 from stepmill.pool.auto_backend import begin_start
 from stepmill.pool.resets import Seed
 from stepmill.spec.closing import close_on_error
@@ -107,12 +108,13 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
 
     @staticmethod
     def _open(env_fns: Sequence[Callable[[], object]], options: PoolOptions) -> Pool:
-        begin_start(env_fns, options)
+        fns = checked_fns(env_fns)
+        begin_start(len(fns), options)
         # Imported here, while the process that starts workers imports its own modules: the first pool of a program is ready sooner.
         from stepmill.pool.pool import Pool
 
         try:
-            return Pool(env_fns, options=options)
+            return Pool(fns, options=options)
         except SpecMismatch as exc:
             raise SpecMismatchError(exc.message, specs=exc.specs) from None
 

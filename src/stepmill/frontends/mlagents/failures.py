@@ -14,7 +14,7 @@ from typing import Any
 import cloudpickle
 
 from stepmill.frontends.mlagents.optional_imports import load
-from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, WorkerDied
+from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, WorkerDied, rebuild_error
 from stepmill.worker.error_records import describe_error, env_error
 
 MAX_PICKLE_BYTES = 1 << 20  # of a larger exception only the text is sent
@@ -57,18 +57,12 @@ class UnityStuckError(StepmillError, TimeoutError):
 
 def died(error: WorkerDied, verb: str) -> UnityWorkerDied:
     """Return the error for a worker's death, which begins with ML-Agents' text. `verb`: what failed, "send" or "recv"."""
-    return UnityWorkerDied(
-        f"UnityEnvironment worker: {verb} failed. {error.message}",
-        worker=error.worker,
-        env_ids=error.env_ids,
-        exit_code=error.exit_code,
-        signal_name=error.signal_name,
-    )
+    return rebuild_error(UnityWorkerDied, f"UnityEnvironment worker: {verb} failed. {error.message}", error.__dict__)
 
 
 def timed_out(error: EnvTimeout) -> UnityWorkerTimeout:
     """Return the error for a worker that was ended because of a deadline."""
-    return UnityWorkerTimeout(error.message, env_id=error.env_id, phase=error.phase, timeout_s=error.timeout_s)
+    return rebuild_error(UnityWorkerTimeout, error.message, error.__dict__)
 
 
 # ---- between processes -------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from stepmill.spec.errors import (
     StepmillError,
     UsageError,
     WorkerDied,
+    rebuild_error,
 )
 
 
@@ -56,36 +57,17 @@ class MissingEnvPoolError(MissingExtraError):
 def translated(error: StepmillError) -> StepmillError:
     """Return an error that is also of TorchRL's class and has its text, or the error itself if TorchRL has none like it."""
     if isinstance(error, WorkerDied):
-        dead: StepmillError = DeadWorkerError(
-            f"Cannot proceed, worker {error.worker} dead. {error.message}",
-            worker=error.worker,
-            env_ids=error.env_ids,
-            exit_code=error.exit_code,
-            signal_name=error.signal_name,
-        )
-    elif isinstance(error, EnvTimeout):
-        dead = LateWorkerError(
-            f"Failed to run all workers within the time limit. {error.message}",
-            env_id=error.env_id,
-            phase=error.phase,
-            timeout_s=error.timeout_s,
-            env_ids=error.env_ids,
-        )
-    elif isinstance(error, SpecMismatch):
-        return SpecMismatch(
+        text = f"Cannot proceed, worker {error.worker} dead. {error.message}"
+        return rebuild_error(DeadWorkerError, text, error.__dict__)
+    if isinstance(error, EnvTimeout):
+        text = f"Failed to run all workers within the time limit. {error.message}"
+        return rebuild_error(LateWorkerError, text, error.__dict__)
+    if isinstance(error, SpecMismatch):
+        text = (
             f"{error.message}. (TorchRL stacks such envs lazily.) Make a StepmillEnv and a collector for each kind, "
-            "or pad the spaces to one shape with a wrapper",
-            specs=error.specs,
+            "or pad the spaces to one shape with a wrapper"
         )
-    elif isinstance(error, EnvError) and error.error_type == "TypeError" and "only 4 or 5 are supported" in str(error):
-        dead = StepOutputError(
-            error.message,
-            env_id=error.env_id,
-            phase=error.phase,
-            error_type=error.error_type,
-            remote_traceback=error.remote_traceback,
-        )
-    else:
-        return error
-    dead.others = error.others
-    return dead
+        return rebuild_error(SpecMismatch, text, error.__dict__)
+    if isinstance(error, EnvError) and error.error_type == "TypeError" and "only 4 or 5 are supported" in str(error):
+        return rebuild_error(StepOutputError, error.message, error.__dict__)
+    return error

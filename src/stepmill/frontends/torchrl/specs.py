@@ -328,9 +328,3 @@ def _split_one_hot(action: Any, sizes: list[int]) -> NDArray[Any]:
     if action.shape[-1] != sum(sizes):
         raise UsageError(f"the one-hot action has {action.shape[-1]} entries instead of {sum(sizes)}")
     return np.stack([_array(part.argmax(-1)) for part in action.split(sizes, -1)], -1)
-
-
-def leaf_keys(spec: Any) -> Iterator[Key]:
-    """Yield the keys of all leaves of a Composite, as tuples."""
-    for key in spec.keys(True, True):
-        yield key if isinstance(key, tuple) else (key,)

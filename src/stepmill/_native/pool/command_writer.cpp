@@ -1,0 +1,173 @@
+#define NO_IMPORT_ARRAY
+#include "pool/command_writer.hpp"
+
+#include <algorithm>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "codec/blobs.hpp"
+#include "shared/reaper.hpp"
+
+namespace stepmill {
+
+CommandWriter::CommandWriter(Slab& slab, PyObject* pickler)
+    : slab_(slab), tickets_(slab.server_locations.size()), is_restarting_(slab.workers.size()), has_new_commands_(slab.workers.size()), num_posted_(slab.workers.size()), encoder_(pickler) {
+    for (std::uint32_t w = 0; w < slab.workers.size(); ++w) blobs_.emplace_back(slab.command_fds.at(w), slab.plan.servers[w].size());
+}
+
+void CommandWriter::attach_loop(nb::object loop) {
+    loop_ = nb::cast<Loop*>(loop);
+    loop_object_ = std::move(loop);
+}
+
+void CommandWriter::attach_advance(nb::object advance) { advance_ = std::move(advance); }
+
+void CommandWriter::attach_outbox(int eventfd) {
+    const int fd = fcntl(eventfd, F_DUPFD_CLOEXEC, 3);
+    if (fd < 0) throw std::system_error(errno, std::generic_category(), "the descriptor of an outbox cannot be duplicated");
+    outbox_.emplace(fd);
+}
+
+void CommandWriter::clear() {
+    loop_ = nullptr;
+    loop_object_.reset(), advance_.reset();
+}
+
+int CommandWriter::traverse(visitproc visit, void* arg) const {
+    Py_VISIT(loop_object_.ptr());
+    Py_VISIT(advance_.ptr());
+    Py_VISIT(encoder_.pickler());
+    return 0;
+}
+
+void CommandWriter::write_blob(std::uint32_t server, PyObject* blob) {
+    const ServerLocation location = slab_.server_locations[server];
+    const ServerWords& words = slab_.words[location.worker];
+    buffer_.clear();
+    if (!encoder_.encode(blob, buffer_)) throw nb::python_error();
+    if (!write_small_blob(slab_, server, buffer_)) {
+        OverflowRef ref;
+        const int error = blobs_[location.worker].write(location.local, buffer_.data(), buffer_.size(), ref);
+        if (error != 0 && !set_os_error(error)) throw nb::python_error();
+        words.blob_offset[location.local] = ref.offset;
+        words.blob_bytes[location.local] = ref.size;
+        words.blob_generation[location.local] = ref.generation;
+    }
+    words.flags[location.local] |= FLAG_BLOB;
+}
+
+// Tells the thread that sends commands to other machines that there are new ones.
+void CommandWriter::notify_outbox() const {
+    if (!outbox_) return;
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = ::write(outbox_->number(), &one, sizeof one);  // fails only if the counter is full: then the thread is awake
+}
+
+void CommandWriter::deliver() {
+    if (advance_) advance_(false);
+    notify_outbox();
+    if (has_workers()) {
+        for (std::uint32_t w = 0; w < has_new_commands_.size(); ++w) {
+            if (has_new_commands_[w]) ring_worker(*slab_.workers[w]);
+        }
+        for (std::uint32_t w = 0; w < has_new_commands_.size(); ++w) {
+            if (has_new_commands_[w]) check_deaths_of(w);
+        }
+    }
+    std::ranges::fill(has_new_commands_, std::uint8_t{0});
+}
+
+void CommandWriter::ring(std::uint32_t worker) {
+    if (!has_workers()) return;
+    notify_outbox();
+    ring_worker(*slab_.workers[worker]);
+    check_deaths_of(worker);
+}
+
+void CommandWriter::issue(std::uint32_t server) {
+    publish(slab_.server_locations[server], ++tickets_[server].newest);
+    ring(slab_.server_locations[server].worker);
+}
+
+void CommandWriter::reserve_ticket(std::uint32_t server) { ++tickets_[server].newest, ++tickets_[server].num_reserved; }
+
+void CommandWriter::issue_reserved(std::uint32_t server) {
+    --tickets_[server].num_reserved;
+    publish(slab_.server_locations[server], published(server));
+    ring(slab_.server_locations[server].worker);
+}
+
+// If a worker died before its tickets were written, the reaper did not see them: abort them here. The reaper writes `dead` and then
+// reads the tickets; with the fence, either it sees these tickets or this function sees `dead`.
+void CommandWriter::check_deaths_of(std::uint32_t worker) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (is_restarting_[worker] || slab_.workers[worker]->dead.load(std::memory_order_seq_cst) == 0) return;
+    abort_commands(slab_, worker, Fault::DIED);
+}
+
+void CommandWriter::post_request(std::uint32_t worker) {
+    WorkerControl& control = *slab_.workers.at(worker);
+    control.requests.store(++num_posted_[worker], std::memory_order_release);
+    ring_worker(control);
+}
+
+// ---- restarts of workers -----------------------------------------------------------------------------------------
+
+void CommandWriter::begin_restart(std::uint32_t worker) {
+    num_restarting_ += is_restarting_.at(worker) == 0;
+    is_restarting_[worker] = 1;
+    for (const std::uint32_t server : slab_.plan.servers[worker]) tickets_[server].at_restart = published(server);
+}
+
+void CommandWriter::end_restart(std::uint32_t worker) {
+    if (!is_restarting(worker)) return;
+    is_restarting_[worker] = 0;
+    --num_restarting_;
+    for (const std::uint32_t server : slab_.plan.servers[worker]) publish(slab_.server_locations[server], published(server));
+    notify_outbox();
+    ring_worker(*slab_.workers[worker]);
+}
+
+// Rewrites the words of a worker that is gone, which it may have overwritten, from what the pool knows. Commands given before its
+// restart began are done or lost. Commands given since then belong to its successor.
+void CommandWriter::rewrite_control_words(std::uint32_t worker, bool is_closed) {
+    WorkerControl& control = *slab_.workers.at(worker);
+    const ServerWords& words = slab_.words[worker];
+    control.requests.store(num_posted_[worker], std::memory_order_relaxed);
+    control.stop.store(is_closed, std::memory_order_relaxed);
+    control.parked.store(0, std::memory_order_relaxed);
+    control.serving.store(0, std::memory_order_relaxed);
+    control.current.store(NO_SERVER, std::memory_order_relaxed);
+    control.num_ended.store(0, std::memory_order_relaxed);
+    control.resident_bytes.store(0, std::memory_order_relaxed);
+    const std::vector<std::uint32_t>& servers = slab_.plan.servers[worker];
+    for (std::uint32_t local = 0; local < servers.size(); ++local) {
+        const std::uint32_t ticket = published(servers[local]);
+        const bool is_done = is_published_done(servers[local]);
+        const bool is_lost = !is_done && (!is_restarting_[worker] || ticket == tickets_[servers[local]].at_restart);
+        const std::uint32_t last = is_done || is_lost ? ticket : ticket - 1;
+        words.ticket[local].store(is_restarting_[worker] ? last : ticket, std::memory_order_relaxed);
+        if (is_lost) {
+            words.clear_result(local);
+            words.fault[local].store(static_cast<std::uint32_t>(Fault::DIED), std::memory_order_relaxed);
+        }
+        words.state[local].store(state_word(last, Phase::IDLE), std::memory_order_relaxed);
+        words.done[local].store(last, std::memory_order_release);
+    }
+    ring_pool(*slab_.pool);
+}
+
+// A dead worker may have overwritten its own words. Rewrites the words of this server from what the pool knows, and aborts its
+// command. Returns whether a command was outstanding.
+bool CommandWriter::abort_outstanding(std::uint32_t server) {
+    const ServerLocation location = slab_.server_locations[server];
+    if (is_published_done(server)) return false;
+    const ServerWords& words = slab_.words[location.worker];
+    words.ticket[location.local].store(published(server), std::memory_order_seq_cst);
+    words.state[location.local].store(state_word(published(server) - 1, Phase::IDLE), std::memory_order_seq_cst);
+    check_deaths_of(location.worker);
+    return true;
+}
+
+}  // namespace stepmill

@@ -1,0 +1,100 @@
+// A step of all envs of a kernel that are in the same state: writes no commands and no records of envs.
+//
+//     uniform   every env is idle, and all have their newest results in the same slot
+//     stale     the records still have the slots of an earlier step; sync_records() updates them
+#define NO_IMPORT_ARRAY
+#include "kernel/kernel_loop.hpp"
+#include "pool/columns.hpp"
+#include "shared/tree_visit.hpp"
+
+namespace stepmill {
+
+void PoolState::attach_kernel(nb::object loop) {
+    kernel_ = nb::cast<KernelLoop*>(loop);
+    commands_.attach_advance(loop.attr("advance"));
+    kernel_object_ = std::move(loop);
+    // With any of these options, each step must read or write the records of the envs.
+    may_be_uniform_ = autoreset_ == Autoreset::NEXT_STEP && budget_ == 0 && !tracks_episodes_ && !spares_.has_spares();
+}
+
+// Called when a batch of all envs has been received.
+void PoolState::find_uniform_slot() {
+    uniform_slot_ = NO_SLOT;
+    if (!may_be_uniform_ || unclaimed_.is_any() || !suspended_.empty()) return;
+    for (const EnvRecord& env : envs_) {
+        if (env.phase() != EnvPhase::IDLE || env.object() != ObjectPhase::CURRENT || env.latest != envs_[0].latest) return;
+    }
+    uniform_slot_ = envs_[0].latest;
+}
+
+void PoolState::sync_records() {
+    for (EnvRecord& env : envs_) env.latest = static_cast<std::uint8_t>(uniform_slot_);
+    are_records_stale_ = false;
+}
+
+// Steps all envs without commands. Returns null, and does nothing, if the step needs commands.
+nb::object PoolState::step_uniform(nb::handle actions) {
+    const int target = is_copy_ ? leases_->find_private(slab_->plan.private_slots) : leases_->find_free(slab_->plan.private_slots);
+    if (target < 0 || unclaimed_.is_any() || !kernel_->is_soon_done()) return {};
+    write_all_actions(actions);
+    const auto slot = static_cast<std::uint32_t>(target);
+    add_to(slab_->pool->counters.num_sends, 1);
+    if (!run_kernel(slot)) return write_commands_after(slot), nb::none();
+    leases_->unpin(static_cast<std::uint32_t>(uniform_slot_), num_envs_);
+    leases_->pin(slot, num_envs_);
+    uniform_slot_ = target;
+    are_records_stale_ = true;
+    unclaimed_.remember(all_, {}, true);
+    add_to(slab_->pool->counters.num_batches, 1);
+    const SampledTime timed(gather_sampler_, slab_->pool->counters.gather_ns, unclaimed_time_, TraceKind::GATHER, slab_->learner_trace());
+    nb::object obs = gather_obs(all_, nullptr);
+    nb::object reward = gather_rows(reward_, all_);
+    nb::object terminated = gather_rows(terminated_, all_);
+    nb::object truncated = gather_rows(truncated_, all_);
+    nb::object info = gather_info(all_, {});
+    return checked(PyTuple_Pack(5, obs.ptr(), reward.ptr(), terminated.ptr(), truncated.ptr(), info.ptr()));
+}
+
+bool PoolState::run_kernel(std::uint32_t slot) {
+    const SampledTime timed(run_sampler_, slab_->pool->counters.wait_ns, unclaimed_time_, TraceKind::WAIT, slab_->learner_trace());
+    return kernel_->step_all(slot);
+}
+
+void PoolState::write_all_actions(nb::handle actions) {
+    std::vector<nb::object> arrays(action_.leaves.size());
+    auto leaf = [&](const Node& node, PyObject* value) {
+        const auto index = static_cast<std::size_t>(node.index);
+        arrays[index] = plain_actions(action_.leaves[index], value, static_cast<npy_intp>(num_envs_));
+        return true;
+    };
+    if (!visit_tree(action_.root, actions.ptr(), leaf, [](const Node&, PyObject*) { return false; })) {
+        nb::python_error cause;
+        raise(errors().usage, "the actions do not fit the action space: " + text_of(cause.value()));
+    }
+    for (std::size_t index = 0; index < arrays.size(); ++index) {
+        const Column& column = action_.leaves[index].column;
+        std::memcpy(slab_->base + column.at(0, 0), data_of<std::byte>(arrays[index]), column.row_bytes * num_envs_);
+    }
+}
+
+// Writes the commands of a step that is done and in which an env failed, so that the faults are handled as after any other step.
+void PoolState::write_commands_after(std::uint32_t slot) {
+    if (are_records_stale_) sync_records();
+    uniform_slot_ = NO_SLOT;
+    for (const std::uint32_t id : all_) {
+        EnvRecord& env = envs_[id];
+        const ServerLocation location = slab_->server_locations[env.server];
+        envs_.move(id, EnvPhase::PENDING);
+        env.command.kind = Command::STEP;
+        env.target = static_cast<std::uint8_t>(slot);
+        leases_->pin(slot);
+        pending_.push_back(id);
+        slab_->words[location.worker].flags[location.local] = 0;
+        commands_.write(location, row_of(id), Command::STEP, slot);
+        record_command(id, slab_->words[location.worker], location.local, Command::STEP);
+        commands_.add(env.server, location);
+    }
+    kernel_->finish_all();
+}
+
+}  // namespace stepmill

@@ -1,0 +1,261 @@
+#define NO_IMPORT_ARRAY
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "codec/blobs.hpp"
+#include "relay/relay_message.hpp"
+#include "shared/reaper.hpp"
+
+namespace stepmill {
+
+namespace {
+
+constexpr std::uint64_t SLICE_NS = 100'000'000;  // a wait looks again after at most this time
+constexpr std::uint32_t SLOT_OF_NODE = 0;        // a node copies each result before the next command: one slot suffices
+
+bool read_payload(const Slab& slab, ServerLocation location, std::vector<std::uint8_t>& out) {
+    const ServerWords& words = slab.words[location.worker];
+    const OverflowRef ref{words.payload_offset[location.local], words.payload_bytes[location.local], words.payload_generation[location.local]};
+    if ((words.result[location.local] & RESULT_REMOTE) != 0) return read_overflow(slab.result_fds.at(location.worker), ref, out);
+    out.clear();
+    if (ref.size > slab.plan.payload.row_bytes) return false;
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(slab.payload(words.row[location.local]));
+    out.assign(bytes, bytes + ref.size);
+    return true;
+}
+
+}  // namespace
+
+NodeRelay::NodeRelay(std::shared_ptr<Slab> slab)
+    : slab_(std::move(slab)), num_posted_(slab_->workers.size()), generations_(slab_->workers.size()), is_death_collected_(slab_->workers.size()) {
+    slab_->check();
+    for (std::uint32_t worker = 0; worker < slab_->workers.size(); ++worker) {
+        first_server_.push_back(static_cast<std::uint32_t>(servers_.size()));
+        const std::vector<std::uint32_t>& own = slab_->plan.servers[worker];
+        blobs_.emplace_back(slab_->command_fds.at(worker), own.size());
+        for (std::uint32_t local = 0; local < own.size(); ++local) servers_.push_back({{worker, local}, own[local]});
+    }
+}
+
+bool NodeRelay::is_done(const Server& server) const {
+    return slab_->words[server.location.worker].done[server.location.local].load(std::memory_order_acquire) == server.ticket;
+}
+
+std::uint32_t NodeRelay::num_outstanding() const {
+    return static_cast<std::uint32_t>(std::ranges::count_if(servers_, [](const Server& server) { return server.is_outstanding; }));
+}
+
+void NodeRelay::write_blob(const Server& server, const std::uint8_t* bytes, std::uint64_t size) {
+    buffer_.assign(bytes, bytes + size);
+    if (write_small_blob(*slab_, server.server, buffer_)) return;
+    const ServerWords& words = slab_->words[server.location.worker];
+    const std::uint32_t local = server.location.local;
+    OverflowRef ref;
+    if (const int error = blobs_[server.location.worker].write(local, buffer_.data(), buffer_.size(), ref); error != 0) throw std::system_error(error, std::generic_category(), "the options of a reset cannot be stored");
+    words.blob_offset[local] = ref.offset;
+    words.blob_bytes[local] = ref.size;
+    words.blob_generation[local] = ref.generation;
+}
+
+std::uint32_t NodeRelay::apply_commands(nb::handle message) {
+    std::vector<std::uint64_t> storage;
+    Cursor cursor = open_message(message, storage);
+    const CommandHeader& header = read_header<CommandHeader>(cursor);
+    const CommandColumns columns(cursor, slab_->plan, header.num, header.blob_bytes);
+    slab_->pool->eager.store(header.is_eager, std::memory_order_relaxed);
+    slab_->pool->hashing.store(header.is_hashing, std::memory_order_relaxed);
+    std::vector<std::uint8_t> has_commands(slab_->workers.size());
+    std::uint32_t num_new = 0;
+    std::size_t blob_at = 0;
+    for (std::size_t row = 0; row < header.num; ++row) {
+        if (columns.server[row] >= servers_.size() || blob_at + columns.blob_bytes[row] > header.blob_bytes) throw std::invalid_argument("a message of a pool names a server that does not exist");
+        Server& server = servers_[columns.server[row]];
+        const std::uint8_t* blob = columns.blobs + blob_at;
+        blob_at += columns.blob_bytes[row];
+        if (!is_later(columns.ticket[row], server.pool_ticket)) continue;  // it came before
+        const ServerWords& words = slab_->words[server.location.worker];
+        const std::uint32_t local = server.location.local, first_row = server.server * slab_->plan.batch_size;
+        words.flags[local] = columns.flags[row];
+        words.seed[local] = columns.seed[row];
+        words.episode[local] = columns.episode[row];
+        if ((columns.flags[row] & FLAG_BLOB) != 0) write_blob(server, blob, columns.blob_bytes[row]);
+        for (std::size_t leaf = 0; leaf < columns.actions.size(); ++leaf) {
+            const Column& column = slab_->plan.action[leaf];
+            const std::size_t size = column.row_bytes * slab_->plan.batch_size;
+            std::memcpy(slab_->base + column.at(0, first_row), columns.actions[leaf] + row * size, size);
+        }
+        words.row[local] = first_row;
+        set_command(words, local, static_cast<Command>(columns.command[row]));
+        words.slot[local] = SLOT_OF_NODE;
+        server.pool_ticket = columns.ticket[row];
+        server.is_outstanding = true;
+        words.ticket[local].store(++server.ticket, std::memory_order_release);
+        has_commands[server.location.worker] = 1;
+        ++num_new;
+    }
+    for (std::uint32_t worker = 0; worker < has_commands.size(); ++worker) {
+        if (!has_commands[worker]) continue;
+        ring_worker(*slab_->workers[worker]);
+        // As CommandWriter::check_deaths_of: either the reaper sees these tickets, or this thread sees `dead`.
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        if (slab_->workers[worker]->dead.load(std::memory_order_seq_cst) != 0) abort_commands(*slab_, worker, Fault::DIED);
+    }
+    return num_new;
+}
+
+void NodeRelay::wake() {
+    is_woken_.store(true, std::memory_order_seq_cst);
+    ring_pool(*slab_->pool);
+}
+
+bool NodeRelay::wait(bool is_for_all, double timeout_s) {
+    PoolControl& pool = *slab_->pool;
+    const std::uint64_t deadline = now_ns() + static_cast<std::uint64_t>(std::clamp(timeout_s, 0.0, 1e9) * 1e9);
+    for (;;) {
+        // This order sees every result or is woken by it, as in PoolState::wait_until_done.
+        const std::uint32_t seen = pool.bell.load(std::memory_order_acquire);
+        const std::uint32_t count = pool.count.load(std::memory_order_seq_cst);
+        if (is_woken_.exchange(false, std::memory_order_seq_cst)) return false;
+        for (std::uint32_t worker = 0; worker < slab_->workers.size(); ++worker) {
+            if (slab_->workers[worker]->dead.load(std::memory_order_seq_cst) != 0 && !is_death_collected_[worker]) return true;
+        }
+        std::uint32_t num_outstanding = 0, num_done = 0;
+        for (const Server& server : servers_) {
+            if (!server.is_outstanding) continue;
+            ++num_outstanding;
+            num_done += is_done(server);
+        }
+        const std::uint32_t num_needed = is_for_all ? num_outstanding : std::min(num_outstanding, 1u);
+        if (num_outstanding != 0 && num_done >= num_needed) return true;
+        const std::uint64_t now = now_ns();
+        if (now >= deadline) return false;
+        pool.ring_at.store(count + std::max(num_needed, num_done + 1) - num_done, std::memory_order_seq_cst);
+        if (pool.count.load(std::memory_order_seq_cst) != count) continue;
+        {
+            const nb::gil_scoped_release no_gil;
+            park(pool.bell, pool.parked, seen, std::min(SLICE_NS, deadline - now));
+        }
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+}
+
+nb::object NodeRelay::collect_results() {
+    std::vector<Server*> ready;
+    std::vector<std::uint8_t> payloads, results;
+    std::vector<std::uint64_t> sizes;
+    std::vector<RelayedWorker> workers;
+    ResultHeader header{MESSAGE_VERSION, 0, 0, static_cast<std::uint32_t>(slab_->workers.size()), 0};
+    // Deaths first: the faults that they cause are then in this message or in a later one.
+    for (std::uint32_t worker = 0; worker < slab_->workers.size(); ++worker) {
+        const WorkerControl& control = *slab_->workers[worker];
+        const std::uint32_t dead = control.dead.load(std::memory_order_seq_cst);
+        is_death_collected_[worker] = dead != 0;
+        workers.push_back({control.busy_ns.load(), control.wait_ns.load(), control.num_steps.load(), control.num_resets.load(), control.num_retries.load(), control.num_ended.load(), control.resident_bytes.load(),
+                           generations_[worker], dead, control.current.load(), control.running.load(), control.serving.load(), 0});
+    }
+    for (Server& server : servers_) {
+        if (!server.is_outstanding || !is_done(server)) continue;
+        server.is_outstanding = false;
+        const ServerWords& words = slab_->words[server.location.worker];
+        const std::uint32_t local = server.location.local;
+        std::uint8_t result = words.result[local];
+        const bool has_payload = words.payload_bytes[local] != 0 && read_payload(*slab_, server.location, buffer_);
+        if (!has_payload) buffer_.clear();
+        if (words.fault[local].load(std::memory_order_relaxed) != 0) result &= static_cast<std::uint8_t>(~RESULT_FINAL);
+        ready.push_back(&server);
+        results.push_back(result);
+        sizes.push_back(buffer_.size());
+        payloads.insert(payloads.end(), buffer_.begin(), buffer_.end());
+        header.num_final += (result & RESULT_FINAL) != 0;
+    }
+    header.num = static_cast<std::uint32_t>(ready.size());
+    header.payload_bytes = payloads.size();
+    Cursor measure;
+    measure.take<ResultHeader>(1);
+    const SlabPlan& plan = slab_->plan;
+    ResultColumns(measure, plan, header);
+    nb::object message = new_message(measure.used);
+    Cursor cursor{data_of<std::byte>(message), measure.used};
+    *cursor.take<ResultHeader>(1) = header;
+    const ResultColumns columns(cursor, plan, header);
+    std::copy(workers.begin(), workers.end(), columns.workers);
+    const std::vector<const Column*> outcomes = outcome_columns(plan);
+    const std::size_t k = plan.batch_size;
+    std::size_t final_row = 0;
+    for (std::size_t i = 0; i < ready.size(); ++i) {
+        const Server& server = *ready[i];
+        const ServerWords& words = slab_->words[server.location.worker];
+        const std::uint32_t local = server.location.local;
+        const std::size_t row = words.row[local];
+        columns.server[i] = first_server_[server.location.worker] + local;
+        columns.ticket[i] = server.pool_ticket;
+        columns.fault[i] = words.fault[local].load(std::memory_order_relaxed);
+        columns.payload_bytes[i] = sizes[i];
+        columns.result[i] = results[i];
+        columns.hash[i] = words.hash[local];
+        auto copy = [&](const Column& column, std::byte* target, std::size_t index) {
+            if (column.row_bytes != 0) std::memcpy(target + index * column.row_bytes * k, slab_->base + column.at(0, row), column.row_bytes * k);
+        };
+        for (std::size_t column = 0; column < outcomes.size(); ++column) copy(*outcomes[column], columns.outcomes[column], i);
+        for (std::size_t leaf = 0; leaf < plan.observation.size(); ++leaf) copy(plan.observation[leaf], columns.observations[leaf], i);
+        if ((results[i] & RESULT_FINAL) == 0) continue;
+        for (std::size_t leaf = 0; leaf < plan.final_observation.size(); ++leaf) copy(plan.final_observation[leaf], columns.finals[leaf], final_row);
+        ++final_row;
+    }
+    std::copy(payloads.begin(), payloads.end(), columns.payloads);
+    return message;
+}
+
+nb::object NodeRelay::ticket_after(std::uint32_t worker, std::uint32_t local, std::uint32_t pool_ticket) const {
+    const Server& server = servers_.at(first_server_.at(worker) + local);
+    if (is_later(pool_ticket, server.pool_ticket)) return nb::none();
+    return nb::int_(server.ticket - (server.pool_ticket - pool_ticket));
+}
+
+void NodeRelay::post_request(std::uint32_t worker) {
+    WorkerControl& control = *slab_->workers.at(worker);
+    control.requests.store(++num_posted_[worker], std::memory_order_release);
+    ring_worker(control);
+}
+
+void NodeRelay::set_tickets(std::uint32_t worker, const std::vector<std::uint32_t>& pool_tickets) {
+    for (std::uint32_t local = 0; local < pool_tickets.size(); ++local) servers_.at(first_server_.at(worker) + local).pool_ticket = pool_tickets[local];
+}
+
+void NodeRelay::clear_worker(std::uint32_t worker) {
+    WorkerControl& control = *slab_->workers.at(worker);
+    const ServerWords& words = slab_->words[worker];
+    control.requests.store(num_posted_[worker], std::memory_order_relaxed);
+    control.stop.store(0, std::memory_order_relaxed);
+    control.parked.store(0, std::memory_order_relaxed);
+    control.serving.store(0, std::memory_order_relaxed);
+    control.current.store(NO_SERVER, std::memory_order_relaxed);
+    for (std::uint32_t local = 0; local < slab_->plan.servers[worker].size(); ++local) {
+        Server& server = servers_[first_server_[worker] + local];
+        server.is_outstanding = false;
+        words.clear_result(local);
+        words.ticket[local].store(server.ticket, std::memory_order_relaxed);
+        words.state[local].store(state_word(server.ticket, Phase::IDLE), std::memory_order_relaxed);
+        words.done[local].store(server.ticket, std::memory_order_release);
+    }
+}
+
+void NodeRelay::begin_generation(std::uint32_t worker) {
+    ++generations_.at(worker);
+    is_death_collected_[worker] = 0;
+    for (std::atomic<std::uint64_t>* counter : {&slab_->workers[worker]->busy_ns, &slab_->workers[worker]->wait_ns, &slab_->workers[worker]->num_steps,
+                                                &slab_->workers[worker]->num_resets, &slab_->workers[worker]->num_retries,
+                                                &slab_->workers[worker]->num_ended, &slab_->workers[worker]->resident_bytes}) counter->store(0);
+}
+
+void NodeRelay::stop() {
+    for (WorkerControl* worker : slab_->workers) {
+        worker->stop.store(1, std::memory_order_release);
+        ring_worker(*worker);
+    }
+    wake();
+}
+
+}  // namespace stepmill

@@ -1,0 +1,151 @@
+"""Policies, envs and arguments that are wrong or odd."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+
+import stepmill
+from tests.evaluation.envs import Walk, forward
+from tests.evaluation.test_evaluate import facts, played_by_hand
+
+play = partial(stepmill.evaluate, num_envs=4, backend="serial", progress=False)
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda obs: np.zeros(32, int), lambda obs: 1, lambda obs: None, lambda obs: {"a": 1}]
+)
+def test_a_policy_must_return_an_action_for_each_row(wrong):
+    with pytest.raises(stepmill.UsageError, match=r"the policy must return actions for \d rows of Discrete"):
+        play(wrong, Walk, seeds=range(3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seeds": 5}, "such as range"),
+        ({"seeds": [1.5]}, "whole numbers"),
+        ({"seeds": [-1]}, "0 or more"),
+        ({"env": Walk()}, "env is a Walk; give a Gymnasium id"),
+        ({"infos": "at"}, "a list of names"),
+        ({"retries": -1}, "retries=-1"),
+        ({"record": "failures"}, "give videos="),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises(stepmill.UsageError, match=message):
+        play(forward, **{"env": Walk, "seeds": range(2), **arguments})
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_infos_of_different_shapes_and_types_are_kept(backend):
+    class Contacts(Walk):
+        def step(self, action):
+            *result, info = super().step(action)
+            contacts = np.zeros((1 + self.num_steps % 3, 2)) if self.goal > 6 else None
+            return (*result, {**info, "contacts": contacts})
+
+    found = play(forward, Contacts, seeds=range(20), num_envs=16, num_workers=2, backend=backend, infos=["contacts"])
+    for each in found.episodes:
+        shape = (1 + each.length % 3, 2)
+        assert each.infos["contacts"] is None or each.infos["contacts"].shape == shape
+
+
+def test_infos_of_kernels_are_found():
+    kernel = stepmill.kernels.find("Taxi-v4")
+    found = play(
+        lambda obs: np.zeros(len(obs), int), kernel, seeds=range(2), backend="kernel", infos=["prob"], success="prob"
+    )
+    assert [(each.infos["prob"], each.success) for each in found.episodes] == [(1.0, True)] * 2
+
+
+@pytest.mark.parametrize("backend", ["serial", "thread", "process"])
+def test_resets_get_options_of_their_own_or_none(backend):
+    class Picky(Walk):
+        def reset(self, *, seed=None, options=None):
+            further = 0 if options is None else options.pop("further")
+            return super().reset(seed=seed, options={"further": further})
+
+    options = {"further": 2}
+    play(forward, Picky, seeds=range(3), backend=backend)
+    found = play(forward, Picky, tasks=[options], seeds=range(6), backend=backend)
+    assert [each.length for each in found.episodes] == [played_by_hand(seed, options=options)[3] for seed in range(6)]
+
+
+def test_tasks_with_equal_names_are_numbered():
+    found = play(forward, Walk, tasks={1: {}, "1": {"further": 3}}, seeds=[0])
+    assert [each.task for each in found.episodes] == ["1 #0", "1 #1"]
+    again = play(forward, Walk, tasks=[{"further": 3}, {"further": 3}], seeds=[0])
+    assert list(again.by_task) == ["further=3 #0", "further=3 #1"]
+
+
+def test_videos_of_tasks_with_like_names_have_files_of_their_own(tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    make = partial(Walk, render_mode="rgb_array")
+    play(forward, make, tasks={"a/b": {}, "a b": {}, "x" * 300: {}}, seeds=[0], videos=tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"a_b_0-0.mp4", "a_b_1-0.mp4", f"{'x' * 100}-0.mp4"}
+
+
+def test_a_return_that_is_not_a_number_is_shown():
+    class Strange(Walk):
+        def step(self, action):
+            obs, _, *rest = super().step(action)
+            return (obs, float("nan"), *rest)
+
+    found = play(forward, Strange, tasks={"go [left]": {}}, seeds=range(3))
+    assert np.isnan(found.summary.mean_return)
+    assert "nan" in str(found)
+    assert "go [left]" in str(found)  # the name is not markup
+
+
+def test_the_first_faults_are_below_the_table():
+    class Broken(Walk):
+        def reset(self, *, seed=None, options=None):
+            raise RuntimeError("the motor is off")
+
+    text = str(play(forward, Broken, seeds=range(9), retries=0))
+    assert text.count("the motor is off") == 3
+    assert "seed 0: env 0 raised RuntimeError" in text
+
+
+def test_a_batch_may_be_smaller_than_the_number_of_envs():
+    sizes = set()
+
+    def policy(obs):
+        sizes.add(len(obs))
+        return forward(obs)
+
+    found = play(policy, Walk, seeds=range(20), num_envs=16, batch_size=5)
+    assert sizes == {5}
+    assert facts(found) == [played_by_hand(seed) for seed in range(20)]
+
+
+def test_rows_become_a_data_frame():
+    pytest.importorskip("pandas")
+    frame = play(forward, Walk, seeds=range(3), infos=["at", "is_success"], success="is_success").to_pandas()
+    assert {"seed", "success", "at", "is_success"} <= {*frame.columns}
+    assert len(frame) == 3
+
+
+class Model:
+    """Has the form of SB3's models, which are no functions."""
+
+    def predict(self, obs, state=None, episode_start=None, deterministic=False):
+        return forward(obs), state
+
+
+model = Model()
+
+
+def test_the_command_takes_a_model():
+    from click.testing import CliRunner
+
+    from stepmill.evaluation.command import evaluate
+
+    arguments = ["tests.evaluation.envs:Walk", "--policy", "tests.evaluation.test_misuse:model", "--seeds", "2"]
+    done = CliRunner().invoke(evaluate, [*arguments, "--backend", "serial", "--json"])
+    assert done.exit_code == 0, done.output
+    assert len(json.loads(done.output)["episodes"]) == 2
