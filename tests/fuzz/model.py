@@ -481,6 +481,7 @@ class PoolModel:
             if is_pending:
                 continue
             env.is_skipped = False
+            has_failed_now = state == FAULTED and (env.command is not None or env.status != FAULTED)
             if env.command is not None:
                 is_dropped = env.env_id in sent and (was_pending or is_reset)
                 require(
@@ -490,7 +491,7 @@ class PoolModel:
                 self.drop(env)
             elif state == FAULTED and env.status != FAULTED:
                 require(env.risks, f"env {env.env_id} has failed without a cause")
-            if state == FAULTED:
+            if has_failed_now:  # an env that had failed before has not shown the death yet
                 env.risks = max(0, env.risks - 1)
             if is_reset and env.env_id in sent:  # it may have been sent
                 env.is_unknown, env.num_ended = True, UNKNOWN
