@@ -40,7 +40,7 @@ class Footprint:
     @classmethod
     def take(cls) -> Footprint:
         return cls(
-            processes=frozenset(_describe_process(pid) for pid in descendants() if pid != starter_pid()),
+            processes=frozenset(map(_describe_process, descendants())),
             threads=frozenset(_list_threads()),
             descriptors=frozenset(_list_descriptors()),
             mappings=tuple(sorted(_list_mappings())),
@@ -86,14 +86,14 @@ def starter_pid() -> int | None:
 
 
 def descendants(pid: int | None = None) -> list[int]:
-    """Return the pids of all descendants of a process (None: of this one), zombies included."""
+    """Return the pids of all descendants of a process (None: of this one, without its starter), zombies included."""
     found: list[int] = []
     todo = [os.getpid() if pid is None else pid]
     while todo:
         new = _children(todo.pop())
         found += new
         todo += new
-    return found
+    return [each for each in found if pid is not None or each != starter_pid()]
 
 
 def _children(pid: int) -> list[int]:
@@ -109,11 +109,7 @@ def _children(pid: int) -> list[int]:
 
 def workers_of_pools() -> list[int]:
     """Return the pids of the launchers and workers of pools among our descendants."""
-    return [
-        pid
-        for pid in descendants()
-        if pid != starter_pid() and b"stepmill.worker" in _command_line(pid) and is_running(pid)
-    ]
+    return [pid for pid in descendants() if b"stepmill.worker" in _command_line(pid) and is_running(pid)]
 
 
 def _command_line(pid: int) -> bytes:
@@ -150,13 +146,13 @@ def reap_orphans() -> None:
 
 
 def kill_descendants() -> None:
-    """End whatever a failed test has left, so that the next test starts clean."""
-    for pid in descendants():
+    """End whatever a failed test has left, and the starter, so that the next test starts clean."""
+    for pid in descendants(os.getpid()):
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    wait_until_gone(descendants(), timeout_s=5)
+    wait_until_gone(descendants(os.getpid()), timeout_s=HANG_GUARD_S)
     reap_orphans()
 
 
