@@ -384,7 +384,7 @@ def test_a_program_that_was_stopped_keeps_its_nodes(ray_cluster):
         import ray, stepmill
         from stepmill.testing.envs import CountingEnv
         ray.init(address={ray_cluster.address!r}, log_to_driver=False)
-        nodes = stepmill.RayOptions(num_nodes=2, resources={"CPU": 0}, node_timeout_s=1)
+        nodes = stepmill.RayOptions(num_nodes=2, resources=dict(CPU=0), node_timeout_s=1)
         with stepmill.Pool([CountingEnv] * 4, backend="ray", num_workers=4, ray=nodes) as pool:
             pool.reset(seed=0)
             while input():
@@ -430,7 +430,7 @@ def test_nodes_end_when_their_program_is_killed(ray_cluster, tmp_path):
         from stepmill.testing.envs import CountingEnv
         ray.init(address={ray_cluster.address!r}, log_to_driver=False)
         pool = stepmill.Pool([CountingEnv] * 4, backend="ray", num_workers=4,
-                             ray=stepmill.RayOptions(num_nodes=2, resources={"CPU": 0}))
+                             ray=stepmill.RayOptions(num_nodes=2, resources=dict(CPU=0)))
         pool.reset(seed=0)
         pids = [link.started.pid for link in pool._runtime.backend._links]
         print(*pids, *[worker.pid for worker in pool.stats().workers], flush=True)
