@@ -68,8 +68,11 @@ def evaluate(
     own = EvaluateOptions.__dataclass_fields__.keys() & options.keys()
     settings = EvaluateOptions(**{name: options.pop(name) for name in own})  # type: ignore[misc]  # a name that varies
     plan = make_plan(env, tasks, seeds, must_render=settings.videos is not None)
-    judge = {"policy": policy_identity(policy), "success": describe(settings.success), "infos": [*settings.infos]}
-    with closing(Journal(settings.resume, {**plan.identity, **judge})) as journal:
+    identity: dict[str, object] = {}
+    if settings.resume is not None:  # a policy has many weights, maybe on another device
+        judge = {"policy": policy_identity(policy), "success": describe(settings.success), "infos": [*settings.infos]}
+        identity = {**plan.identity, **judge}
+    with closing(Journal(settings.resume, identity)) as journal:
         keys = [(pair.task, pair.seed) for pair in plan.pairs]
         todo = [episode_id for episode_id, key in enumerate(keys) if key not in journal.known]
         columns = (BarColumn(), TextColumn("{task.completed}/{task.total} episodes"), TimeRemainingColumn())
