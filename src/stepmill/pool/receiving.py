@@ -172,10 +172,12 @@ class Receiver:
         least, most = self._bounds(batch_size, min_envs, max_envs)
 
         def wait() -> None:
-            if least:
-                self._waits.wait(timeout_s, least)
-            if linger_s or not least:
-                self._waits.linger(most if least else self._num_envs, linger_s if least else 0.0)
+            if not least:
+                self._waits.linger(self._num_envs, 0.0)
+                return
+            self._waits.wait(timeout_s, least)
+            if linger_s:
+                self._waits.linger(most, linger_s)
 
         return self.wait_and_collect(wait, partial(self._collect, most, out, None))
 

@@ -3,7 +3,8 @@
     a wait ends with FAULT or EVENT ─► handle: drain ─► finished restarts, paused replays, failed envs, dead workers
                                                      ─► decisions of policies ─► apply ─► restarts, calls, errors, warnings
 
-Per `handle` there is one `drain` and one `apply`, and two of each after a death that is raised. Only counts, errors and records of workers change between the two.
+Per `handle` there is one `drain` and one `apply`, and two of each after a death that is raised. Only counts, errors and records of
+workers change between the two.
 """
 
 from __future__ import annotations
@@ -107,9 +108,8 @@ class Recovery:
 
     def _settle_lost(self, worker: int) -> None:
         """Mark the envs FAULTED whose commands end in a death that is about to be raised, so that they do not raise it again."""
-        events = [event for event in self.workers.state.drain(acknowledge=False) if isinstance(event, EnvFailed)]
-        lost = [event for event in events if event.worker == worker and event.kind in WORKER_LOST]
-        self.workers.state.apply([Settle(event.env_id, event.ticket, Remedy.RAISE, {}) for event in lost])
+        lost = [fault for fault in self.workers.faults_in(worker) if fault.kind in WORKER_LOST]
+        self.workers.state.apply([Settle(fault.env_id, fault.ticket, Remedy.RAISE, {}) for fault in lost])
 
     def _finish_restarts(self) -> list[Decision]:
         """Let restarted workers serve; if their envs are replayed, begin with it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stepmill.pool.events import BeginRestart, EnvFailed, FailWorker, MarkNew, Remedy, Settle
+from stepmill.pool.events import BeginRestart, FailWorker, MarkNew, Remedy, Settle
 from stepmill.pool.pump import Pump
 from stepmill.pool.recovery import Recovery
 from stepmill.pool.workers import DEAD, WorkerState
@@ -124,8 +124,8 @@ class Revival:
             generation = workers.records[worker].generation
             marks = [
                 Settle(each.env_id, each.ticket, Remedy.RAISE, {})
-                for each in workers.state.drain(acknowledge=False)
-                if isinstance(each, EnvFailed) and each.worker == worker and each.env_id in env_ids
+                for each in workers.faults_in(worker)
+                if each.env_id in env_ids
             ]
             if replays.is_on:
                 replays.restart_log(worker)

@@ -191,6 +191,11 @@ class WorkerSupervisor:
         """Return what the core knows of a worker's env objects."""
         return self.state.view(self.records[worker].plan.env_ids)
 
+    def faults_in(self, worker: int) -> list[core_events.EnvFailed]:
+        """Return the failed commands of a worker's envs about which nothing is decided yet."""
+        events = self.state.drain(acknowledge=False)
+        return [each for each in events if isinstance(each, core_events.EnvFailed) and each.worker == worker]
+
     def envs_of(self, worker: int) -> list[int]:
         """Return the envs that a worker serves. With spares these are other envs than those of its plan."""
         return sorted(view.env_id for view in self.views_of(worker) if view.env_id is not None)
