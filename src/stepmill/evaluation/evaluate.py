@@ -68,11 +68,7 @@ def evaluate(
     own = EvaluateOptions.__dataclass_fields__.keys() & options.keys()
     settings = EvaluateOptions(**{name: options.pop(name) for name in own})  # type: ignore[misc]  # a name that varies
     plan = make_plan(env, tasks, seeds, must_render=settings.videos is not None)
-    identity: dict[str, object] = {}
-    if settings.resume is not None:  # a policy has many weights, maybe on another device
-        judge = {"policy": policy_identity(policy), "success": describe(settings.success), "infos": [*settings.infos]}
-        identity = {**plan.identity, **judge}
-    with closing(Journal(settings.resume, identity)) as journal:
+    with closing(Journal(settings.resume, _identity(policy, plan, settings))) as journal:
         keys = [(pair.task, pair.seed) for pair in plan.pairs]
         todo = [episode_id for episode_id, key in enumerate(keys) if key not in journal.known]
         columns = (BarColumn(), TextColumn("{task.completed}/{task.total} episodes"), TimeRemainingColumn())
@@ -82,6 +78,14 @@ def evaluate(
                 journal.add(episode)
                 bar.advance(shown)
         return Evaluation(plan.env, tuple(map(journal.known.__getitem__, keys)), perf_counter() - began_s)
+
+
+def _identity(policy: Any, plan: Plan, settings: EvaluateOptions) -> dict[str, object]:
+    """Return what a resume file must have in common with this call."""
+    if settings.resume is None:  # a policy has many weights, maybe on another device
+        return {}
+    judge = {"policy": policy_identity(policy), "success": describe(settings.success), "infos": [*settings.infos]}
+    return {**plan.identity, **judge}
 
 
 def _play(
