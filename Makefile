@@ -51,9 +51,9 @@ extension: $(VENV)/.tools
 
 run:  ## `stepmill run` on CartPole and Atari Pong, then a comparison with Gymnasium's vector envs
 	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.runs extension
-	$(BIN)/stepmill run CartPole-v1 --num-envs 64 --seconds 4 --seed 0
-	$(BIN)/stepmill bench CartPole-v1 --num-envs 64
-	-$(BIN)/stepmill run ALE/Pong-v5 --num-envs 8 --seconds 6 --seed 0 && $(BIN)/stepmill bench ALE/Pong-v5 --num-envs 8
+	$(BIN)/stepmill run CartPole-v1 --num-envs 64 --seconds 3 --seed 0
+	$(BIN)/stepmill bench CartPole-v1 --num-envs 64 --rounds 2
+	-$(BIN)/stepmill run ALE/Pong-v5 --num-envs 8 --seconds 4 --seed 0 && $(BIN)/stepmill bench ALE/Pong-v5 --num-envs 8 --rounds 2
 
 test: build  ## all tests but the long ones, in four processes
 	$(PY) -m pytest -n 4 --dist worksteal -m "not soak and not slow" --covers=build/covers/main.json $(PYTEST_ARGS)
