@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from importlib.util import find_spec
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -162,3 +163,26 @@ def test_the_command_takes_a_model():
     done = CliRunner().invoke(evaluate, [*arguments, "--backend", "serial", "--json"])
     assert done.exit_code == 0, done.output
     assert len(json.loads(done.output)["episodes"]) == 2
+
+
+def test_a_success_that_no_info_has_ends_the_call_though_workers_look_for_it(tmp_path):
+    make = partial(Walk, render_mode="rgb_array")
+    recorded = {"videos": tmp_path, "record": "failures", "success": "won"}
+    with pytest.raises(stepmill.UsageError, match="success='won', but the info at the end of an episode has"):
+        play(forward, make, seeds=range(100), num_workers=2, backend="process", **recorded)
+
+
+def test_a_task_with_other_spaces_ends_the_call():
+    tasks = {"walk": Walk, "cart": partial(gymnasium.make, "CartPole-v1")}
+    with pytest.raises(stepmill.UsageError, match="task 1 has the spaces"):
+        play(forward, None, tasks=tasks, seeds=range(100), num_workers=2, backend="process")
+
+
+def test_a_table_tells_some_faults_and_how_many_more_there_are():
+    class Broken(Walk):
+        def step(self, action):
+            raise ValueError("no gravity")
+
+    text = str(play(forward, Broken, seeds=range(5), retries=0))
+    assert text.count("no gravity") == 3
+    assert "and 2 more" in text

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from stepmill.evaluation.plan import EvaluateKeywords
 
+_MISUSE = f"{UsageError.__module__}.{UsageError.__qualname__}"  # as EnvError.error_type names it
 _MAX_REFUSALS = 100  # a command that is refused more often, without a fault, would be refused without end
 
 
@@ -243,6 +244,8 @@ class Player:
         for env_id, fault in faults.items():
             if fault.error.is_final:
                 raise fault.error
+            if getattr(fault.error, "error_type", None) == _MISUSE:  # of EpisodeEnv: each episode would fail
+                raise UsageError(fault.error.message) from fault.error
             if self._episode_of[env_id] != NO_EPISODE:
                 is_counted = getattr(fault.error, "env_id", None) in (None, env_id)
                 episodes += self._end(env_id, {}, fault.error.message, is_counted=is_counted)

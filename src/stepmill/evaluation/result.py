@@ -130,7 +130,8 @@ class Evaluation:
         text = StringIO()
         Console(file=text, width=110, markup=False, highlight=False, emoji=False).print(table)
         faults = [f"{each.task or ''} seed {each.seed}: {each.fault}".strip() for each in self.episodes if each.fault]
-        return "\n".join([text.getvalue().rstrip(), *faults[:3]])
+        more = [f"and {len(faults) - 3} more, in `episodes`"] * (len(faults) > 3)
+        return "\n".join([text.getvalue().rstrip(), *faults[:3], *more])
 
 
 def summarise(episodes: Sequence[Episode]) -> Summary:
