@@ -274,10 +274,9 @@ def test_a_step_timeout_and_a_policy_of_faults_get_a_run_past_envs_that_hang(her
     assert all(line.startswith("stepmill: handled by the fault policy") for line in done.stderr.splitlines())
 
 
-def test_arguments_of_the_env_come_as_json(here):
-    done = run_command(
-        "run", "my_envs:Counting-v0", "--env-kwargs", '{"length": 3}', "--steps", "60", "--json", cwd=here
-    )
+@pytest.mark.parametrize("arguments", ['{"length": 3}', '{"length": 5, "max_episode_steps": 3}'])
+def test_arguments_of_the_env_come_as_json(here, arguments):
+    done = run_command("run", "my_envs:Counting-v0", "--env-kwargs", arguments, "--steps", "60", "--json", cwd=here)
     assert json.loads(done.stdout)["episodes"]["length_mean"] == 3
 
 

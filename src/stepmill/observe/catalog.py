@@ -57,7 +57,7 @@ def find_env(env_id: str, *, atari: bool | None = None, env_kwargs: Mapping[str,
     Args:
         env_id: `Id`, `namespace/Id`, `module:Id` or `module:Class`; the module is imported first, so that it can register the id.
         atari: whether the env gets the standard Atari preprocessing; None means that ids of ale_py do.
-        env_kwargs: arguments of the env's constructor.
+        env_kwargs: arguments of the env's constructor; of a registered id also `max_episode_steps`.
 
     Raises:
         UsageError: there is no such id (the message names the nearest), its module cannot be imported, or it is not an
@@ -78,7 +78,9 @@ def find_env(env_id: str, *, atari: bool | None = None, env_kwargs: Mapping[str,
     spec = _lookup(name, imported)
     if spec.entry_point is None:
         raise UsageError(f"{spec.id!r} exists only as a vector env, which stepmill cannot run; choose another id")
-    spec = replace(spec, kwargs={**spec.kwargs, **(env_kwargs or {})})
+    kwargs = {**spec.kwargs, **(env_kwargs or {})}
+    limit = cast("int | None", kwargs.pop("max_episode_steps", spec.max_episode_steps))  # as gymnasium.make takes it
+    spec = replace(spec, kwargs=kwargs, max_episode_steps=limit)
     is_ale = str(spec.entry_point).startswith(f"{ATARI_MODULE}.")
     if atari and not is_ale:
         raise UsageError(f"{spec.id!r} is not an Atari env of ale_py; leave --atari out")
