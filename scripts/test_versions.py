@@ -46,7 +46,8 @@ OPTIONAL = (
     "imageio-ffmpeg",
 )
 # Mounts of this process alone end with it.
-ENTER = """mount --bind /dev "$0/dev" && mount -t tmpfs tmpfs "$0/dev/shm" && mount -t proc proc "$0/proc" && exec chroot "$0" "$@\""""
+ENTER = """mount --bind /dev "$0/dev" && mount --bind /dev/pts "$0/dev/pts" && mount -t tmpfs tmpfs "$0/dev/shm" \
+    && mount -t proc proc "$0/proc" && exec chroot "$0" "$@\""""
 FOLDERS = ("tests/unit", "tests/contract", "tests/crash/test_revive.py", "tests/crash/test_recovery_replay.py")
 
 

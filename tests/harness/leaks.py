@@ -10,6 +10,7 @@ import signal
 import time
 from collections import Counter
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 
 from stepmill.backends.starter_client import STARTERS
 from tests.harness.hangs import HANG_GUARD_S
@@ -28,7 +29,7 @@ class Footprint:
     """What this process had at one moment; each thing as a line of text.
 
     The starter and its descriptors are left out: there is one per program, and it ends with it (tests/crash/test_starter.py).
-    Its launchers are included.
+    Its launchers are included. Left out is Python's resource tracker, too, of which the same is true.
     """
 
     processes: frozenset[str]
@@ -85,15 +86,21 @@ def starter_pid() -> int | None:
     return None if STARTERS.current is None else STARTERS.current.pid
 
 
+def _tracker() -> tuple[int | None, int | None]:
+    """Return the pid of Python's resource tracker, and the descriptor of its pipe."""
+    tracker = resource_tracker._resource_tracker
+    return tracker._pid, tracker._fd
+
+
 def descendants(pid: int | None = None) -> list[int]:
-    """Return the pids of all descendants of a process (None: of this one, without its starter), zombies included."""
+    """Return the pids of all descendants of a process (None: of this one, without its starter and tracker), zombies included."""
     found: list[int] = []
     todo = [os.getpid() if pid is None else pid]
     while todo:
         new = _children(todo.pop())
         found += new
         todo += new
-    return [each for each in found if pid is not None or each != starter_pid()]
+    return [each for each in found if pid is not None or each not in (starter_pid(), _tracker()[0])]
 
 
 def _children(pid: int) -> list[int]:
@@ -147,12 +154,13 @@ def reap_orphans() -> None:
 
 def kill_descendants() -> None:
     """End whatever a failed test has left, and the starter, so that the next test starts clean."""
-    for pid in descendants(os.getpid()):
+    pids = [each for each in descendants(os.getpid()) if each != _tracker()[0]]
+    for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    wait_until_gone(descendants(os.getpid()), timeout_s=HANG_GUARD_S)
+    wait_until_gone(pids, timeout_s=HANG_GUARD_S)
     reap_orphans()
 
 
@@ -193,7 +201,7 @@ def _list_threads() -> list[str]:
 
 def _list_descriptors() -> list[str]:
     lines = []
-    kept = set() if STARTERS.current is None else {str(fd) for fd in STARTERS.current.fds}
+    kept = {str(_tracker()[1])} | (set() if STARTERS.current is None else {str(fd) for fd in STARTERS.current.fds})
     for fd in os.listdir("/proc/self/fd"):
         if fd in kept:
             continue

@@ -71,6 +71,7 @@ def test_bench_measures_gymnasium_without_shared_memory_where_a_space_has_none(t
     assert set(json.loads(done.stdout)["steps_per_s"]) == ENGINES
 
 
+@pytest.mark.orphans  # since Python 3.14, multiprocessing's workers have a parent that ends before them
 def test_an_engine_that_cannot_run_the_env_is_left_out_and_named(tmp_path):
     (tmp_path / "my_env.py").write_text(
         "import gymnasium, multiprocessing\n"

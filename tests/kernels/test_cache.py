@@ -167,6 +167,7 @@ def test_defaults_arrays_in_tuples_sets_and_types_are_in_the_digest() -> None:
     edited[2500] = 1.0
     pairs = [(1.0, 2.0), (1, True), ((large,), (edited,)), ({"b", "a"}, {"b", "c"}), (np.float32, np.float64)]
     pairs += [({"a": 1}, {"a": 2}), (np.int64(1), np.int32(1)), (len, max), (numba.float32, numba.float64), ([1], (1,))]
+    pairs += [(slice(1, 9), slice(1, 8))]  # constants since Python 3.14
     for first, second in pairs:
         assert digest_of(with_keyword(first)) == digest_of(with_keyword(first))
         assert digest_of(with_keyword(first)) != digest_of(with_keyword(second))

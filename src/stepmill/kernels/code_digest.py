@@ -82,6 +82,8 @@ class _Walk:
             yield repr((len(value), getattr(value, "_fields", None)))
             for index, item in enumerate(value):
                 yield from self.parts(f"{name}[{index}]", item)
+        elif isinstance(value, slice):  # a constant since Python 3.14
+            yield from self.parts(name, (value.start, value.stop, value.step))
         elif isinstance(value, dict):
             yield from self.parts(name, list(value.items()))
         elif isinstance(value, (set, frozenset)):
