@@ -130,8 +130,8 @@ test-originals: build  ## the originals' own tests with our classes in place of 
 test-jupyter: build  ## the tests of pools in notebooks, in a separate environment
 	scripts/test_jupyter.sh $(PY)
 
-test-versions: venv  ## build and test on the oldest and the newest CPython found, and on newer ones in a chroot (root, debootstrap)
-	$(PY) scripts/test_versions.py
+test-versions: venv  ## build and test on the oldest and the newest CPython found, and on newer ones in a chroot (root, debootstrap); VERSIONS_ARGS=--whole
+	$(PY) scripts/test_versions.py $(VERSIONS_ARGS)
 
 bench-setup: build  ## the peers' environments
 	$(PY) -m benchmarks.setup

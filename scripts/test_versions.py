@@ -3,6 +3,10 @@
 It searches python3.X on PATH and in pyenv's folder. Each version has a separate environment under .venvs. Versions that this machine
 need not have are those of Debian's unstable suite, in .venvs/debian-unstable, which `debootstrap` makes once, in about two minutes, as
 root. Where that cannot be, a line says so, and they are left out.
+
+    python scripts/test_versions.py [--whole]
+
+With --whole all tests of `make test` are run, not some folders; it takes four times as long.
 """
 
 import os
@@ -48,7 +52,9 @@ OPTIONAL = (
 # Mounts of this process alone end with it.
 ENTER = """mount --bind /dev "$0/dev" && mount --bind /dev/pts "$0/dev/pts" && mount -t tmpfs tmpfs "$0/dev/shm" \
     && mount -t proc proc "$0/proc" && exec chroot "$0" "$@\""""
-FOLDERS = ("tests/unit", "tests/contract", "tests/crash/test_revive.py", "tests/crash/test_recovery_replay.py")
+FOLDERS = ["tests/unit", "tests/contract", "tests/crash/test_revive.py", "tests/crash/test_recovery_replay.py"]
+if "--whole" in sys.argv:
+    FOLDERS = ["tests"]
 
 
 def find_pythons() -> dict[tuple[int, int], Path]:
@@ -82,7 +88,8 @@ def test_on(version: tuple[int, int], base: Path) -> bool:
     subprocess.run([*pip, "-r", str(ROOT / "constraints.txt")], check=True)
     subprocess.run([*pip, "--no-deps", "--no-build-isolation", "--force-reinstall", str(ROOT)], check=True)
     folders = [name for name in FOLDERS if (ROOT / name).exists()]
-    command = [str(python), "-m", "pytest", "-n", "4", "--dist", "worksteal", "-m", "not soak and not torch", *folders]
+    selected = ["-m", "not soak and not torch and not slow"]
+    command = [str(python), "-m", "pytest", "-n", "4", "--dist", "worksteal", *selected, *folders]
     return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 
