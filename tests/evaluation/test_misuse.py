@@ -8,7 +8,6 @@ import sys
 from functools import partial
 from importlib.util import find_spec
 
-import gymnasium
 import numpy as np
 import pytest
 
@@ -170,12 +169,6 @@ def test_a_success_that_no_info_has_ends_the_call_though_workers_look_for_it(tmp
     recorded = {"videos": tmp_path, "record": "failures", "success": "won"}
     with pytest.raises(stepmill.UsageError, match="success='won', but the info at the end of an episode has"):
         play(forward, make, seeds=range(100), num_workers=2, backend="process", **recorded)
-
-
-def test_a_task_with_other_spaces_ends_the_call():
-    tasks = {"walk": Walk, "cart": partial(gymnasium.make, "CartPole-v1")}
-    with pytest.raises(stepmill.UsageError, match="task 1 has the spaces"):
-        play(forward, None, tasks=tasks, seeds=range(100), num_workers=2, backend="process")
 
 
 def test_a_table_tells_some_faults_and_how_many_more_there_are():

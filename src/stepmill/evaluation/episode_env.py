@@ -83,7 +83,7 @@ class EpisodeEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         own, wanted = ((each.observation_space, each.action_space) for each in (env, self))
         if own != wanted:
             env.close()
-            raise UsageError(f"task {maker} has the spaces {own}, and the first task {wanted}; evaluate it by itself")
+            raise ValueError(f"task {maker} has the spaces {own}, and the first task {wanted}; evaluate it by itself")
         self.env.close()
         self.env = env
 

@@ -244,7 +244,7 @@ class Player:
         for env_id, fault in faults.items():
             if fault.error.is_final:
                 raise fault.error
-            if getattr(fault.error, "error_type", None) == _MISUSE:  # of EpisodeEnv: each episode would fail
+            if getattr(fault.error, "error_type", None) == _MISUSE:  # of find_success: each episode would fail
                 raise UsageError(fault.error.message) from fault.error
             if self._episode_of[env_id] != NO_EPISODE:
                 is_counted = getattr(fault.error, "env_id", None) in (None, env_id)
