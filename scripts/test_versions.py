@@ -47,6 +47,7 @@ OPTIONAL = (
     "mujoco",
     "opencv-python-headless",
     "matplotlib",
+    "imageio",  # Gymnasium renders MuJoCo with it
     "imageio-ffmpeg",
 )
 # Mounts of this process alone end with it.

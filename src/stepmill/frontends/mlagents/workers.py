@@ -98,10 +98,13 @@ class UnityEnvWorker:
         try:
             self.conn.send(EnvironmentRequest(cmd, payload))
         except (OSError, EOFError) as exc:
-            with contextlib.suppress(OSError, EOFError):
-                while self.conn.poll():
-                    self.recv()
-            raise self.died_error("send") from exc
+            failure = exc.with_traceback(None)  # its frames hold a buffer, whose end CPython 3.14 reports as an error
+        else:
+            return
+        with contextlib.suppress(OSError, EOFError):
+            while self.conn.poll():
+                self.recv()
+        raise self.died_error("send") from failure
 
     def recv(self) -> EnvironmentResponse:
         """Wait for the next response from the connection. The results of steps come through the step queue instead.
