@@ -21,7 +21,7 @@ from stepmill.frontends.di_engine.errors import TornError
 from stepmill.frontends.di_engine.timestep_codec import TimestepDecoder
 from stepmill.pool.pool import Pool
 from stepmill.spec.batch import Batch
-from stepmill.spec.errors import BadOutput, EngineBug, EnvError, StepmillError, UsageError
+from stepmill.spec.errors import StepmillError, UsageError
 from stepmill.spec.options import AutoresetMode, BackendName, EnvState, PoolOptions
 
 
@@ -78,7 +78,6 @@ class PoolClient:
         self._has_own_process = options.backend is BackendName.PROCESS and self.pool.num_workers == self.pool.num_envs
         self._decoder = TimestepDecoder(self.pool.spec.observation)
         self._lost_envs: dict[int, StepmillError] = {}  # by env without a command: why it needs a reset
-        self._unreadable: Exception | None = None
 
     def close(self) -> None:
         """End the envs. Idempotent."""
@@ -138,11 +137,8 @@ class PoolClient:
             return [EnvReply(env_id, ReplyKind.FAULT, error, self.pending.pop(env_id)) for env_id, error in lost]
         try:
             received = self.pool.receive(0 if timeout_s == 0 else least, None, timeout_s, self._linger_s)
-        except UsageError:
+        except StepmillError:
             raise
-        except Exception as exc:  # an observation that cannot be loaded: the pool's next receive returns the fault
-            self._unreadable = exc
-            return []
         except BaseException:
             self._drop_interrupted()
             raise
@@ -152,7 +148,7 @@ class PoolClient:
             if command is None:
                 self._lost_envs[env_id] = fault.error
             else:
-                replies.append(EnvReply(env_id, ReplyKind.FAULT, self._as_torn_error(fault.error, env_id), command))
+                replies.append(EnvReply(env_id, ReplyKind.FAULT, fault.error, command))
         return replies
 
     def _read_replies(self, batch: Batch) -> list[EnvReply]:
@@ -167,15 +163,6 @@ class PoolClient:
             EnvReply(env_id, ReplyKind.FAULT if isinstance(value, TornError) else kind, value, kind)
             for env_id, kind, value in zip(batch.env_id.tolist(), kinds, values, strict=True)
         ]
-
-    def _as_torn_error(self, error: StepmillError, env_id: int) -> StepmillError:
-        """Return a TornError if the env's observation could not be loaded, else the error itself."""
-        cause, self._unreadable = self._unreadable, None
-        if cause is None or not isinstance(error, (BadOutput, EnvError, EngineBug)):
-            return error
-        torn = TornError(error.message, env_id=env_id, leaf="observation", phase="step")
-        torn.__cause__ = cause
-        return torn
 
     def _drop_interrupted(self) -> None:
         """After Ctrl-C, drop the pending commands of envs that run in the caller's thread: these envs have a fault now."""
