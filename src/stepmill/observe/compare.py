@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -188,10 +187,9 @@ def run_bench(
         task = progress.add_task(f"{len(engines)} engines, rounds", total=rounds.num_rounds)
         rates = compare_engines(engines, rounds, lambda number: progress.update(task, completed=number), _leave_out)
     if is_json:
-        print(json.dumps({"env": choice.env_id, "num_envs": num_envs, "steps_per_s": rates}, indent=2))
+        print(json.dumps({"env": choice.env_id, "num_envs": num_envs, "steps_per_s": rates}, indent=2), flush=True)
     else:
-        print(f"{num_envs} x {choice.env_id}, {UNIT}", *text_bars(rates), sep="\n")
-    sys.stdout.flush()
+        print(f"{num_envs} x {choice.env_id}, {UNIT}", *text_bars(rates), sep="\n", flush=True)
 
 
 def text_bars(values: Mapping[str, float], width: int = 40) -> Sequence[str]:

@@ -43,17 +43,13 @@ class PlainView:
         self._stream = stream
 
     def starting(self, what: str) -> None:
-        self._write(f"starting {what}")
+        print(f"starting {what}", file=self._stream, flush=True)
 
     def began(self, setup: Setup, read: Callable[[], PoolStats]) -> None:
-        self._write(describe(setup))
+        print(describe(setup), file=self._stream, flush=True)
 
     def show(self, snapshot: Snapshot) -> None:
-        self._write(plain_line(snapshot))
-
-    def _write(self, line: str) -> None:
-        self._stream.write(f"{line}\n")
-        self._stream.flush()
+        print(plain_line(snapshot), file=self._stream, flush=True)
 
 
 class QuietView:

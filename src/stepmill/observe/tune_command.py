@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,8 +33,7 @@ def run_tune(*, learner_ms: float, is_json: bool, quiet: bool, **of_request: Any
                 raise
             tuner.is_interrupted = True
         result = tuner.result()
-    sys.stdout.write(f"{json.dumps(result.to_dict(), indent=2) if is_json else result}\n")
-    sys.stdout.flush()
+    print(json.dumps(result.to_dict(), indent=2) if is_json else result, flush=True)
     if result.is_interrupted:
         raise KeyboardInterrupt
 
