@@ -12,6 +12,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -202,7 +203,7 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
                 f"AgentVectorEnv does not support autoreset_mode={chosen.autoreset_mode.value!r}: agents of one env end at "
                 "different times; use 'NextStep'"
             )
-        self._pool = Pool([_StackedAgentsMaker(env_fn) for env_fn in checked_fns(env_fns)], options=chosen)
+        self._pool = Pool([partial(_make_stacked, env_fn) for env_fn in checked_fns(env_fns)], options=chosen)
         with close_on_error(self._pool.close):
             self._describe(self._pool.spec)
 
@@ -303,14 +304,9 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         self._pool.close()
 
 
-class _StackedAgentsMaker:
-    """An env function. It makes an env whose arrays have a dimension for agents."""
-
-    def __init__(self, env_fn: Callable[[], object]) -> None:
-        self._env_fn = env_fn
-
-    def __call__(self) -> StackedAgents:
-        return StackedAgents(self._env_fn())
+def _make_stacked(env_fn: Callable[[], object]) -> StackedAgents:
+    """Make an env whose arrays have a dimension for agents."""
+    return StackedAgents(env_fn())
 
 
 def _trees_by_agent(spec: EnvSpec) -> tuple[dict[Agent, Node], dict[Agent, Node]]:

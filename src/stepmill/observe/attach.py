@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepmill import _native
+from stepmill.observe.process_usage import read_stat
 from stepmill.slab.counters import HEADER_BYTES, CounterReader, Description, read_header
 from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import UsageError
@@ -183,5 +184,5 @@ def only_pool(pid: int) -> PoolFile:
 def process_state(pid: int) -> str:
     """Return the state letter of a process, as in ps(1): R, S, D, T, Z, ...; "" if there is none."""
     with contextlib.suppress(OSError, IndexError):
-        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+        return read_stat(PROC / str(pid))[0]
     return ""

@@ -134,7 +134,7 @@ def run(context: click.Context, /, **_: object) -> None:
     help="The function that makes the env, in place of the one that FILE names.",
 )
 @click.option("--trust", is_flag=True, help="Import the code that FILE names without asking.")
-@click.option("--pdb", is_flag=True, help="If it fails again, open a debugger where it was raised.")
+@click.option("--pdb", "has_pdb", is_flag=True, help="If it fails again, open a debugger where it was raised.")
 @click.option(
     "--in-process", is_flag=True, help="Replay in this process even an env that crashed or hung, for a native debugger."
 )
@@ -152,8 +152,8 @@ def replay(**arguments: Any) -> None:
     Exit status: 0 it failed again in the same way, at the same step; 1 it did not fail, or failed differently; 2 it could
     not be replayed: FILE is broken, not trusted, or its env cannot be made; 130 Ctrl-C.
     """
-    from stepmill.observe.replay_command import ReplayRequest, replay_file
+    from stepmill.observe.replay_command import replay_file
 
-    status = replay_file(ReplayRequest(**arguments))
+    status = replay_file(**arguments)
     if status:
         raise click.exceptions.Exit(status)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -166,25 +165,14 @@ def _run_round(envs: VectorEnv, actions: list[object], round_s: float) -> float:
 # ---- the command -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchRequest:
-    """The arguments of `stepmill bench`."""
-
-    env_id: str
-    num_envs: int = 8
-    rounds: int = 4
-    round_seconds: float = 0.5
-    env_kwargs: dict[str, object] | None = None
-    is_json: bool = False
-    quiet: bool = False
-
-
 def _leave_out(engine: str, error: Exception) -> None:
     complain(f"{engine} is left out: {type(error).__name__}: {first_line(str(error))}")
 
 
-def run_bench(request: BenchRequest) -> dict[str, float]:
-    """Measure, and print the rates. Returns the rates, in env-steps per second, by engine.
+def run_bench(
+    env_id: str, num_envs: int, rounds: Rounds, *, env_kwargs: dict[str, object] | None, is_json: bool, quiet: bool
+) -> None:
+    """Measure the engines, and print their rates.
 
     Raises:
         UsageError: the env is unknown.
@@ -192,21 +180,16 @@ def run_bench(request: BenchRequest) -> dict[str, float]:
     from stepmill.observe.progress import BarColumn, TextColumn, TimeRemainingColumn, show_progress
 
     search_current_directory()
-    choice = find_env(request.env_id, env_kwargs=request.env_kwargs)
-    engines = engines_for(choice, request.num_envs)
+    choice = find_env(env_id, env_kwargs=env_kwargs)
+    engines = engines_for(choice, num_envs)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with show_progress(*columns, is_quiet=request.quiet) as progress:
-        task = progress.add_task(f"{len(engines)} engines, rounds", total=request.rounds)
-        rounds = Rounds(request.rounds, request.round_seconds)
+    with show_progress(*columns, is_quiet=quiet) as progress:
+        task = progress.add_task(f"{len(engines)} engines, rounds", total=rounds.num_rounds)
         rates = compare_engines(engines, rounds, lambda number: progress.update(task, completed=number), _leave_out)
-    title = f"{request.num_envs} x {choice.env_id}"
-    if request.is_json:
-        about = {"env": choice.env_id, "num_envs": request.num_envs, "steps_per_s": rates}
-        sys.stdout.write(f"{json.dumps(about, indent=2)}\n")
+    if is_json:
+        print(json.dumps({"env": choice.env_id, "num_envs": num_envs, "steps_per_s": rates}, indent=2), flush=True)
     else:
-        sys.stdout.write("\n".join([f"{title}, {UNIT}", *text_bars(rates)]) + "\n")
-    sys.stdout.flush()
-    return rates
+        print(f"{num_envs} x {choice.env_id}, {UNIT}", *text_bars(rates), sep="\n", flush=True)
 
 
 def text_bars(values: Mapping[str, float], width: int = 40) -> Sequence[str]:

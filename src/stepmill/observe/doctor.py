@@ -237,6 +237,5 @@ def run_doctor(
             progress.update(task, description=f"{env_id}: {group}", completed=GROUPS.index(group))
 
         diagnosis = diagnose(env_fn, name=env_id, num_steps=num_steps, on_group=begin)
-    sys.stdout.write(f"{diagnosis.to_json() if is_json else diagnosis}\n")
-    sys.stdout.flush()
+    print(diagnosis.to_json() if is_json else diagnosis, flush=True)
     return diagnosis

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
@@ -121,19 +122,19 @@ def doctor(
 @click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
 @json_option("rates")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
-def bench(**arguments: object) -> None:
+def bench(*, rounds: int, round_seconds: float, **arguments: Any) -> None:
     """Compare the speed of stepmill with that of Gymnasium's vector envs on ENV.
 
     All engines are open at the same time and take turns in short rounds, so that a busy machine affects all alike. The rates
     are medians over the rounds, with random actions that are drawn before, and with the defaults of both.
     """
-    from stepmill.observe.compare import BenchRequest, run_bench
+    from stepmill.observe.compare import Rounds, run_bench
 
-    run_bench(BenchRequest(**arguments))  # type: ignore[arg-type]
+    run_bench(rounds=Rounds(rounds, round_seconds), **arguments)
 
 
 @click.command(short_help="Find how to run an env on this machine.")
-@click.argument("env_id", metavar="ENV")
+@click.argument("env", metavar="ENV")
 @click.option("--num-envs", type=COUNT, metavar="N", default=8, show_default=True, help="How many envs will run.")
 @click.option(
     "--seconds",
@@ -160,13 +161,19 @@ def bench(**arguments: object) -> None:
     help="How long your program computes per batch.",
 )
 @click.option(
-    "--step-timeout", type=SECONDS, metavar="S", default=30.0, show_default=True, help="An env hangs after S seconds."
+    "--step-timeout",
+    "step_timeout_s",
+    type=SECONDS,
+    metavar="S",
+    default=30.0,
+    show_default=True,
+    help="An env hangs after S seconds.",
 )
 @click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
 @click.option("--atari/--no-atari", default=None, help="Standard Atari preprocessing.  [default: for ids of ale_py]")
 @json_option("result")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
-def tune(**arguments: object) -> None:
+def tune(**arguments: Any) -> None:
     """Find how to run ENV on this machine, and print the line of Python that does it.
 
     ENV is a Gymnasium id, or module:Id, or module:Class. Each backend steps it with random actions, by turns, so that a busy machine affects
@@ -179,6 +186,6 @@ def tune(**arguments: object) -> None:
 
     Exit status: 0 done; 1 the env failed; 2 the command cannot work as given; 130 Ctrl-C, after what is known so far.
     """
-    from stepmill.observe.tune_command import TuneArguments, run_tune
+    from stepmill.observe.tune_command import run_tune
 
-    run_tune(TuneArguments(**arguments))  # type: ignore[arg-type]
+    run_tune(**arguments)

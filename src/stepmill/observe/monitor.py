@@ -153,10 +153,7 @@ def render(view: View, console: Console, frame: Frame = Frame()) -> Panel:
         f", {recent.resets / max(recent.elapsed_s, 1e-9):,.1f} resets/s, {plural(total.num_envs, 'env')}, "
         f"{plural(len(total.workers), 'worker')}, up {clock(total.elapsed_s)}",
     )
-    learner = Text.assemble(
-        ("learner  ", "bold"),
-        bar.draw(recent.learner, LEARNER_PARTS),
-    )
+    learner = Text.assemble(("learner  ", "bold"), bar.draw(recent.learner, LEARNER_PARTS))
     learner.append("  ").append_text(_legend(recent, LEARNER_PARTS))
     stragglers = _stragglers(view) if has_stragglers else None
     below = [part for part in (stragglers, _faults(total), _notes(view)) if part is not None]

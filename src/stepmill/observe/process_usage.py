@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -15,14 +16,30 @@ def children() -> set[int]:
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
-        try:
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+        with contextlib.suppress(OSError):  # it has ended
+            state, parent = read_stat(folder)[:2]
             command = (folder / "cmdline").read_text()
-        except OSError:
-            continue
-        if int(parent) == os.getpid() and state != "Z" and not any(name in command for name in OWN_CHILDREN):
-            found.add(int(folder.name))
+            if int(parent) == os.getpid() and state != "Z" and not any(name in command for name in OWN_CHILDREN):
+                found.add(int(folder.name))
     return found
+
+
+def read_stat(folder: Path) -> list[str]:
+    """Return the fields of /proc/PID/stat, or of a thread's, that follow the name: state, parent, ...; see proc(5).
+
+    Raises:
+        OSError: the process or the thread has ended.
+    """
+    return (folder / "stat").read_text().rpartition(")")[2].split()
+
+
+def cpu_seconds(folder: Path) -> float:
+    """Return how long a process or a thread has used a core.
+
+    Raises:
+        OSError: it has ended.
+    """
+    return sum(map(int, read_stat(folder)[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def wait_for_end(pids: set[int]) -> set[int]:
@@ -35,14 +52,10 @@ def wait_for_end(pids: set[int]) -> set[int]:
 
 def thread_seconds() -> dict[int, float]:
     """Return the CPU time of each thread, by its id."""
-    ticks_per_s = os.sysconf("SC_CLK_TCK")
     found = {}
     for folder in Path("/proc/self/task").iterdir():
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        found[int(folder.name)] = (int(fields[11]) + int(fields[12])) / ticks_per_s
+        with contextlib.suppress(OSError):  # it has ended
+            found[int(folder.name)] = cpu_seconds(folder)
     return found
 
 
@@ -61,13 +74,8 @@ def scheduled_seconds(pid: int) -> tuple[float, float]:
     """
     used_ns = waited_ns = 0
     for folder in Path(f"/proc/{pid}/task").iterdir():
-        try:
+        with contextlib.suppress(OSError):
             used, waited, _ = (folder / "schedstat").read_text().split()
-        except OSError:
-            continue
-        used_ns += int(used)
-        waited_ns += int(waited)
-    if used_ns:
-        return used_ns / 1e9, waited_ns / 1e9
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), 0.0
+            used_ns += int(used)
+            waited_ns += int(waited)
+    return (used_ns / 1e9, waited_ns / 1e9) if used_ns else (cpu_seconds(Path(f"/proc/{pid}")), 0.0)

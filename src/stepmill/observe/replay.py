@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -66,10 +66,6 @@ class Report:
     failure: Failure | None = None
     divergence: Divergence | None = None
     differences: list[str] = field(default_factory=list)  # between the versions of libraries
-
-    def facts(self) -> dict[str, object]:
-        """Return the report as JSON values."""
-        return {**asdict(self), "verdict": self.verdict.value}
 
 
 class RecordingEnvFn:

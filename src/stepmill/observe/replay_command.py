@@ -6,7 +6,7 @@ import contextlib
 import json
 import pdb  # noqa: T100  it is what --pdb asks for
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict
 
 from stepmill.observe.exit_status import ExitStatus
 from stepmill.observe.policy import load_function, search_current_directory
@@ -17,46 +17,34 @@ from stepmill.spec.errors import UsageError
 MAX_SHOWN = 2000  # characters of the list of code in an error message; the question at the terminal shows all
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplayRequest:
-    """The arguments of `stepmill replay`."""
-
-    file: str
-    env: str | None = None
-    trust: bool = False
-    pdb: bool = False
-    in_process: bool = False
-    is_json: bool = False
-
-
-def replay_file(request: ReplayRequest) -> int:
-    """Replay a capsule, print the result, and return the exit status.
+def replay_file(file: str, *, env: str | None, trust: bool, has_pdb: bool, in_process: bool, is_json: bool) -> int:
+    """Replay a capsule, print the result, and return the exit status. The arguments are those of `stepmill replay`.
 
     Raises:
         UsageError: the file is not a capsule, or is not trusted, or its env cannot be made here.
     """
-    capsule = read_capsule(request.file)
-    if not request.is_json:
+    capsule = read_capsule(file)
+    if not is_json:
         print(describe_capsule(capsule))
-    if not request.trust:
-        ask_for_trust(request, code_to_run(capsule, has_env=request.env is not None))
+    if not trust:
+        ask_for_trust(file, code_to_run(capsule, has_env=env is not None))
     search_current_directory()
     # The output of an env must not mix with the JSON.
-    with contextlib.redirect_stdout(sys.stderr) if request.is_json else contextlib.nullcontext():
-        env_fn = env_fn_of(capsule) if request.env is None else load_function("--env", request.env)
+    with contextlib.redirect_stdout(sys.stderr) if is_json else contextlib.nullcontext():
+        env_fn = env_fn_of(capsule) if env is None else load_function("--env", env)
         recording_env_fn = RecordingEnvFn(env_fn)
-        report = replay(capsule, recording_env_fn, in_process=request.in_process or request.pdb)
-    if request.is_json:
-        print(json.dumps({"file": request.file, "capsule": facts(capsule), **report.facts()}, indent=2))
+        report = replay(capsule, recording_env_fn, in_process=in_process or has_pdb)
+    if is_json:
+        print(json.dumps({"file": file, "capsule": facts(capsule), **asdict(report)}, indent=2))
     else:
         print(summary(capsule, report))
     sys.stdout.flush()
-    if request.pdb and report.failure is not None:
+    if has_pdb and report.failure is not None:
         debug(recording_env_fn.error)
     return ExitStatus.DONE if report.verdict is Verdict.REPRODUCED else ExitStatus.FAILED
 
 
-def ask_for_trust(request: ReplayRequest, code: CodeToRun | None) -> None:
+def ask_for_trust(file: str, code: CodeToRun | None) -> None:
     """Show the user all code that the replay imports and calls, and ask for permission.
 
     Raises:
@@ -68,7 +56,7 @@ def ask_for_trust(request: ReplayRequest, code: CodeToRun | None) -> None:
     modules = _printable(", ".join(code.modules))
     if not sys.stdin.isatty():
         shown = _shortened(f"run {'; '.join(calls)}, and import {modules}")
-        raise UsageError(f"replaying {request.file} would {shown}; add --trust if you trust the source of this file")
+        raise UsageError(f"replaying {file} would {shown}; add --trust if you trust the source of this file")
     listed = "\n".join(f"  {call}" for call in calls)
     sys.stderr.write(f"Replaying this file runs\n{listed}\nand imports {modules}.\nContinue? [y/N] ")
     sys.stderr.flush()
@@ -86,20 +74,8 @@ def debug(error: BaseException | None) -> None:
 
 def facts(capsule: Capsule) -> dict[str, object]:
     """Return the capsule's description of the failure as JSON values."""
-    return {
-        "kind": capsule.kind,
-        "command": capsule.command,
-        "env_id": capsule.env_id,
-        "error_type": capsule.error_type,
-        "message": capsule.message,
-        "signal_name": capsule.signal_name,
-        "exit_code": capsule.exit_code,
-        "seed": capsule.seed,
-        "episode": capsule.episode,
-        "num_steps": capsule.num_steps,
-        "made": capsule.made,
-        "notes": capsule.notes,
-    }
+    names = ("kind", "command", "env_id", "error_type", "message", "signal_name", "exit_code")
+    return {name: getattr(capsule, name) for name in (*names, "seed", "episode", "num_steps", "made", "notes")}
 
 
 def describe_capsule(capsule: Capsule) -> str:

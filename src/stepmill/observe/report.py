@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict
+from statistics import mean
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from stepmill.observe.snapshot import Episodes, Setup, Snapshot
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 PLAIN_INTERVAL_S = 2.0
 MAX_WORKER_LINES = 16
 MAX_SILENT = 8  # envs that do not answer, by their ids
-SECONDS_PER_MINUTE = 60
 
 
 class View(Protocol):
@@ -43,17 +43,13 @@ class PlainView:
         self._stream = stream
 
     def starting(self, what: str) -> None:
-        self._write(f"starting {what}")
+        print(f"starting {what}", file=self._stream, flush=True)
 
     def began(self, setup: Setup, read: Callable[[], PoolStats]) -> None:
-        self._write(describe(setup))
+        print(describe(setup), file=self._stream, flush=True)
 
     def show(self, snapshot: Snapshot) -> None:
-        self._write(plain_line(snapshot))
-
-    def _write(self, line: str) -> None:
-        self._stream.write(f"{line}\n")
-        self._stream.flush()
+        print(plain_line(snapshot), file=self._stream, flush=True)
 
 
 class QuietView:
@@ -84,7 +80,9 @@ def plain_line(snapshot: Snapshot) -> str:
     if snapshot.faults:
         parts.append(f"faults: {describe_faults(snapshot)}")
     if snapshot.workers:
-        parts.append(f"env {percent(mean_env_share(snapshot))} waiting {percent(mean_wait_share(snapshot))}")
+        env_share = mean(worker.env_share for worker in snapshot.workers)
+        wait_share = mean(worker.wait_share for worker in snapshot.workers)
+        parts.append(f"env {percent(env_share)} waiting {percent(wait_share)}")
     if snapshot.silent:
         parts.append(f"no answer from {describe_silence(snapshot)}")
     return " · ".join(parts)
@@ -147,14 +145,6 @@ def describe_silence(snapshot: Snapshot) -> str:
     return f"env{'s' * (len(snapshot.silent) > 1)} {ids} for {snapshot.silence_s:.0f} s"
 
 
-def mean_env_share(snapshot: Snapshot) -> float:
-    return sum(worker.env_share for worker in snapshot.workers) / len(snapshot.workers)
-
-
-def mean_wait_share(snapshot: Snapshot) -> float:
-    return sum(worker.wait_share for worker in snapshot.workers) / len(snapshot.workers)
-
-
 def per_second(rate: float) -> str:
     """Return a rate with three or more digits: `812,345`, `97.4`, `0.35`."""
     if rate >= 1000:
@@ -176,7 +166,7 @@ def plural(count: int, noun: str) -> str:
 
 def clock(seconds: float) -> str:
     """Return minutes and seconds: `1:05`."""
-    minutes, rest = divmod(int(seconds), SECONDS_PER_MINUTE)
+    minutes, rest = divmod(int(seconds), 60)
     return f"{minutes}:{rest:02d}"
 
 

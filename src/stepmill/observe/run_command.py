@@ -95,13 +95,11 @@ def run_env(request: RunRequest) -> None:
     rendering = {"render_mode": "rgb_array"} if request.has_video else {}
     choice = find_env(request.env_id, atari=request.atari, env_kwargs={**rendering, **(request.env_kwargs or {})})
     with open_view(request, plan) as view:
-        outcome = run_pool(request, plan, choice, view)
+        setup, totals, is_interrupted = run_pool(request, plan, choice, view)
     summarise = summary_json if request.is_json else summary_text
-    sys.stdout.write(f"{summarise(outcome.setup, outcome.totals, is_interrupted=outcome.is_interrupted)}\n")
-    sys.stdout.flush()
-    if outcome.is_interrupted:
+    print(summarise(setup, totals, is_interrupted=is_interrupted), flush=True)
+    if is_interrupted:
         raise KeyboardInterrupt
-    totals = outcome.totals
     if totals.silent:
         raise EnvTimeout(
             f"envs {list(totals.silent)} had not answered for {totals.silence_s:.1f} s when the run ended; use --step-timeout "
@@ -111,17 +109,8 @@ def run_env(request: RunRequest) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a run."""
-
-    setup: Setup
-    totals: Snapshot
-    is_interrupted: bool
-
-
-def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) -> Outcome:
-    """Run the envs and show the run in the view."""
+def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) -> tuple[Setup, Snapshot, bool]:
+    """Run the envs and show the run in the view. Return what ran, the totals, and whether Ctrl-C ended the run."""
     from stepmill.pool.pool import Pool
 
     policy = act_randomly if request.policy == RANDOM else load_policy(request.policy)
@@ -154,7 +143,7 @@ def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) 
                 view.show(snapshot)
         except KeyboardInterrupt:
             is_interrupted = True
-        return Outcome(setup, running.finish(), is_interrupted)
+        return setup, running.finish(), is_interrupted
 
 
 def after_frame(policy: Policy, record_frame: Callable[[], None]) -> Policy:

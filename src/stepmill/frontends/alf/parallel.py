@@ -117,9 +117,7 @@ class FastParallelEnvironment(CloseAtEnd, HasSpecs):
         slots = np.arange(self._batch_size, dtype=slot.dtype)
         has_own = type(self)._to_tensor is not FastParallelEnvironment._to_tensor
         PoolPort(self._pool).set_observation_format(
-            node,
-            wrap=None if has_own else as_leaf,
-            given={len(leaves(TupleNode(node.children[:place]))): slots},
+            node, wrap=None if has_own else as_leaf, given={len(leaves(TupleNode(node.children[:place]))): slots}
         )
         self._to_arrays = converter(self._pool.spec.action, nests.to_array)
         self._as_tensors = converter(node, as_leaf) if has_own and as_leaf is not None else None

@@ -40,6 +40,11 @@ ASYNC: dict[str, Any] = {
     "on_error": "close",  # or "abnormal": an env that raises returns an abnormal timestep, and the manager stays open
 }
 SYNC: dict[str, Any] = {**ASYNC, "wait_num": float("inf"), "step_wait_timeout": None}
+# Keyword arguments of a supervisor, beside those that it names.
+SUPERVISOR: dict[str, Any] = {
+    **dict.fromkeys(("num_workers", "reset_timeout", "retry_waiting_time", "step_timeout")),
+    **{name: ASYNC[name] for name in ("context", "copy_on_get", "episode_num", "linger", "shared_memory")},
+}
 
 
 _INSTEAD = (
@@ -51,23 +56,9 @@ NOT_CALLED_BY_SUBPROCESS = dict.fromkeys(
 )
 NOT_CALLED_BY_SUPERVISOR = dict.fromkeys(
     (
-        *(
-            "_cleanup_queue",
-            "_create_env_ref",
-            "_detect_timeout",
-            "_enable_env_replay",
-            "_recv_callback",
-            "_recv_reset_callback",
-        ),
-        *(
-            "_recv_step_callback",
-            "_reset",
-            "_send_seed",
-            "_set_shared_obs",
-            "_shm_callback",
-            "change_state",
-            "register",
-        ),
+        *("_cleanup_queue", "_create_env_ref", "_detect_timeout", "_enable_env_replay", "_recv_callback"),
+        *("_recv_reset_callback", "_recv_step_callback", "_reset", "_send_seed", "_set_shared_obs", "_shm_callback"),
+        *("change_state", "register"),
     ),
     _INSTEAD,
 )

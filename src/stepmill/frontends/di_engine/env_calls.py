@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from stepmill.frontends.di_engine.env_lifecycle import EnvLifecycle
 from stepmill.frontends.di_engine.errors import (
     ManagerUsageError,
     MethodError,
@@ -13,17 +14,14 @@ from stepmill.frontends.di_engine.errors import (
     UnknownCommandError,
     with_env_class,
 )
-from stepmill.frontends.di_engine.pool_client import PoolClient
 from stepmill.spec.errors import EnvError
 
+BASIC_METHODS = ("reset", "step", "seed", "close", "enable_save_replay")
 _RENDER_MODES = ("rgb_array", "depth_array")
 
 
-class EnvCalls:
-    """The part of a manager that reads attributes of envs and calls their methods."""
-
-    _env_num: int
-    _client: PoolClient | None
+class EnvCalls(EnvLifecycle):
+    """The part of a manager, or of a supervisor, that reads attributes of envs and calls their methods."""
 
     @property
     def env_num(self) -> int:
@@ -48,16 +46,7 @@ class EnvCalls:
     @property
     def method_name_list(self) -> list[str]:
         """Names of the methods that may be called; a subclass may add more."""
-        return [
-            "reset",
-            "step",
-            "seed",
-            "close",
-            "enable_save_replay",
-            "render",
-            "reward_shaping",
-            "enable_save_figure",
-        ]
+        return [*BASIC_METHODS, "render", "reward_shaping", "enable_save_figure"]
 
     def call(self, cmd: str, *args: Any, env_ids: Sequence[int] | None = None, **kwargs: Any) -> dict[int, Any]:
         """Call a method of the envs.
@@ -129,14 +118,8 @@ class EnvCalls:
         except EnvError as error:
             raise with_env_class(error) from None
 
-    def _start(self) -> PoolClient:
-        raise NotImplementedError
-
     def _check_closed(self) -> None:
         raise NotImplementedError
 
     def _ready_ids(self) -> list[int]:
-        raise NotImplementedError
-
-    def _open_client(self) -> PoolClient:
         raise NotImplementedError

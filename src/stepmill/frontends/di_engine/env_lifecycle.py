@@ -11,17 +11,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NoReturn
 
 from stepmill.envs.di_engine import timestep_class
-from stepmill.envs.di_engine_managed import is_abnormal
-from stepmill.frontends.di_engine.config import replay_paths
+from stepmill.envs.di_engine_managed import ManagedSettings, is_abnormal
+from stepmill.frontends.di_engine.config import Config, replay_paths
 from stepmill.frontends.di_engine.errors import ConnectionTimeout, ManagerClosedError, retries_error
 from stepmill.frontends.di_engine.pool_client import EnvReply, PoolClient, ReplyKind
 from stepmill.frontends.di_engine.timestep_codec import is_torn
 from stepmill.spec.errors import BadOutput, EngineBug, EnvError, EnvTimeout, StepmillError, WorkerDied
+from stepmill.spec.options import BackendName, PoolOptions
 
 LOG_EVERY_S = 10.0  # a wait that lasts this long is logged, and again after each further period
 logger = logging.getLogger("stepmill.di_engine")
@@ -85,24 +87,26 @@ class EnvLifecycle:
     Names that begin with `_env` come from DI-engine, because users' subclasses rely on them.
     """
 
-    _client: PoolClient | None
-    _closed: bool
-    _env_num: int
-    _episode_num: float
-    _max_retry: int
-    _retry_type: str
-    _retry_waiting_time: float
-    _auto_reset: bool
-    _reset_inplace = False  # whether the env resets itself in its step
     _marks_abnormal = False  # whether an abnormal timestep sets its env to ERROR
-    _connect_timeout: float | None = None
-    _reset_timeout: float | None = None
     _forgets_seeds = True  # whether `_env_seed` has only those that were not sent yet
     _attempts_name = "max retries"  # in the text of an error
 
-    def __init__(self, env_num: int) -> None:
-        self._env_states = EnvStates(env_num)
-        self._env_seed: dict[int, int | None] = dict.fromkeys(range(env_num))
+    def __init__(self, env_fn: Sequence[Callable[[], Any]], cfg: Config, options: PoolOptions) -> None:
+        self._env_fn = list(env_fn)
+        self._env_num = len(self._env_fn)
+        self._cfg = cfg
+        self._options = options
+        self._episode_num: float = cfg.episode_num
+        self._max_retry: int = max(cfg.max_retry, 1)
+        self._client: PoolClient | None = None
+        self._closed = True
+        self._space_seed: int | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        """Set all envs to VOID, and reset what is kept for one launch, the seeds and the paths of replays."""
+        self._env_states = EnvStates(self._env_num)
+        self._env_seed: dict[int, int | None] = dict.fromkeys(range(self._env_num))
         self._env_dynamic_seed: bool | None = None
         self._env_replay_path: list[str] | None = None
         self._clear_progress()
@@ -122,6 +126,37 @@ class EnvLifecycle:
         self._needs_renewal: set[int] = set()  # envs to replace by new ones before their next reset
 
     # ---- launch ------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> PoolClient:
+        """Return the client of the pool; start the envs if there is none."""
+        if self._client is None:
+            self._client = self._make_client()
+            self._seed_action_space()
+        return self._client
+
+    def _make_client(self) -> PoolClient:
+        """Start the envs."""
+        raise NotImplementedError
+
+    def _make_client_of_workers(
+        self, backend: BackendName, *, reset_timeout_s: float | None, **options: Any
+    ) -> PoolClient:
+        """Start the envs in workers, one for each env unless the settings have their number."""
+        cfg = self._cfg
+        is_process = backend is BackendName.PROCESS
+        options |= {"envs_per_worker": 1} if cfg.num_workers is None else {"num_workers": cfg.num_workers}
+        options |= {"context": cfg.context} if is_process else {}
+        limits = {"step_timeout_s": cfg.step_timeout, "reset_timeout_s": reset_timeout_s}
+        return PoolClient(
+            self._env_fn,
+            replace(self._options, backend=backend, copy=cfg.copy_on_get, **limits, **options),
+            ManagedSettings(shared_memory=cfg.shared_memory and is_process, is_process=is_process),
+            cfg.linger,
+        )
+
+    def _seed_action_space(self) -> None:
+        if self._client is not None and self._space_seed is not None and hasattr(self._client.spaces[1], "seed"):
+            self._client.spaces[1].seed(int(self._space_seed))
 
     @property
     def closed(self) -> bool:
@@ -169,18 +204,18 @@ class EnvLifecycle:
     def _handle_reset_failure(self, env_id: int, error: StepmillError) -> None:
         attempts = self._attempts[env_id] = self._attempts.get(env_id, 0) + 1
         error = self._as_reset_error(error)
-        if attempts >= max(self._max_retry, 1):
+        if attempts >= self._max_retry:
             self._failed_resets[env_id] = error
             return
         logger.info("env %d: attempt %d of %d to reset it failed: %s", env_id, attempts, self._max_retry, error)
         self._needs_seed.add(env_id)
-        if self._retry_type == "renew" or is_torn(error):
+        if self._cfg.retry_type == "renew" or is_torn(error):
             self._needs_renewal.add(env_id)
-        self._retry_at[env_id] = time.monotonic() + self._retry_waiting_time
+        self._retry_at[env_id] = time.monotonic() + self._cfg.retry_waiting_time
 
     def _as_reset_error(self, error: StepmillError) -> StepmillError:
         """Return a ConnectionTimeout if `connect_timeout` is the limit that was exceeded, else the error itself."""
-        limit_s, connect_s = self._reset_timeout, self._connect_timeout
+        limit_s, connect_s = self._cfg.reset_timeout, self._cfg.get("connect_timeout")
         if not isinstance(error, EnvTimeout) or connect_s is None or (limit_s is not None and limit_s <= connect_s):
             return error
         return ConnectionTimeout(
@@ -314,9 +349,9 @@ class EnvLifecycle:
         self._env_episode_count[env_id] += 1
         if self._env_episode_count[env_id] >= self._episode_num:
             self._env_states.move(env_id, _DONE)
-        elif not self._auto_reset:
+        elif not self._cfg.auto_reset:
             self._env_states.move(env_id, _NEED_RESET)
-        elif self._reset_inplace:
+        elif self._cfg.get("reset_inplace"):  # in its step
             self._ready_obs[env_id] = timestep[0]
         else:
             self._begin_reset(env_id)

@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepmill.envs.di_engine import as_ding_env
-from stepmill.envs.di_engine_managed import ManagedSettings
 from stepmill.frontends.di_engine import config as settings
 from stepmill.frontends.di_engine.env_calls import EnvCalls
-from stepmill.frontends.di_engine.env_lifecycle import EnvLifecycle, EnvState
+from stepmill.frontends.di_engine.env_lifecycle import EnvState
 from stepmill.frontends.di_engine.errors import ManagerClosedError, ManagerUsageError
-from stepmill.frontends.di_engine.pool_client import PoolClient, PoolClientSettings, ReplyKind
+from stepmill.frontends.di_engine.pool_client import ReplyKind
 from stepmill.frontends.overrides import refuse_overrides
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import UsageError
-from stepmill.spec.options import BackendName, OptionKeywords
+from stepmill.spec.options import OptionKeywords
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -26,7 +25,7 @@ ResetParam = Mapping[int, "dict[str, Any] | None"]
 logger = logging.getLogger("stepmill.di_engine")
 
 
-class Manager(EnvLifecycle, EnvCalls):
+class Manager(EnvCalls):
     """Many envs, each with an env_id, and DI-engine's states and policies.
 
     No env is built in this process to learn its spaces (D-B14): they come from the workers, which `launch` starts, or
@@ -48,26 +47,13 @@ class Manager(EnvLifecycle, EnvCalls):
         **keywords: Unpack[OptionKeywords],
     ) -> None:
         refuse_overrides(type(self))
-        self._client = None
-        self._closed = True
-        self._cfg = settings.with_defaults({**(cfg or {}), **settings.settings_in(keywords)}, self.config)
-        self._options = settings.options_in(keywords)
-        self._env_fn = list(env_fn)
+        chosen = settings.with_defaults({**(cfg or {}), **settings.settings_in(keywords)}, self.config)
+        super().__init__(env_fn, chosen, settings.options_in(keywords))
+        self._reference: Any = None
         if not self._env_fn:
             raise UsageError("a manager needs at least one env; env_fn is empty")
-        self._env_num = len(self._env_fn)
-        self._reference: Any = None
-        self._space_seed: Any = None
-        self._episode_num = self._cfg.episode_num
-        self._max_retry = max(self._cfg.max_retry, 1)
-        self._auto_reset = self._cfg.auto_reset
-        self._retry_type = self._cfg.retry_type
-        if self._retry_type not in ("reset", "renew"):
-            raise ManagerUsageError(f"retry_type={self._retry_type!r} is not one of 'reset', 'renew'")
-        self._step_timeout = self._cfg.step_timeout
-        self._reset_timeout = self._cfg.reset_timeout
-        self._retry_waiting_time = self._cfg.retry_waiting_time
-        EnvLifecycle.__init__(self, self._env_num)
+        if chosen.retry_type not in ("reset", "renew"):
+            raise ManagerUsageError(f"retry_type={chosen.retry_type!r} is not one of 'reset', 'renew'")
 
     @classmethod
     def default_config(cls) -> Any:
@@ -75,27 +61,6 @@ class Manager(EnvLifecycle, EnvCalls):
         return settings.default_config(cls.config, cls.__name__)
 
     # ---- launch, resets, close ---------------------------------------------------------------------------------------
-
-    def _client_settings(self) -> PoolClientSettings:
-        """Return how the envs run: here, in the caller's thread."""
-        return PoolClientSettings(
-            backend=BackendName.SERIAL,
-            options=self._options,
-            managed=ManagedSettings(
-                shared_memory=False,
-                step_tries=self._max_retry,
-                step_timeout_s=self._step_timeout,
-                reset_timeout_s=self._reset_timeout,
-                is_process=False,
-            ),
-        )
-
-    def _start(self) -> PoolClient:
-        if self._client is None:
-            self._client = PoolClient(self._env_fn, self._client_settings())
-            if self._space_seed is not None:
-                self._seed_action_space(self._space_seed)
-        return self._client
 
     def launch(self, reset_param: ResetParam | None = None) -> None:
         """Start the envs and reset them all.
@@ -140,11 +105,7 @@ class Manager(EnvLifecycle, EnvCalls):
         env_ids = list(range(self._env_num)) if reset_param is None else list(reset_param)
         env_ids = [env_id for env_id in env_ids if not self._skips_reset(env_id)]
         wanted = set(env_ids)
-        self._process_replies(
-            lambda: not any(self._is_resetting(env_id) for env_id in wanted),
-            lambda: 1,
-            text="VEC_ENV_MANAGER: not all the envs finish resetting, sleep %d times",
-        )
+        self._wait_resets(wanted)
         for env_id in env_ids:
             self._attempts.pop(env_id, None)
             self._begin_reset(env_id)
@@ -206,12 +167,7 @@ class Manager(EnvLifecycle, EnvCalls):
         self._env_seed.update(given)
         self._env_dynamic_seed = dynamic_seed
         self._space_seed = given.get(0)
-        if self._client is not None:
-            self._seed_action_space(self._space_seed)
-
-    def _seed_action_space(self, seed: Any) -> None:
-        if self._client is not None and hasattr(self._client.spaces[1], "seed") and seed is not None:
-            self._client.spaces[1].seed(int(seed))
+        self._seed_action_space()
 
     # ---- questions about the envs ------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import importlib.util
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,11 +30,11 @@ from stepmill.frontends.di_engine.env_lifecycle import EnvState
 from stepmill.frontends.di_engine.env_pool import PoolEnvManager
 from stepmill.frontends.di_engine.errors import ManagerUsageError, retries_error, with_closing_hint
 from stepmill.frontends.di_engine.manager import Manager, ResetParam, logger
-from stepmill.frontends.di_engine.pool_client import PoolClientSettings, ReplyKind
+from stepmill.frontends.di_engine.pool_client import PoolClient, ReplyKind
 from stepmill.frontends.di_engine.timestep_codec import is_torn
 from stepmill.frontends.di_engine.trees import TreeManager
 from stepmill.spec.errors import StepmillError, UsageError, WorkerDied, join_errors
-from stepmill.spec.options import BackendName, OptionKeywords
+from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -52,12 +53,18 @@ class BaseEnvManager(Manager):
     @property
     def _envs(self) -> list[Any]:
         """The env objects."""
-        return [self._inline_envs[env_id] for env_id in range(self._env_num)]
+        return [self._open_client().envs[env_id] for env_id in range(self._env_num)]
 
-    def _start(self) -> Any:
-        client = super()._start()
-        self._inline_envs = client.envs
-        return client
+    def _make_client(self) -> PoolClient:
+        cfg = self._cfg
+        managed = ManagedSettings(
+            shared_memory=False,
+            step_tries=self._max_retry,
+            step_timeout_s=cfg.step_timeout,
+            reset_timeout_s=cfg.reset_timeout,
+            is_process=False,
+        )
+        return PoolClient(self._env_fn, replace(self._options, backend=BackendName.SERIAL, copy=True), managed)
 
     def reset(self, reset_param: ResetParam | None = None) -> None:
         """As `Manager.reset`; all envs get their seeds before the first is reset, since they share NumPy's global generator."""
@@ -67,7 +74,7 @@ class BaseEnvManager(Manager):
             if seed is not None:
                 self._last_sent_seed[env_id] = (seed, self._env_dynamic_seed)
                 self._env_seed[env_id] = None
-                seed_env(self._inline_envs[env_id], seed, self._env_dynamic_seed)
+                seed_env(self._open_client().envs[env_id], seed, self._env_dynamic_seed)
         super().reset(reset_param)
 
     def _skips_reset(self, env_id: int) -> bool:
@@ -141,34 +148,17 @@ class AsyncSubprocessEnvManager(Manager):
         **keywords: Unpack[OptionKeywords],
     ) -> None:
         super().__init__(env_fn, cfg, **keywords)
-        self._shared_memory = self._cfg.shared_memory
-        self._copy_on_get = self._cfg.copy_on_get
-        self._context = self._cfg.context
-        self._wait_num = self._cfg.wait_num
-        self._step_wait_timeout = self._cfg.step_wait_timeout
-        self._step_deadline = self._cfg.step_deadline
-        self._connect_timeout = self._cfg.connect_timeout
-        self._reset_inplace = self._cfg.reset_inplace
-        self._max_get = self._cfg.max_get
-        self._on_error = self._cfg.on_error
-        if self._reset_inplace and not self._auto_reset:
+        if self._cfg.reset_inplace and not self._cfg.auto_reset:
             raise ManagerUsageError("reset_inplace is unavailable when auto_reset=False.")
-        if self._on_error not in ("close", "abnormal"):
-            raise ManagerUsageError(f"on_error={self._on_error!r} is not one of 'close', 'abnormal'")
+        if self._cfg.on_error not in ("close", "abnormal"):
+            raise ManagerUsageError(f"on_error={self._cfg.on_error!r} is not one of 'close', 'abnormal'")
 
-    def _client_settings(self) -> PoolClientSettings:
-        limits = [limit for limit in (self._reset_timeout, self._connect_timeout) if limit is not None]
-        return PoolClientSettings(
-            backend=BackendName.PROCESS,
-            options=self._options,
-            managed=ManagedSettings(shared_memory=self._shared_memory),
-            num_workers=self._cfg.num_workers,
-            context=self._context,
-            copy=self._copy_on_get,
-            is_inplace=self._reset_inplace,
-            linger_s=self._cfg.linger,
-            step_timeout_s=self._step_timeout,
-            reset_timeout_s=min(limits, default=None),
+    def _make_client(self) -> PoolClient:
+        cfg = self._cfg
+        limits = [limit for limit in (cfg.reset_timeout, cfg.connect_timeout) if limit is not None]
+        mode = AutoresetMode.SAME_STEP if cfg.reset_inplace else AutoresetMode.DISABLED
+        return self._make_client_of_workers(
+            BackendName.PROCESS, reset_timeout_s=min(limits, default=None), autoreset_mode=mode
         )
 
     def step(self, actions: Mapping[int, Any]) -> Any:
@@ -183,20 +173,21 @@ class AsyncSubprocessEnvManager(Manager):
             Exception: of the class that an env raised; the manager is closed.
         """
         began = time.monotonic()
+        cfg = self._cfg
         env_ids = self._begin_steps(actions)
-        deadline = math.inf if self._step_deadline is None else began + self._step_deadline
-        wanted = max(min(self._wait_num, len(env_ids)), 1)
+        deadline = math.inf if cfg.step_deadline is None else began + cfg.step_deadline
+        wanted = max(min(cfg.wait_num, len(env_ids)), 1)
         self._process_replies(
             lambda: self._has_enough_results() and (len(self._results) >= wanted or not self._num_stepping()),
             lambda: max(wanted - len(self._results), 1),
             until=deadline,
         )
-        more_until = min(began + (self._step_wait_timeout or 0.0), deadline)
+        more_until = min(began + (cfg.step_wait_timeout or 0.0), deadline)
         self._process_replies(lambda: not self._num_stepping(), self._num_stepping, until=more_until)
         self._handle_ready_replies()
         self._process_replies(self._has_enough_results, lambda: 1)  # after the deadline, but not without a result
         finished = list(self._results)
-        return self._collect_timesteps(finished[: min(len(finished), self._max_get)])
+        return self._collect_timesteps(finished[: min(len(finished), cfg.max_get)])
 
     def _has_enough_results(self) -> bool:
         """Whether a step may return: `ready_obs` will not be empty, or no env executes an action."""
@@ -208,7 +199,7 @@ class AsyncSubprocessEnvManager(Manager):
         return list(self._open_client().pending.values()).count(ReplyKind.STEP)
 
     def _becomes_abnormal(self, error: StepmillError) -> bool:
-        return isinstance(error, WorkerDied) or is_torn(error) or self._on_error == "abnormal"
+        return isinstance(error, WorkerDied) or is_torn(error) or self._cfg.on_error == "abnormal"
 
     def _fail_step(self, errors: Sequence[StepmillError], timesteps: dict[int, Any]) -> NoReturn:
         self.close()

@@ -9,7 +9,7 @@ send_steps, send_reset ──► pool ──► receive ──► EnvReply(env_i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from stepmill.frontends.di_engine.errors import TornError
 from stepmill.frontends.di_engine.timestep_codec import TimestepDecoder
 from stepmill.pool.pool import Pool
 from stepmill.spec.batch import Batch
-from stepmill.spec.errors import BadOutput, EngineBug, EnvError, StepmillError, UsageError
+from stepmill.spec.errors import StepmillError, UsageError
 from stepmill.spec.options import AutoresetMode, BackendName, EnvState, PoolOptions
 
 
@@ -42,46 +42,6 @@ class EnvReply(NamedTuple):
     command: ReplyKind
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolClientSettings:
-    """How the envs of a manager run; fields of PoolOptions have their meaning there.
-
-    Attributes:
-        linger_s: how long the pool waits for more replies when enough have come.
-        is_inplace: an env is reset in its worker, in the step that ends its episode.
-        options: of the pool; the other attributes take precedence over its fields.
-    """
-
-    backend: BackendName
-    managed: ManagedSettings
-    options: PoolOptions = field(default_factory=PoolOptions)
-    num_workers: int | None = None
-    context: str = "fork"
-    copy: bool = True
-    is_inplace: bool = False
-    linger_s: float = 0.0
-    step_timeout_s: float | None = None
-    reset_timeout_s: float | None = None
-
-    def pool_options(self) -> PoolOptions:
-        """Return the options of the pool."""
-        own: dict[str, object] = {}
-        if self.backend is not BackendName.SERIAL:
-            own = {"envs_per_worker": 1} if self.num_workers is None else {"num_workers": self.num_workers}
-        if self.backend is BackendName.PROCESS:
-            own["context"] = self.context
-        return replace(
-            self.options,
-            backend=self.backend,
-            autoreset_mode=AutoresetMode.SAME_STEP if self.is_inplace else AutoresetMode.DISABLED,
-            copy=self.copy,
-            episode_stats=False,
-            step_timeout_s=self.step_timeout_s,
-            reset_timeout_s=self.reset_timeout_s,
-            **own,  # type: ignore[arg-type]  # checked by its __post_init__
-        )
-
-
 class PoolClient:
     """Sends commands to the envs of a pool, at most one per env at a time.
 
@@ -91,21 +51,33 @@ class PoolClient:
         envs: the env objects by env_id, if they run in the caller's thread.
     """
 
-    def __init__(self, env_fns: Sequence[Callable[[], object]], settings: PoolClientSettings) -> None:
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], object]],
+        options: PoolOptions,
+        managed: ManagedSettings,
+        linger_s: float = 0.0,
+    ) -> None:
+        """Start the envs.
+
+        Args:
+            env_fns: one per env.
+            options: of the pool. Unless its autoreset mode is SAME_STEP, no env resets itself.
+            managed: settings for each env.
+            linger_s: how long the pool waits for more replies when enough have come.
+        """
         self.envs: dict[int, object] = {}
-        is_inline = settings.backend is BackendName.SERIAL
-        makers = [
-            ManagedEnvMaker(env_fn, env_id, settings.managed, self.envs if is_inline else None)
-            for env_id, env_fn in enumerate(env_fns)
-        ]
-        self.pool = Pool(makers, options=settings.pool_options())
-        self._linger_s = settings.linger_s
+        sink = self.envs if options.backend is BackendName.SERIAL else None
+        makers = [ManagedEnvMaker(env_fn, env_id, managed, sink) for env_id, env_fn in enumerate(env_fns)]
+        if options.autoreset_mode is not AutoresetMode.SAME_STEP:
+            options = replace(options, autoreset_mode=AutoresetMode.DISABLED)
+        self.pool = Pool(makers, options=replace(options, episode_stats=False))
+        self._linger_s = linger_s
         self.spaces: tuple[Any, Any, Any] = cloudpickle.loads(self.pool.spec.spaces)
         self.pending: dict[int, ReplyKind] = {}
-        self._has_own_process = settings.backend is BackendName.PROCESS and self.pool.num_workers == self.pool.num_envs
+        self._has_own_process = options.backend is BackendName.PROCESS and self.pool.num_workers == self.pool.num_envs
         self._decoder = TimestepDecoder(self.pool.spec.observation)
         self._lost_envs: dict[int, StepmillError] = {}  # by env without a command: why it needs a reset
-        self._unreadable: Exception | None = None
 
     def close(self) -> None:
         """End the envs. Idempotent."""
@@ -165,11 +137,8 @@ class PoolClient:
             return [EnvReply(env_id, ReplyKind.FAULT, error, self.pending.pop(env_id)) for env_id, error in lost]
         try:
             received = self.pool.receive(0 if timeout_s == 0 else least, None, timeout_s, self._linger_s)
-        except UsageError:
+        except StepmillError:
             raise
-        except Exception as exc:  # an observation that cannot be loaded: the pool's next receive returns the fault
-            self._unreadable = exc
-            return []
         except BaseException:
             self._drop_interrupted()
             raise
@@ -179,7 +148,7 @@ class PoolClient:
             if command is None:
                 self._lost_envs[env_id] = fault.error
             else:
-                replies.append(EnvReply(env_id, ReplyKind.FAULT, self._as_torn_error(fault.error, env_id), command))
+                replies.append(EnvReply(env_id, ReplyKind.FAULT, fault.error, command))
         return replies
 
     def _read_replies(self, batch: Batch) -> list[EnvReply]:
@@ -194,15 +163,6 @@ class PoolClient:
             EnvReply(env_id, ReplyKind.FAULT if isinstance(value, TornError) else kind, value, kind)
             for env_id, kind, value in zip(batch.env_id.tolist(), kinds, values, strict=True)
         ]
-
-    def _as_torn_error(self, error: StepmillError, env_id: int) -> StepmillError:
-        """Return a TornError if the env's observation could not be loaded, else the error itself."""
-        cause, self._unreadable = self._unreadable, None
-        if cause is None or not isinstance(error, (BadOutput, EnvError, EngineBug)):
-            return error
-        torn = TornError(error.message, env_id=env_id, leaf="observation", phase="step")
-        torn.__cause__ = cause
-        return torn
 
     def _drop_interrupted(self) -> None:
         """After Ctrl-C, drop the pending commands of envs that run in the caller's thread: these envs have a fault now."""

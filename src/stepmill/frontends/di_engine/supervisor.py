@@ -16,17 +16,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, cast
 
-from stepmill.envs.di_engine_managed import ManagedSettings
 from stepmill.frontends.di_engine import config as settings
-from stepmill.frontends.di_engine.env_calls import EnvCalls
-from stepmill.frontends.di_engine.env_lifecycle import EnvLifecycle, EnvState
+from stepmill.frontends.di_engine.env_calls import BASIC_METHODS, EnvCalls
+from stepmill.frontends.di_engine.env_lifecycle import EnvState
 from stepmill.frontends.di_engine.errors import (
     ManagerClosedError,
     ManagerUsageError,
     as_payload_error,
     without_traceback,
 )
-from stepmill.frontends.di_engine.pool_client import EnvReply, PoolClient, PoolClientSettings, ReplyKind
+from stepmill.frontends.di_engine.pool_client import EnvReply, PoolClient, ReplyKind
 from stepmill.frontends.di_engine.trees import as_identifier, make_tree, stack_trees
 from stepmill.frontends.overrides import refuse_overrides
 from stepmill.spec.closing import close_on_error
@@ -66,7 +65,7 @@ class RecvPayload:
     extra: Any = None
 
 
-class EnvSupervisor(EnvLifecycle, EnvCalls):
+class EnvSupervisor(EnvCalls):
     """A supervisor of envs in processes or threads, with the interface of DI-engine's class.
 
     A step that fails returns an abnormal timestep, and its env is reset; a reset that fails is tried `max_try` times. Requests
@@ -98,34 +97,18 @@ class EnvSupervisor(EnvLifecycle, EnvCalls):
         **kwargs: Any,
     ) -> None:
         refuse_overrides(type(self))
-        self._client = None
-        self._closed = True
         self._type = ChildType(getattr(type_, "value", type_))
-        self._env_fn = list(env_fn or ())
-        self._env_num = len(self._env_fn)
-        self._retry_type = getattr(retry_type, "value", retry_type)
-        self._max_retry = max_try or max_retry or 1
-        self._auto_reset = auto_reset
         of_pool = cast("OptionKeywords", pop_options(kwargs))
         kwargs |= settings.settings_in(of_pool)
-        self._options = settings.options_in(of_pool)
-        self._num_workers: int | None = kwargs.pop("num_workers", None)
-        self._linger: float = kwargs.pop("linger", 0.0)
-        self._reset_timeout = kwargs.pop("reset_timeout", None)
-        self._step_timeout: float | None = kwargs.pop("step_timeout", None)
-        self._retry_waiting_time = kwargs.pop("retry_waiting_time", None) or 0.0
-        self._episode_num = kwargs.pop("episode_num", float("inf"))
-        is_process = self._type is ChildType.PROCESS
-        self._shared_memory = kwargs.pop("shared_memory", True) and is_process
-        self._copy_on_get = kwargs.pop("copy_on_get", True)
-        self._context = kwargs.pop("context", "fork")
-        if kwargs:
-            logger.warning("Unknown parameters on env supervisor: %s", sorted(kwargs))
-        self._init_states()
+        if unknown := sorted(kwargs.keys() - settings.SUPERVISOR.keys()):
+            logger.warning("Unknown parameters on env supervisor: %s", unknown)
+        cfg = settings.with_defaults(kwargs, settings.SUPERVISOR)
+        cfg.retry_type, cfg.auto_reset = getattr(retry_type, "value", retry_type), auto_reset
+        cfg.max_retry, cfg.retry_waiting_time = max_try or max_retry or 1, cfg.retry_waiting_time or 0.0
+        super().__init__(env_fn or (), cfg, settings.options_in(of_pool))
 
-    def _init_states(self) -> None:
-        """Set all envs to VOID, and clear what is kept for one launch, seeds and replay paths too."""
-        EnvLifecycle.__init__(self, self._env_num)
+    def _clear(self) -> None:
+        super()._clear()
         self._queues: dict[int, deque[SendPayload]] = {env_id: deque() for env_id in range(self._env_num)}
         self._running_commands: dict[int, SendPayload] = {}
         self._received: deque[RecvPayload] = deque()
@@ -136,22 +119,8 @@ class EnvSupervisor(EnvLifecycle, EnvCalls):
         """Start the workers, if they have not been started."""
         self._start()
 
-    def _start(self) -> PoolClient:
-        if self._client is None:
-            is_process = self._type is ChildType.PROCESS
-            client_settings = PoolClientSettings(
-                backend=BackendName.PROCESS if is_process else BackendName.THREAD,
-                options=self._options,
-                managed=ManagedSettings(shared_memory=self._shared_memory, is_process=is_process),
-                num_workers=self._num_workers,
-                linger_s=self._linger,
-                context=self._context,
-                copy=self._copy_on_get,
-                step_timeout_s=self._step_timeout,
-                reset_timeout_s=self._reset_timeout,
-            )
-            self._client = PoolClient(self._env_fn, client_settings)
-        return self._client
+    def _make_client(self) -> PoolClient:
+        return self._make_client_of_workers(BackendName(self._type.value), reset_timeout_s=self._cfg.reset_timeout)
 
     def launch(self, reset_param: Any = None, block: bool = True) -> None:
         """Start the envs and reset them; with block=False `recv` returns their observations."""
@@ -171,7 +140,7 @@ class EnvSupervisor(EnvLifecycle, EnvCalls):
             client.close()
         if not self._closed:
             self._closed = True
-            self._init_states()
+            self._clear()
 
     def close(self, timeout: float | None = None) -> None:
         """As `shutdown`."""
@@ -377,7 +346,7 @@ class EnvSupervisor(EnvLifecycle, EnvCalls):
     def _end_episode(self, env_id: int, timestep: Any) -> None:
         self._env_states.move(env_id, EnvState.DONE)
         self._env_episode_count[env_id] += 1
-        if self._auto_reset and self._env_episode_count[env_id] < self._episode_num:
+        if self._cfg.auto_reset and self._env_episode_count[env_id] < self._episode_num:
             self._reset_again(env_id)
 
     def _reset_again(self, env_id: int) -> None:
@@ -395,7 +364,7 @@ class EnvSupervisor(EnvLifecycle, EnvCalls):
     @property
     def method_name_list(self) -> list[str]:
         """Names of the methods that may be called."""
-        return ["reset", "step", "seed", "close", "enable_save_replay"]
+        return list(BASIC_METHODS)
 
     @property
     def ready_obs(self) -> Any:

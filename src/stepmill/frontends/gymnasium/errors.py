@@ -9,20 +9,20 @@ from gymnasium import error
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, RecvTimeout, SpecMismatch, UsageError
 
 
-class PendingCallError(BusyEnvError, error.AlreadyPendingCallError):
+class _CallError(UsageError):
+    """An error that names a pending call, or the one that is missing, as Gymnasium's errors do."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class PendingCallError(_CallError, BusyEnvError, error.AlreadyPendingCallError):
     """A method was called while the result of another one is pending."""
 
-    def __init__(self, message: str, name: str) -> None:
-        BusyEnvError.__init__(self, message)
-        self.name = name
 
-
-class NothingPendingError(UsageError, error.NoAsyncCallError):
+class NothingPendingError(_CallError, error.NoAsyncCallError):
     """A `..._wait` method was called while no such result is pending."""
-
-    def __init__(self, message: str, name: str) -> None:
-        UsageError.__init__(self, message)
-        self.name = name
 
 
 class ClosedVectorEnvError(ClosedPoolError, error.ClosedEnvironmentError):

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from stepmill.frontends.mlagents.failures import (
     UnityCommunicationException,
@@ -27,6 +27,7 @@ from stepmill.frontends.mlagents.failures import (
 from stepmill.frontends.mlagents.optional_imports import load
 
 logger = logging.getLogger("stepmill.mlagents")
+Value = TypeVar("Value")
 
 
 class IncomingMessage:
@@ -36,27 +37,24 @@ class IncomingMessage:
         self.buffer = buffer
         self.offset = offset
 
-    def _take(self, form: str, default: Any) -> Any:
+    def _take(self, form: str, default: Value) -> Value:
         if self.offset >= len(self.buffer):
             return default
-        (value,) = struct.unpack_from(form, self.buffer, self.offset)
+        value: Value = struct.unpack_from(form, self.buffer, self.offset)[0]
         self.offset += struct.calcsize(form)
         return value
 
     def read_bool(self, default_value: bool = False) -> bool:
         """Return the next bool; the default at the end of the message."""
-        value: bool = self._take("<?", default_value)
-        return value
+        return self._take("<?", default_value)
 
     def read_int32(self, default_value: int = 0) -> int:
         """Return the next int; the default at the end of the message."""
-        value: int = self._take("<i", default_value)
-        return value
+        return self._take("<i", default_value)
 
     def read_float32(self, default_value: float = 0.0) -> float:
         """Return the next float; the default at the end of the message."""
-        value: float = self._take("<f", default_value)
-        return value
+        return self._take("<f", default_value)
 
     def read_float32_list(self, default_value: list[float] | None = None) -> list[float]:
         """Return the next list of floats; the default, or an empty one, at the end of the message."""
@@ -187,6 +185,18 @@ class SideChannel(ABC):
         """Queue a message for the next step or reset."""
         self.message_queue.append(msg.buffer)
 
+    def _queue_values(self, *values: str | float) -> None:
+        """Queue a message of strings, ints and floats; a list of floats is its length and its values."""
+        message = OutgoingMessage()
+        for value in values:
+            if isinstance(value, str):
+                message.write_string(value)
+            elif isinstance(value, int):
+                message.write_int32(value)
+            else:
+                message.write_float32(value)
+        self.queue_message_to_send(message)
+
     @abstractmethod
     def on_message_received(self, msg: Any) -> None:
         """Process one message from the env. Called once per message."""
@@ -216,10 +226,7 @@ class FloatPropertiesChannel(SideChannel):
     def set_property(self, key: str, value: float) -> None:
         """Set a property here at once, and in the env at its next step or reset."""
         self._values[key] = value
-        message = OutgoingMessage()
-        message.write_string(key)
-        message.write_float32(value)
-        self.queue_message_to_send(message)
+        self._queue_values(key, float(value))
 
     def get_property(self, key: str) -> float | None:
         """Return a property; None if it was not set."""
@@ -282,29 +289,19 @@ class EngineConfigurationChannel(_OutwardChannel):
         check_resolution(width, height)
         kinds = self.ConfigurationType
         if width is not None and height is not None:
-            self._queue(kinds.SCREEN_RESOLUTION, width, height)
-        for kind, value in (
-            (kinds.QUALITY_LEVEL, quality_level),
-            (kinds.TIME_SCALE, time_scale),
-            (kinds.TARGET_FRAME_RATE, target_frame_rate),
-            (kinds.CAPTURE_FRAME_RATE, capture_frame_rate),
-        ):
-            if value is not None:
-                self._queue(kind, value)
+            self._queue_values(kinds.SCREEN_RESOLUTION, int(width), int(height))
+        if quality_level is not None:
+            self._queue_values(kinds.QUALITY_LEVEL, int(quality_level))
+        if time_scale is not None:
+            self._queue_values(kinds.TIME_SCALE, float(time_scale))
+        if target_frame_rate is not None:
+            self._queue_values(kinds.TARGET_FRAME_RATE, int(target_frame_rate))
+        if capture_frame_rate is not None:
+            self._queue_values(kinds.CAPTURE_FRAME_RATE, int(capture_frame_rate))
 
     def set_configuration(self, config: Any) -> None:
         """Queue an EngineConfig."""
         self.set_configuration_parameters(**config._asdict())
-
-    def _queue(self, kind: ConfigurationType, *values: float) -> None:
-        message = OutgoingMessage()
-        message.write_int32(int(kind))
-        for value in values:
-            if kind is self.ConfigurationType.TIME_SCALE:
-                message.write_float32(value)
-            else:
-                message.write_int32(int(value))
-        self.queue_message_to_send(message)
 
 
 def check_resolution(width: int | None, height: int | None) -> None:
@@ -337,41 +334,25 @@ class EnvironmentParametersChannel(_OutwardChannel):
 
     def set_float_parameter(self, key: str, value: float) -> None:
         """Queue a constant."""
-        message = OutgoingMessage()
-        message.write_string(key)
-        message.write_int32(self.EnvironmentDataTypes.FLOAT)
-        message.write_float32(value)
-        self.queue_message_to_send(message)
+        self._queue_values(key, self.EnvironmentDataTypes.FLOAT, float(value))
 
     def set_uniform_sampler_parameters(self, key: str, min_value: float, max_value: float, seed: int) -> None:
         """Queue a sampler with a uniform distribution over a range."""
-        message = self._sampler(key, seed, self.SamplerTypes.UNIFORM)
-        message.write_float32(min_value)
-        message.write_float32(max_value)
-        self.queue_message_to_send(message)
+        self._queue_sampler(key, seed, self.SamplerTypes.UNIFORM, float(min_value), float(max_value))
 
     def set_gaussian_sampler_parameters(self, key: str, mean: float, st_dev: float, seed: int) -> None:
         """Queue a sampler with a normal distribution."""
-        message = self._sampler(key, seed, self.SamplerTypes.GAUSSIAN)
-        message.write_float32(mean)
-        message.write_float32(st_dev)
-        self.queue_message_to_send(message)
+        self._queue_sampler(key, seed, self.SamplerTypes.GAUSSIAN, float(mean), float(st_dev))
 
     def set_multirangeuniform_sampler_parameters(
         self, key: str, intervals: Sequence[tuple[float, float]], seed: int
     ) -> None:
         """Queue a sampler with a uniform distribution over several ranges."""
-        message = self._sampler(key, seed, self.SamplerTypes.MULTIRANGEUNIFORM)
-        message.write_float32_list([bound for interval in intervals for bound in interval])
-        self.queue_message_to_send(message)
+        bounds = [float(bound) for interval in intervals for bound in interval]
+        self._queue_sampler(key, seed, self.SamplerTypes.MULTIRANGEUNIFORM, len(bounds), *bounds)
 
-    def _sampler(self, key: str, seed: int, kind: SamplerTypes) -> OutgoingMessage:
-        message = OutgoingMessage()
-        message.write_string(key)
-        message.write_int32(self.EnvironmentDataTypes.SAMPLER)
-        message.write_int32(seed)
-        message.write_int32(kind)
-        return message
+    def _queue_sampler(self, key: str, seed: int, kind: SamplerTypes, *values: float) -> None:
+        self._queue_values(key, self.EnvironmentDataTypes.SAMPLER, int(seed), kind, *values)
 
 
 class StatsAggregationMethod(Enum):

@@ -9,14 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepmill import timers
-from stepmill.envs.unity import (
-    Generation,
-    behavior_names,
-    generation_of,
-    read_results,
-    read_spec,
-    set_agent_actions,
-)
+from stepmill.envs.unity import Generation, behavior_names, generation_of, read_results, read_spec, set_agent_actions
 from stepmill.frontends.mlagents.settings import checked_parameters
 from stepmill.frontends.mlagents.specs import BrainParameters, brain_parameters
 from stepmill.frontends.mlagents.steps import ActionInfo, EnvironmentStep, plain_actions, unpack
@@ -134,20 +127,14 @@ class EnvManager(ABC):
 
     def _take_steps(self, last_steps: Sequence[EnvironmentStep]) -> list[Actions]:
         """Return the actions that the policies choose for several workers. A policy with `get_action_batch` is called once."""
-        with time_decisions(f"{type(self).__name__}._take_step", len(last_steps)):
-            return self._decide(last_steps)
-
-    def _decide(self, last_steps: Sequence[EnvironmentStep]) -> list[Actions]:
         decided: list[Actions] = [{} for _ in last_steps]
         names = dict.fromkeys(name for step in last_steps for name in step.current_all_step_result)
-        for name in names:
-            policy = self.policies.get(name)
-            if policy is None:
-                continue
-            places = [place for place, step in enumerate(last_steps) if name in step.current_all_step_result]
-            infos = _call_policy(policy, name, [last_steps[place] for place in places])
-            for place, info in zip(places, infos, strict=True):
-                decided[place][name] = info
+        with time_decisions(f"{type(self).__name__}._take_step", len(last_steps)):
+            for name in [each for each in names if self.policies.get(each) is not None]:
+                places = [place for place, step in enumerate(last_steps) if name in step.current_all_step_result]
+                infos = _call_policy(self.policies[name], name, [last_steps[place] for place in places])
+                for place, info in zip(places, infos, strict=True):
+                    decided[place][name] = info
         return decided
 
     # ---- methods that each manager defines --------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stepmill.envs.unity import Agents, Results
+from stepmill.envs.unity import Results
 from stepmill.frontends.mlagents.optional_imports import load
 
 Array: TypeAlias = NDArray[Any]
@@ -235,13 +235,11 @@ def _no_obs(spec: Any) -> list[Array]:
 def unpack(results: Results) -> AllStepResult:
     """Return an observation of `UnityEnv` as step results."""
     return {
-        name: _unpack_pair(*agents) if isinstance(agents, tuple) else BatchedStepResult(**agents)
+        name: (DecisionSteps(**agents[0]), TerminalSteps(**agents[1]))
+        if isinstance(agents, tuple)
+        else BatchedStepResult(**agents)
         for name, agents in results.items()
     }
-
-
-def _unpack_pair(decision: Agents, terminal: Agents) -> tuple[DecisionSteps, TerminalSteps]:
-    return DecisionSteps(**decision), TerminalSteps(**terminal)
 
 
 # ---- actions, and one worker's result ----------------------------------------------------------------------------------

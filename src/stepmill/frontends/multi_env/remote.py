@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -104,8 +105,9 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         if self._phase is _Phase.NEW:
             raise LifeCycleError("The subprocess is not started yet. Call 'start()' before 'initialize()'.")
         if self._phase is _Phase.STARTED:
-            self._spaces = self._shared.spaces(self._index)
-            self._is_gymnasium = self._shared.is_gymnasium(self._index)
+            spec = self._shared.env_spec(self._index)
+            self._spaces = pickle.loads(spec.spaces)
+            self._is_gymnasium = bool(spec.metadata["is_gymnasium"])
             for name, value in self._shared.description(self._index).items():
                 setattr(self, name, value)
             self._phase = _Phase.READY
@@ -248,10 +250,7 @@ def restart_info(fault: Mapping[str, str]) -> dict[str, Any]:
 
 
 def create_subprocess_envs(
-    env_fns: Sequence[Callable[[], object]],
-    *,
-    options: PoolOptions | None = None,
-    **keywords: Unpack[OptionKeywords],
+    env_fns: Sequence[Callable[[], object]], *, options: PoolOptions | None = None, **keywords: Unpack[OptionKeywords]
 ) -> list[SubprocessEnv]:
     """Return envs in processes, started and initialized; all are built at the same time.
 

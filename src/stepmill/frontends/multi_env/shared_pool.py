@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from stepmill.pool.port import PoolPort
 from stepmill.pool.requests import PoolFuture
 from stepmill.pool.start import CLOSE_TIMEOUT_S
 from stepmill.spec.batch import Batch
+from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import StepmillError
 from stepmill.spec.notices import warn
 from stepmill.spec.options import BackendName, OnFault, PoolOptions
@@ -67,19 +67,14 @@ class SharedPool:
         with self.lock:
             return self._starting.pool
 
-    def spaces(self, index: int) -> tuple[object, object]:
-        """Return an env's observation space and action space; None in place of one that it does not have."""
-        pair: tuple[object, object] = pickle.loads(PoolPort(self.pool).env_specs[index].spaces)
-        return pair
+    def env_spec(self, index: int) -> EnvSpec:
+        """Return the spec of an env: pickled spaces, None in place of one that it does not have, and metadata["is_gymnasium"]."""
+        return PoolPort(self.pool).env_specs[index]
 
     def description(self, index: int) -> Mapping[str, Any]:
         """Return those of an env's attributes metadata, spec, render_mode and reward_range that it has."""
         found: Mapping[str, Any] = self.pool.call(_describe, env_ids=[index])[0]
         return found
-
-    def is_gymnasium(self, index: int) -> bool:
-        """Whether an env returns (observation, info) from `reset`."""
-        return bool(PoolPort(self.pool).env_specs[index].metadata["is_gymnasium"])
 
     def send(self, actions: Sequence[Any], env_ids: Sequence[int] | None, *, is_driven: bool) -> None:
         """Send envs their actions; with `is_driven`, envs whose episode has ended are reset instead. `recv` returns deaths."""

@@ -25,6 +25,7 @@ from stepmill.pool.start import choose_backend
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
 from stepmill.spec.options import AutoresetMode, BackendName, PoolOptions, merge_options
+from stepmill.spec.tree import map_nest
 
 Mask = NDArray[np.bool_]
 Rows = tuple[Any, NDArray[np.float64], Mask, Mask]  # observations, rewards, terminated, truncated: [N, ...] each
@@ -355,11 +356,7 @@ class Engine:
 
 def take_rows(actions: Any, ids: NDArray[np.intp]) -> Any:
     """Return some rows of actions, in their structure."""
-    if isinstance(actions, dict):
-        return {key: take_rows(value, ids) for key, value in actions.items()}
-    if isinstance(actions, tuple):
-        return tuple(take_rows(value, ids) for value in actions)
-    return actions[ids]
+    return map_nest(lambda column: column[ids], actions)
 
 
 def _checked_skip(frame_skip: object) -> int:

@@ -20,14 +20,8 @@ from stepmill.frontends.torchrl.engine import Engine, Rows, torchrl_options, wit
 from stepmill.frontends.torchrl.errors import ArgumentTypeError
 from stepmill.frontends.torchrl.makers import EnvMakers, Kwargs
 from stepmill.frontends.torchrl.parallel_arguments import ParallelKeywords, pop_parallel_arguments
-from stepmill.frontends.torchrl.specs import (
-    ActionReader,
-    action_spec,
-    observation_packer,
-    observation_spec,
-    with_infos,
-)
-from stepmill.frontends.torchrl.views import EnvView, FanOut, has_attribute
+from stepmill.frontends.torchrl.specs import ActionReader, action_spec, observation_packer, observation_spec, with_infos
+from stepmill.frontends.torchrl.views import EnvView, PoolEnv
 from stepmill.pool.arguments import checked_fns
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed
@@ -63,7 +57,7 @@ class EnvKeywords(OptionKeywords, ParallelKeywords, total=False):
     create_env_kwargs: Kwargs | Sequence[Kwargs] | None
 
 
-class StepmillEnv(EnvBase):
+class StepmillEnv(PoolEnv):
     """Many envs as one TorchRL env, run by a pool on any backend.
 
     An observation space that is one leaf has the key "observation"; the keys of Dict spaces are kept. Actions have the key
@@ -138,9 +132,7 @@ class StepmillEnv(EnvBase):
                 return Pool(env_makers.functions(), options=chosen)
 
         self._set_up(
-            Engine(opener, frame_skip=frame_skip, makers=makers),
-            is_categorical=categorical_action_encoding,
-            **base,
+            Engine(opener, frame_skip=frame_skip, makers=makers), is_categorical=categorical_action_encoding, **base
         )
 
     def _set_up(
@@ -154,7 +146,7 @@ class StepmillEnv(EnvBase):
     ) -> None:
         with close_on_error(engine.close):
             super().__init__(device=device, batch_size=torch.Size([engine.num_envs]), **base)
-            self._engine = engine
+            self._engine, self._env_ids = engine, range(engine.num_envs)
             observation, action = engine.spaces[0]
             self.action_spec = action_spec(
                 [space for _, space in engine.spaces], self.device, is_categorical=is_categorical
@@ -287,12 +279,7 @@ class StepmillEnv(EnvBase):
         is_terminated = torch.from_numpy(terminated).view(shape)
         is_truncated = torch.from_numpy(truncated).view(shape)
         packed["reward"] = torch.from_numpy(reward.astype(np.float32)).view(shape)
-        packed["done"], packed["terminated"], packed["truncated"] = (
-            is_terminated | is_truncated,
-            is_terminated,
-            is_truncated,
-        )
-        return packed
+        return packed | {"done": is_terminated | is_truncated, "terminated": is_terminated, "truncated": is_truncated}
 
     def _flag_tensors(self) -> dict[str, Any]:
         terminated, truncated = self._engine.terminated, self._engine.truncated
@@ -302,9 +289,8 @@ class StepmillEnv(EnvBase):
 
     def _to_tensordict(self, tensors: dict[str, Any], batch_size: torch.Size | None = None) -> TensorDictBase:
         size = self.batch_size if batch_size is None else batch_size
-        make = (
-            _new_tensordict if self._is_on_cpu else TensorDict
-        )  # shapes and devices are known to be right: 5 µs instead of 50
+        # Shapes and devices are known to be right: 5 µs instead of 50.
+        make = _new_tensordict if self._is_on_cpu else TensorDict
         made: TensorDictBase = make(tensors, batch_size=size, device=self.device)
         return made
 
@@ -349,17 +335,6 @@ class StepmillEnv(EnvBase):
             f"the workers have been started; give {', '.join(keywords)} to {type(self).__name__} as keywords"
         )
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("_") or "_engine" not in self.__dict__:
-                raise
-        pool = self._engine.pool
-        if not has_attribute(pool, name):
-            raise AttributeError(f"neither {type(self).__name__} nor its envs have an attribute {name!r}")
-        return FanOut(pool, name, range(pool.num_envs))
-
     def __getitem__(self, index: int | slice | Sequence[int]) -> Any:
         """Return a view of some envs, which is a TorchRL env; its steps and resets are those of this env."""
         ids = np.atleast_1d(np.arange(self.num_workers)[index if isinstance(index, (int, slice)) else list(index)])
@@ -368,40 +343,15 @@ class StepmillEnv(EnvBase):
     # ---- state and arguments of envs ---------------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:
-        """Return the state of the envs that lasts longer than an episode: {"worker0": {part: state}, ...}.
-
-        Parts are the results of `state_dict()` of envs and wrappers that have that method, and running statistics as tensors,
-        such as those of Gymnasium's `NormalizeObservation`; see `env_state.py`. With arguments, as torch calls it for a part of
-        another module, the result is empty.
-
-        Raises:
-            EnvError: an env raised.
-        """
-        if args or kwargs:
-            of_module: OrderedDict[str, Any] = super().state_dict(*args, **kwargs)
-            return of_module
-        if self.is_closed:  # a Collector whose frames are used up closes its env, and is saved afterwards
+        """As that of `PoolEnv`; the state of closed envs is that of new ones."""
+        if self.is_closed and not (
+            args or kwargs
+        ):  # a Collector whose frames are used up closes its env, and is saved afterwards
             warn(
                 "state_dict() of closed envs is that of new envs; call it before close(), or before a Collector's last batch"
             )
             self.start()
-        return self._engine.states.read(self._engine.pool, range(self.num_workers))
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **_: Any) -> None:
-        """Load what `state_dict` returned, between two steps. An empty dict changes nothing.
-
-        It is also loaded into envs that are rebuilt later: after a crash, after `update_kwargs`, or when the env is opened
-        again. (In TorchRL these lose it.)
-
-        Args:
-            state_dict: as `state_dict` returns it; or the state of one env, without "worker0", for all envs.
-            strict: refuse unknown and missing envs and parts; otherwise load those that match.
-        Raises:
-            UsageError: with `strict`, envs or parts are unknown or missing. Nothing is loaded.
-            EnvError: an env raised while it loaded its state. It would raise again when it is rebuilt: load another state, or
-                make a new env.
-        """
-        self._engine.states.load(self._engine.pool, range(self.num_workers), state_dict, strict=strict)
+        return super().state_dict(*args, **kwargs)
 
     def update_kwargs(self, kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Change the keyword arguments of the env functions; the next reset of all envs closes the envs and makes new ones.

@@ -44,9 +44,8 @@ def load_parts(env: object, state: Mapping[str, Any]) -> None:
     """Load the parts of an env that are in `state`; the others are not changed."""
     for part in _parts(env):
         if part.name in state:
-            part.load(
-                copy.deepcopy(state[part.name])
-            )  # on the thread and serial backends other envs receive the same objects
+            # A copy: on the thread and serial backends other envs receive the same objects.
+            part.load(copy.deepcopy(state[part.name]))
 
 
 def load_part(name: str, env: object, state: Mapping[str, Any]) -> None:

@@ -29,10 +29,7 @@ class ParallelEnv(StepmillEnv):
     """
 
     def __init__(
-        self,
-        num_workers: int,
-        create_env_fn: Callable[..., object] | Sequence[Callable[..., object]],
-        **keywords: Any,
+        self, num_workers: int, create_env_fn: Callable[..., object] | Sequence[Callable[..., object]], **keywords: Any
     ) -> None:
         functions = [create_env_fn] * num_workers if callable(create_env_fn) else checked_fns(create_env_fn)
         if len(functions) != num_workers:

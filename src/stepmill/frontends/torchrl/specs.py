@@ -37,7 +37,7 @@ def observation_spec(each: Sequence[Space], device: torch.device | None) -> Any:
     Raises:
         UsageError: a part has no fixed size, or TorchRL reserves its key.
     """
-    spec = _joined([_spec_of(space, ("observation",), is_one_hot=False) for space in _runs(each)], each, "observation")
+    spec = _joined(each, "observation", is_one_hot=False)
     if not isinstance(each[0], spaces.Dict):
         return Composite(observation=spec, shape=(len(each),), device=device)
     taken = sorted(RESERVED & set(spec.keys()))
@@ -76,22 +76,17 @@ def action_spec(each: Sequence[Space], device: torch.device | None, *, is_catego
     Raises:
         UsageError: a part has no fixed size; or the spaces differ in shapes, dtypes or one-hot choices.
     """
-    distinct = _runs(each)
-    if not is_categorical and len(distinct) > 1:
+    if not is_categorical:
         _check_choices(each)
-    spec = _joined([_spec_of(space, ("action",), is_one_hot=not is_categorical) for space in distinct], each, "action")
+    spec = _joined(each, "action", is_one_hot=not is_categorical)
     return Composite(action=spec, shape=(len(each),), device=device)
-
-
-def _runs(each: Sequence[Space]) -> list[Space]:
-    """Return the distinct space objects, in the order of the first env that has each."""
-    return list({id(space): space for space in each}.values())
 
 
 def _check_choices(each: Sequence[Space]) -> None:
     """Refuse one-hot actions of envs with different choices."""
+    choices = [_choices(leaf) for leaf in _leaf_spaces(each[0])]
     for env_id, space in enumerate(each):
-        if [_choices(leaf) for leaf in _leaf_spaces(space)] != [_choices(leaf) for leaf in _leaf_spaces(each[0])]:
+        if space is not each[0] and [_choices(leaf) for leaf in _leaf_spaces(space)] != choices:
             raise UsageError(
                 f"env {env_id} has the action space {space}, env 0 {each[0]}: their one-hot vectors differ in length or "
                 "meaning; make the env with categorical_action_encoding=True"
@@ -110,10 +105,11 @@ def _leaf_spaces(space: Space) -> Iterator[Space]:
         yield from _leaf_spaces(child)
 
 
-def _joined(distinct: Sequence[Any], each: Sequence[Space], what: str) -> Any:
-    """Return one spec [N, ...] of the specs of single envs."""
-    place = {id(space): place for place, space in enumerate(_runs(each))}
-    return _join([distinct[place[id(space)]] for space in each], what)
+def _joined(each: Sequence[Space], what: str, *, is_one_hot: bool) -> Any:
+    """Return one spec [N, ...] of the spaces of single envs."""
+    distinct = {id(space): space for space in each}
+    specs = {key: _spec_of(space, (what,), is_one_hot=is_one_hot) for key, space in distinct.items()}
+    return _join([specs[id(space)] for space in each], what)
 
 
 def _join(specs: Sequence[Any], what: str) -> Any:

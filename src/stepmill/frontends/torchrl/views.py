@@ -28,7 +28,6 @@ class Whole(Protocol):
     observation_spec: Any
     full_reward_spec: Any
     full_done_spec: Any
-    pool: Pool
     _engine: Engine
     _reader: Any
 
@@ -37,13 +36,63 @@ class Whole(Protocol):
     def _step_tensors(self, result: Any, ids: NDArray[np.int64]) -> dict[str, Any]: ...
 
 
-class EnvView(EnvBase):
+class PoolEnv(EnvBase):
+    """What `StepmillEnv` and its views share: the state of their envs, and attributes of envs as their own."""
+
+    _engine: Engine
+    _env_ids: Sequence[int]
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:
+        """Return the state of the envs that lasts longer than an episode: {"worker0": {part: state}, ...}.
+
+        Parts are the results of `state_dict()` of envs and wrappers that have that method, and running statistics as tensors,
+        such as those of Gymnasium's `NormalizeObservation`; see `env_state.py`. With arguments, as torch calls it for a part of
+        another module, the result is empty.
+
+        Raises:
+            EnvError: an env raised.
+        """
+        if args or kwargs:
+            of_module: OrderedDict[str, Any] = super().state_dict(*args, **kwargs)
+            return of_module
+        return self._engine.states.read(self._engine.pool, self._env_ids)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **_: Any) -> None:
+        """Load what `state_dict` returned, between two steps. An empty dict changes nothing.
+
+        It is also loaded into envs that are rebuilt later: after a crash, after `update_kwargs`, or when the env is opened
+        again. (In TorchRL these lose it.)
+
+        Args:
+            state_dict: as `state_dict` returns it; or the state of one env, without "worker0", for all envs.
+            strict: refuse unknown and missing envs and parts; otherwise load those that match.
+        Raises:
+            UsageError: with `strict`, envs or parts are unknown or missing. Nothing is loaded.
+            EnvError: an env raised while it loaded its state. It would raise again when it is rebuilt: load another state, or
+                make a new env.
+        """
+        self._engine.states.load(self._engine.pool, self._env_ids, state_dict, strict=strict)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_") or "_engine" not in self.__dict__:
+                raise
+        pool = self._engine.pool
+        if not has_attribute(pool, name):
+            raise AttributeError(f"neither {type(self).__name__} nor its envs have an attribute {name!r}")
+        return FanOut(pool, name, self._env_ids)
+
+
+class EnvView(PoolEnv):
     """B envs of a `StepmillEnv` as an env of batch size [B]. Its envs are those of the `StepmillEnv`, which closes them."""
 
     def __init__(self, whole: Whole, ids: NDArray[np.int64]) -> None:
         super().__init__(device=whole.device, batch_size=torch.Size([len(ids)]))
         self._whole = (whole,)  # in a tuple, so that torch does not make it a submodule
-        self.env_ids = tuple(int(env_id) for env_id in ids)
+        self._engine = whole._engine
+        self._env_ids = self.env_ids = tuple(ids.tolist())
         index = list(self.env_ids)
         self.action_spec = whole.full_action_spec[index]
         self.observation_spec = whole.observation_spec[index]
@@ -57,7 +106,7 @@ class EnvView(EnvBase):
         rows = None if tensordict is None else tensordict.get("_reset", None)
         mask[ids if rows is None else ids[rows.reshape(len(ids)).cpu().numpy()]] = True
         seeds = seed if seed is None or isinstance(seed, (int, Mapping)) else dict(zip(self.env_ids, seed, strict=True))
-        obs = take_rows(whole._engine.reset(mask, seeds, **kwargs), ids)
+        obs = take_rows(self._engine.reset(mask, seeds, **kwargs), ids)
         flags = {key: flag[list(self.env_ids)] for key, flag in whole._flag_tensors().items()}
         return self._wrap({**whole._observation_tensors(obs, ids), **flags})
 
@@ -66,43 +115,19 @@ class EnvView(EnvBase):
         with torch.no_grad():
             actions = whole._reader.read(tensordict)
         ids = np.array(self.env_ids)
-        return self._wrap(whole._step_tensors(whole._engine.step_ids(actions, ids), ids))
+        return self._wrap(whole._step_tensors(self._engine.step_ids(actions, ids), ids))
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:
-            self._whole[0]._engine.set_seed({env_id: seed + place for place, env_id in enumerate(self.env_ids)})
+            self._engine.set_seed({env_id: seed + place for place, env_id in enumerate(self.env_ids)})
 
     @property
     def num_workers(self) -> int:
         """The number of these envs."""
         return len(self.env_ids)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:
-        """Return the state of these envs, "worker0" for the first; see `StepmillEnv.state_dict`."""
-        if args or kwargs:
-            of_module: OrderedDict[str, Any] = super().state_dict(*args, **kwargs)
-            return of_module
-        engine = self._whole[0]._engine
-        return engine.states.read(engine.pool, self.env_ids)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **_: Any) -> None:
-        """Load what `state_dict` returned into these envs; see `StepmillEnv.load_state_dict`."""
-        engine = self._whole[0]._engine
-        engine.states.load(engine.pool, self.env_ids, state_dict, strict=strict)
-
     def _wrap(self, tensors: dict[str, Any]) -> TensorDictBase:
         return TensorDict(tensors, batch_size=self.batch_size, device=self.device)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("_") or "_whole" not in self.__dict__:
-                raise
-        pool = self._whole[0].pool
-        if not has_attribute(pool, name):
-            raise AttributeError(f"neither {type(self).__name__} nor its envs have an attribute {name!r}")
-        return FanOut(pool, name, self.env_ids)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(env_ids={list(self.env_ids)}, device={self.device})"
