@@ -144,6 +144,7 @@ class ServerLink(ProcessLink):
     def __init__(self) -> None:
         super().__init__()
         self._children: dict[int, ProcessLink] = {}  # the newest of each number
+        self._is_late = False  # a report has not come in time, and none has come since
 
     @property
     def is_dead(self) -> bool:
@@ -160,6 +161,7 @@ class ServerLink(ProcessLink):
             self.channel.send(dump(message), [sock.fileno(), *fds])
 
     def _receive(self, message: object, fds: tuple[OwnedFd, ...]) -> None:
+        self._is_late = False
         child = self._children.get(getattr(message, "number", NO_FD))
         if child is None:
             return
@@ -173,8 +175,14 @@ class ServerLink(ProcessLink):
             child.exit_code = message.code
 
     def wait_exit(self, child: ProcessLink, timeout_s: float) -> int | None:
-        """Return the exit code of a process that has ended; wait at most `timeout_s` for the report of it."""
-        self.wait_report(lambda: child.exit_code is not None, time.monotonic() + timeout_s)
+        """Return the exit code of a process that has ended; wait at most `timeout_s` for the report of it.
+
+        Once a report has not come in time, this waits for none until one comes: many processes may end while this one is stopped.
+        """
+        with self._lock:  # if another thread took the report, this one would sleep to the end of its slice of time
+            deadline = time.monotonic() + (0.0 if self._is_late else timeout_s)
+            self.wait_report(lambda: child.exit_code is not None, deadline)
+            self._is_late = child.exit_code is None
         return child.exit_code
 
     def wait_report(self, has_come: Callable[[], bool], deadline: float) -> None:
