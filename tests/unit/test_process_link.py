@@ -32,9 +32,10 @@ def test_a_launcher_that_does_not_answer_is_waited_for_once_and_not_for_each_dea
         assert [launcher.wait_exit(worker, 0.2) for worker in workers] == [None] * 4
         assert num_waits == 1
 
+        workers[1].mark_launch_failed("there is no process, and no report")
         launcher_end.send(dump(Exited(0, workers[0].pid, -signal.SIGKILL)))
         codes = [launcher.wait_exit(worker, 0.2) for worker in workers]
-        assert codes == [-signal.SIGKILL, None, None, None]
+        assert codes == [-signal.SIGKILL, None, None, None]  # workers[2] is waited for
         assert num_waits == 2
 
 

@@ -181,8 +181,8 @@ class ServerLink(ProcessLink):
         """
         with self._lock:  # if another thread took the report, this one would sleep to the end of its slice of time
             deadline = time.monotonic() + (0.0 if self._is_late else timeout_s)
-            self.wait_report(lambda: child.exit_code is not None, deadline)
-            self._is_late = child.exit_code is None
+            self.wait_report(lambda: child.exit_code is not None or child.launch_failure is not None, deadline)
+            self._is_late = child.exit_code is None and child.launch_failure is None
         return child.exit_code
 
     def wait_report(self, has_come: Callable[[], bool], deadline: float) -> None:

@@ -139,6 +139,7 @@ class Nested(gymnasium.Env):
         return np.asarray(push, np.float32), float(which), False, False, {}
 
 
+@pytest.mark.filterwarnings("ignore:The `render_mode` attribute is not defined")  # kernels have none
 def test_each_env_of_a_kernel_has_its_infos_as_in_python():
     pytest.importorskip("numba")
     actions = np.random.default_rng(0).integers(0, 4, (20, 3))
