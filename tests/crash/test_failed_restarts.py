@@ -21,7 +21,7 @@ def read_workers_first(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = LauncherClient.handle_messages
 
     def handle_messages(self: LauncherClient) -> None:
-        if all(link.pidfd != NO_FD or link.setup_result is not None for link in self._links.values()):
+        if all(link.pidfd != NO_FD or link.setup_result is not None for link in self._children.values()):
             plain(self)
 
     monkeypatch.setattr(LauncherClient, "handle_messages", handle_messages)

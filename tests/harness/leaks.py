@@ -201,7 +201,8 @@ def _list_threads() -> list[str]:
 
 def _list_descriptors() -> list[str]:
     lines = []
-    kept = {str(_tracker()[1])} | (set() if STARTERS.current is None else {str(fd) for fd in STARTERS.current.fds})
+    starter = STARTERS.current
+    kept = {str(_tracker()[1])} | (set() if starter is None else {str(starter.channel.fd), str(starter.pidfd)})
     for fd in os.listdir("/proc/self/fd"):
         if fd in kept:
             continue

@@ -113,7 +113,7 @@ def test_a_worker_is_not_ready_before_its_pidfd_is_here(
     handle_messages = LauncherClient.handle_messages
 
     def handle_messages_late(self: LauncherClient) -> None:
-        if all(link.setup_result is not None for link in self._links.values()):
+        if all(link.setup_result is not None for link in self._children.values()):
             handle_messages(self)
 
     monkeypatch.setattr(LauncherClient, "handle_messages", handle_messages_late)

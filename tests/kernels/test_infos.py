@@ -78,6 +78,10 @@ def test_infos_are_those_of_the_same_env_in_python(mode: str) -> None:
             for name in INFOS.names or ():
                 np.testing.assert_array_equal(mine.info[name], expected[name], err_msg=name)
                 assert mine.info[name].dtype == INFOS[name].base
+            own = rows_of(yours.info)
+            for rows in (range(mine.num_rows), range(0, mine.num_rows, 2)):
+                np.testing.assert_equal(rows_of(mine.info, rows), [each for each in own if each[0] in rows])
+            assert [type(info["is_even"]) for _, info in own if "is_even" in info] == [bool] * mine.num_rows
             finals = [info["final_info"] for _, info in rows_of(mine.info) if "final_info" in info]
             wanted = [info["final_info"] for _, info in rows_of(yours.info) if "final_info" in info]
             assert [_plain(info) for info in finals] == [_plain(info) for info in wanted]

@@ -306,7 +306,8 @@ def test_infos_can_be_had_row_by_row_as_the_envs_gave_them(backend):
     with Pool([Telling] * 3, backend=backend, num_workers=None if backend == "serial" else 2) as pool:
         pool.reset(seed=0)
         batch = pool.step([0, 1, 0])
-        assert rows_of(batch.info) == [(1, {"action": 1, "note": "x"})]
+        assert rows_of(batch.info) == rows_of(batch.info, [1, 2]) == [(1, {"action": 1, "note": "x"})]
+        assert rows_of(batch.info, [0]) == []
         assert batch.info["_action"].tolist() == [False, True, False]
         assert rows_of({}) == []
 

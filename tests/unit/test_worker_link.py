@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-from stepmill.backends import worker_link
+from stepmill.backends import process_link
 from stepmill.backends.base import Future
 from stepmill.backends.worker_link import WorkerLink
 from stepmill.worker.messages import Request, RequestKind, WorkerPlan
@@ -22,7 +22,7 @@ def test_a_request_is_posted_while_another_thread_waits_for_replies(monkeypatch)
         posted.wait(HANG_GUARD_S)
         return set()
 
-    monkeypatch.setattr(worker_link, "wait_ready", wait_until_posted)
+    monkeypatch.setattr(process_link, "wait_ready", wait_until_posted)
     link = WorkerLink(WorkerPlan(0, (0,), ()), SimpleNamespace(begin=lambda *_: None))
     request = Request(1, RequestKind.GET_ATTR, (0,), (0,), "name")
     rung = []

@@ -4,10 +4,11 @@ base              the protocol of a backend, the replies to slow requests, the e
 serial            envs in the caller's thread
 thread            envs in threads of this process
 process           envs in processes
-launcher_client   starts worker processes through the launcher, and waits until they are ready
-starter_client    starts the process that starts launchers, one per program
+process_link      the learner's end of a process: its channel, its pidfd and its end; and of one that starts others on request
+launcher_client   the launcher, which starts worker processes, and the wait until these are ready
+starter_client    the process that starts launchers, one per program
 start_progress    shows on a terminal how many envs are built
-worker_link       the learner's end of one worker process
+worker_link       the learner's end of one worker process: its requests and its state
 ray               workers on the machines of a Ray cluster
 foreign           envs of another library's pool, such as EnvPool
 """

@@ -6,20 +6,16 @@ The launcher is the process that starts a pool's workers; what runs in it is in 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import select
-import signal
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from stepmill import _native
 from stepmill._native import OwnedFd
 from stepmill.backends.base import GRACE_S, start_timeout_error, worker_died_error, worker_fault_error
-from stepmill.backends.starter_client import STARTERS, StartedLauncher, preload_of
+from stepmill.backends.process_link import ServerLink
+from stepmill.backends.starter_client import STARTERS, preload_of
 from stepmill.backends.worker_link import WorkerLink
+from stepmill.spec.choices import Context
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import (
     ClosedPoolError,
@@ -31,20 +27,16 @@ from stepmill.spec.errors import (
     join_errors,
     signal_name,
 )
-from stepmill.spec.options import Context
 from stepmill.worker import launcher
 from stepmill.worker.build_progress import IN_WORKER_INIT
 from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, deadline_after, wait_ready
-from stepmill.worker.child_server import load_modules
+from stepmill.worker.child_server import Child, load_modules
 from stepmill.worker.env_host import Fault
 from stepmill.worker.messages import (
-    Exited,
     Failed,
-    Launched,
-    LaunchFailed,
     LaunchWorker,
-    Quit,
     Ready,
+    StartLauncher,
     WorkerPlan,
     WorkerReport,
     WorkerSettings,
@@ -52,78 +44,49 @@ from stepmill.worker.messages import (
     load,
 )
 from stepmill.worker.process_setup import block_signals, fork, worker_environ
-from stepmill.worker.signals import allow_signals, defer_signals
+from stepmill.worker.signals import allow_signals
 
 _EXIT_CODE_S = 0.5
 
 
-class LauncherClient:
-    """Starts and ends the launcher, and exchanges messages with it. `close` may be called from any thread."""
+class LauncherClient(ServerLink):
+    """Starts and ends the launcher, and asks it for workers. `end` may be called from any thread."""
 
     def __init__(self, settings: WorkerSettings, plans: Sequence[WorkerPlan]) -> None:
         """Start the launcher. In context "fork" this forks the calling process, so the pool must not have threads yet.
 
-        The caller defers signals, and closes this object.
+        The caller defers signals, and ends this object.
         """
-        self._links: dict[int, WorkerLink] = {}  # the newest of each worker
-        self._code: int | None = None
-        self._is_reaped = False
-        self._lock = threading.RLock()  # one thread at a time reads the channel; reentrant for signal handlers
+        super().__init__()
         self._is_fork = settings.context is Context.FORK
-        self._started: StartedLauncher | None = None
-        if self._is_fork:
-            self._start_fork(settings, plans)
-            return
-        environ, preload, timeout_s = _worker_environ(settings), preload_of(settings.context), settings.start_timeout_s
+        environ = worker_environ(os.environ, settings.worker_env, settings.worker_threads)
+        preload, timeout_s = preload_of(settings.context), settings.start_timeout_s
+        self._wait_code: Callable[[], int | None] = lambda: None
         try:
-            started = STARTERS.start_launcher(settings.context, environ, preload, timeout_s)
-        except TimeoutError:
-            raise join_errors([start_timeout_error(plan, None, timeout_s or 0.0) for plan in plans]) from None
-        self._started = started
-        self._channel, self.pid, self._pidfd = started.channel, started.pid, started.pidfd
+            if self._is_fork:
+                load_modules(preload)  # once here, and not in each launcher: further pools start sooner
+                self._fork(launcher.InheritedState(plans, environ))
+            else:
+                request = StartLauncher(0, settings.context, environ, preload, ())  # its number is the starter's choice
+                self._wait_code = STARTERS.start_launcher(self, request, timeout_s)
+        except BaseException as exc:
+            self.close()  # a launcher that has been started ends
+            if isinstance(exc, TimeoutError):
+                raise join_errors([start_timeout_error(plan, None, timeout_s or 0.0) for plan in plans]) from None
+            raise
 
-    def _start_fork(self, settings: WorkerSettings, plans: Sequence[WorkerPlan]) -> None:
-        self.pid, self._pidfd = 0, OwnedFd()
-        load_modules(preload_of(settings.context))  # once here, and not in each launcher: further pools start sooner
-        learner = OwnedFd.pidfd(os.getpid())
-        self._channel, peer = Channel.pair()
-        with peer, contextlib.closing(learner):
-            try:
-                self.pid = self._fork(settings, plans, peer, learner.fileno())
-                self._pidfd = OwnedFd.pidfd(self.pid)
-            except BaseException:
-                self._channel.close()
-                if self.pid:
-                    os.kill(self.pid, signal.SIGKILL)  # it is not reaped yet, so no other process has this pid
-                    self._reap()
-                raise
-
-    def _fork(self, settings: WorkerSettings, plans: Sequence[WorkerPlan], peer: socket.socket, learner: int) -> int:
-        inherited = launcher.InheritedState(plans, _worker_environ(settings))
-        with block_signals():
+    def _fork(self, inherited: launcher.InheritedState) -> None:
+        with self.peer, contextlib.closing(OwnedFd.pidfd(os.getpid())) as learner, block_signals():
             pid = fork()
             if pid == 0:
                 try:
-                    self._channel.close_local_copy()
-                    launcher.main_forked(Channel(peer, use_thread=False), learner, inherited)
+                    self.channel.close_local_copy()
+                    launcher.main_forked(Channel(self.peer, use_thread=False), learner.fileno(), inherited)
                 finally:
                     os._exit(1)  # the learner's code must not go on in the child
-        return pid
-
-    @property
-    def fds(self) -> dict[int, int]:
-        """The descriptors and events to poll for messages and the end of the launcher."""
-        return {self._channel.fd: select.POLLIN, self._pidfd.fileno(): select.POLLIN}
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` has been called."""
-        return self._pidfd.fileno() == NO_FD
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether the launcher has ended."""
-        return self.is_closed or bool(wait_ready({self._pidfd.fileno(): select.POLLIN}, 0.0))
+        child = Child.watch(0, pid)
+        self._wait_code = child.reap
+        self.set_process(pid, child.pidfd)
 
     def launch(self, link: WorkerLink) -> None:
         """Ask the launcher for a process for this link; `handle_messages` receives the result.
@@ -131,93 +94,31 @@ class LauncherClient:
         Raises:
             LauncherDied: the launcher has ended.
         """
-        self._links[link.plan.worker] = link
         try:
-            with defer_signals(), link.peer as sock:
-                self._channel.send(dump(LaunchWorker(link.plan.worker)), [sock.fileno()])
+            self.request(LaunchWorker(link.plan.worker), link)
         except ChannelClosed as exc:
             raise self.launcher_died_error() from exc
 
-    def handle_messages(self) -> None:
-        """Handle the launcher's messages: update the links of processes that have started, failed to start or ended."""
-        with defer_signals(), self._lock, contextlib.suppress(ChannelClosed):
-            while (frame := self._channel.poll_frame()) is not None:
-                self._receive(load(frame.data), frame.fds)
-
-    def wait_exit(self, link: WorkerLink, timeout_s: float) -> int | None:
-        """Return the exit code of a process that has ended; wait at most `timeout_s` for the launcher to report it."""
-        deadline = time.monotonic() + timeout_s
-        self.handle_messages()
-        while link.exit_code is None and not self.is_dead and time.monotonic() < deadline:
-            wait_ready(self.fds, deadline)
-            self.handle_messages()
-        return link.exit_code
-
     def launcher_died_error(self) -> LauncherDied:
         """Return the error for a launcher that has ended unexpectedly."""
-        code = self._reap()
-        name = signal_name(code)
+        self.reap()
+        name = signal_name(self.exit_code)
         hint = (
             "with context='fork' it cannot be replaced, and no worker can be started any more; make a new pool"
             if self._is_fork
             else "stderr may say why; make a new pool"
         )
         return LauncherDied(
-            f"the process that starts workers {describe_exit(code)}; {hint}",
-            exit_code=code if name is None else None,
+            f"the process that starts workers {describe_exit(self.exit_code)}; {hint}",
+            exit_code=self.exit_code if name is None else None,
             signal_name=name,
             is_final=self._is_fork,
         )
 
-    def _receive(self, message: object, fds: tuple[OwnedFd, ...]) -> None:
-        link = self._links.get(getattr(message, "number", NO_FD))
-        if link is None:
-            return
-        if isinstance(message, Launched) and fds:
-            link.set_process(message.pid, fds[0])
-        elif isinstance(message, Launched):  # this process may open no more files
-            link.mark_launch_failed(os.strerror(errno.EMFILE))
-        elif isinstance(message, LaunchFailed):
-            link.mark_launch_failed(message.reason)
-        elif isinstance(message, Exited) and message.pid == link.pid:
-            link.exit_code = message.code
-
-    # ---- the end --------------------------------------------------------------------------------------------------
-
-    def close(self, timeout_s: float) -> None:
-        """End the launcher, which kills the remaining workers, and reap it. Idempotent."""
-        with defer_signals(), self._lock:
-            if not self.is_closed:
-                self._close(timeout_s)
-
-    def _close(self, timeout_s: float) -> None:
-        with contextlib.suppress(ChannelClosed):
-            self._channel.send(dump(Quit()))
-        deadline = time.monotonic() + timeout_s
-        while not self.is_dead and time.monotonic() < deadline:
-            wait_ready({self._pidfd.fileno(): select.POLLIN}, deadline)
-        if not self.is_dead:
-            with contextlib.suppress(ProcessLookupError):
-                _native.pidfd_send_signal(self._pidfd.fileno(), signal.SIGKILL)
-        self._reap()
-        self._pidfd.close()
-        self._channel.close()
-
-    def _reap(self) -> int | None:
-        """Reap a launcher that has ended or was killed; return its exit code, or None if other code has reaped it."""
-        if self._is_reaped:
-            return self._code
-        self._is_reaped = True
-        if self._started is not None:
-            self._code = self._started.starter.release(self._started.number)
-        elif self.pid:
-            with contextlib.suppress(ChildProcessError):  # other code in this process waits for any child
-                self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self._code
-
-
-def _worker_environ(settings: WorkerSettings) -> dict[str, str]:
-    return worker_environ(os.environ, settings.worker_env, settings.worker_threads)
+    def reap(self) -> None:
+        with self._lock:
+            wait_code, self._wait_code = self._wait_code, lambda: self.exit_code
+            self.exit_code = wait_code()
 
 
 # ---- waiting for workers --------------------------------------------------------------------------------------------
@@ -276,7 +177,7 @@ def _wait_for_any(links: Iterable[WorkerLink], launcher: LauncherClient, deadlin
 def _is_set_up(link: WorkerLink) -> bool:
     # The worker's message may come before Launched, which is sent on another channel. Without its pidfd a process can neither
     # be watched nor ended, and a pidfd that comes later would be taken for that of the next process.
-    return link.setup_result is not None and (link.pidfd != NO_FD or link.has_no_process)
+    return link.setup_result is not None and (link.pidfd != NO_FD or link.launch_failure is not None)
 
 
 def _setup_errors(link: WorkerLink, launcher: LauncherClient) -> list[StepmillError]:

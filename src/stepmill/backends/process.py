@@ -25,11 +25,7 @@ from stepmill.backends.base import (
     warn_of_close_faults,
     worker_died_error,
 )
-from stepmill.backends.launcher_client import (
-    LauncherClient,
-    read_report,
-    wait_setup,
-)
+from stepmill.backends.launcher_client import LauncherClient, read_report, wait_setup
 from stepmill.backends.module_differences import warn_of_changed_modules
 from stepmill.backends.start_progress import StartProgress
 from stepmill.backends.starter_client import prepare_starter
@@ -292,7 +288,7 @@ class ProcessBackend:
     def _start_again(self, fresh: WorkerLink, settings_requests: Iterable[Request]) -> WorkerReport:
         with self._end_lock:  # workers are restarted by several threads
             if self._require_launcher().is_dead:
-                self._require_launcher().close(0.0)
+                self._require_launcher().end(0.0)
                 self._launcher = LauncherClient(self._settings, [fresh.plan])
         with allow_signals():  # pickling runs code of the user
             packed = [self._pack(request) for request in settings_requests]
@@ -306,8 +302,9 @@ class ProcessBackend:
     def _discard(self, fresh: WorkerLink) -> None:
         """Kill a worker that could not be restarted. Its link stays until the next attempt replaces it."""
         fresh.kill()
-        fresh.has_no_process = fresh.pidfd == NO_FD
         hint = "it could not be restarted"
+        if fresh.pidfd == NO_FD:
+            fresh.launch_failure = hint
         fresh.fail_futures(lambda: worker_died_error(fresh.plan.worker, fresh.plan.env_ids, None, hint=hint))
 
     def _swap_links(self, old: WorkerLink, fresh: WorkerLink) -> None:
@@ -353,11 +350,12 @@ class ProcessBackend:
             link.kill()
         self._wait_ends(deadline)
         killed = [link for link in self._links if link.pidfd != NO_FD and not link.is_dead and link not in reviving]
-        self._kill()
+        for link in self._links:
+            link.kill()
         self._wait_ends(time.monotonic() + KILL_S)
         unkillable = [link for link in killed if not link.is_dead]
         if self._launcher is not None:
-            self._launcher.close(KILL_S)
+            self._launcher.end(KILL_S)
         self._launcher = None
         for link in self._links:
             link.fail_futures(closed_error)
@@ -371,10 +369,6 @@ class ProcessBackend:
         for link in self._links:
             # One after the other suffices: the deadline is the same for all, and the workers end in parallel.
             link.wait_end(deadline)
-
-    def _kill(self) -> None:
-        for link in self._links:
-            link.kill()
 
     def _warn_of_end(self, killed: Sequence[WorkerLink], unkillable: Sequence[WorkerLink], stop_s: float) -> None:
         for link in self._links:

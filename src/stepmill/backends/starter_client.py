@@ -13,24 +13,21 @@ import errno
 import itertools
 import multiprocessing.util
 import os
-import select
-import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from stepmill import _native
 from stepmill._native import OwnedFd
+from stepmill.backends.process_link import ProcessLink, ServerLink
 from stepmill.spec.choices import Context
 from stepmill.spec.errors import LauncherDied, describe_exit
-from stepmill.worker.channel import Channel, ChannelClosed, deadline_after, wait_ready
+from stepmill.worker.channel import NO_FD, ChannelClosed, deadline_after
 from stepmill.worker.fresh_interpreter import InterpreterStart, interpreter_flags, start_interpreter
-from stepmill.worker.messages import Exited, Launched, LaunchFailed, StartLauncher, dump, load
+from stepmill.worker.messages import StartLauncher
 from stepmill.worker.process_setup import worker_environ
 from stepmill.worker.signals import allow_signals, defer_signals
 
@@ -106,133 +103,63 @@ def _read_namespaces() -> tuple[str, ...]:
     return ()
 
 
-class StarterGone(Exception):
-    """The starter ended before it had started the launcher."""
-
-
-@dataclass(frozen=True)
-class StartedLauncher:
-    """A launcher that runs: the learner's end of its channel, its process, and the starter that is its parent."""
-
-    channel: Channel
-    pid: int
-    pidfd: OwnedFd
-    number: int
-    starter: StarterClient
-
-
-class StarterClient:
+class StarterClient(ServerLink):
     """One starter process. Any thread may use it."""
 
     def __init__(self, inputs: ProgramInputs, preload: Sequence[str]) -> None:
         """Start the process; it is used before it is ready. The caller defers signals."""
+        super().__init__()
         self.inputs = inputs
         self.is_retired = False
-        self._lock = threading.RLock()  # reentrant for signal handlers
         self._numbers = itertools.count()
-        self._waiting: set[int] = set()  # launchers that have been asked for
-        self._answers: dict[int, tuple[Launched | LaunchFailed, tuple[OwnedFd, ...]]] = {}
-        self._live: set[int] = set()  # launchers that have been started, and are not released yet
-        self._codes: dict[int, int] = {}
-        self._is_closed = False
-        self._channel, peer = Channel.pair()
-        self._pidfd = OwnedFd()
         try:
-            self._process = self._start_process(peer, preload)
-            self.pid = self._process.pid
-            self._pidfd = OwnedFd.pidfd(self.pid)
+            self._interpreter = self._start_interpreter(preload)
+            self.set_process(self._interpreter.pid, OwnedFd.pidfd(self._interpreter.pid))
         except BaseException:
-            self._channel.close()  # a process that has been started ends
+            self.close()  # a process that has been started ends
             raise
 
-    def _start_process(self, peer: socket.socket, preload: Sequence[str]) -> subprocess.Popen[bytes]:
-        with peer, contextlib.closing(OwnedFd.pidfd(os.getpid())) as learner:
+    def _start_interpreter(self, preload: Sequence[str]) -> subprocess.Popen[bytes]:
+        with self.peer, contextlib.closing(OwnedFd.pidfd(os.getpid())) as learner:
             arguments = {"learner": learner.fileno(), "preload": list(preload), "idle_s": IDLE_S}
             entry = "stepmill.worker.starter:main"
             start = InterpreterStart(entry, arguments, (learner.fileno(),), self.inputs.environ)
-            return start_interpreter(start, peer.fileno())
+            return start_interpreter(start, self.peer.fileno())
 
-    @property
-    def fds(self) -> dict[int, int]:
-        """The descriptors and events to poll for messages and the end of the starter."""
-        return {self._channel.fd: select.POLLIN, self._pidfd.fileno(): select.POLLIN}
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether the starter has ended."""
-        return bool(wait_ready({self._pidfd.fileno(): select.POLLIN}, 0.0))
-
-    def start_launcher(
-        self, context: Context, environ: Mapping[str, str], preload: Sequence[str], deadline: float
-    ) -> StartedLauncher:
-        """Start a launcher, and wait until it runs. The caller defers signals.
+    def start_launcher(self, launcher: ProcessLink, request: StartLauncher, deadline: float) -> int:
+        """Start a launcher, wait until it runs, and return its number. The caller defers signals.
 
         Raises:
-            StarterGone: the starter ended.
+            ChannelClosed: the starter ended before it had started the launcher.
             TimeoutError: it did not answer in time.
             OSError: the system refuses another process or descriptor.
         """
         number = next(self._numbers)
         stdio = tuple(fd for fd, _ in self.inputs.stdio)
-        channel, peer = Channel.pair()
         try:
-            with peer, self._lock:
-                self._waiting.add(number)
-                request = StartLauncher(number, context, environ, preload, stdio)
-                self._channel.send(dump(request), [peer.fileno(), *stdio])
-            answer, fds = self._wait_answer(number, deadline)
-            if isinstance(answer, LaunchFailed):
-                raise OSError(errno.EAGAIN, f"no process can be started: {answer.reason}")
-            self._live.add(number)
-        except BaseException as exc:
-            channel.close()  # a launcher that has been started ends
-            if isinstance(exc, ChannelClosed):
-                raise StarterGone from exc
-            raise
-        finally:
-            self._waiting.discard(number)
-            self._answers.pop(number, None)
-            self.close_if_unused()
-        return StartedLauncher(channel, answer.pid, fds[0], number, self)
-
-    def _wait_answer(self, number: int, deadline: float) -> tuple[Launched | LaunchFailed, tuple[OwnedFd, ...]]:
-        while True:
-            is_dead = self.is_dead
-            self._handle_messages()
-            if number in self._answers:
-                return self._answers[number]
-            if is_dead:
-                raise ChannelClosed
-            if time.monotonic() >= deadline:
-                raise TimeoutError
+            self.request(request._replace(number=number, stdio=stdio), launcher, stdio)
             with allow_signals():
-                wait_ready(self.fds, deadline)
-
-    def _handle_messages(self) -> None:
-        with defer_signals(), self._lock, contextlib.suppress(ChannelClosed):
-            while (frame := self._channel.poll_frame()) is not None:
-                message = load(frame.data)
-                if isinstance(message, Exited) and message.number in self._waiting | self._live:
-                    self._codes[message.number] = message.code
-                elif isinstance(message, Launched) and message.number in self._waiting:
-                    failed = LaunchFailed(message.number, os.strerror(errno.EMFILE))
-                    self._answers[message.number] = (message if frame.fds else failed), frame.fds
-                elif isinstance(message, LaunchFailed) and message.number in self._waiting:
-                    self._answers[message.number] = message, ()
+                self.wait_report(lambda: launcher.pidfd != NO_FD or launcher.launch_failure is not None, deadline)
+            if launcher.launch_failure is not None:
+                raise OSError(errno.EAGAIN, f"no process can be started: {launcher.launch_failure}")
+            if launcher.pidfd == NO_FD:
+                raise ChannelClosed if self.is_dead else TimeoutError
+        except BaseException:
+            self._drop(number)
+            raise
+        return number
 
     def release(self, number: int) -> int | None:
         """Return the exit code of a launcher that has ended, or None if it is not known. It is not asked for again."""
-        deadline = time.monotonic() + _EXIT_CODE_S
         with defer_signals():
-            self._handle_messages()
-            while number not in self._codes and not self.is_dead and time.monotonic() < deadline:
-                wait_ready(self.fds, deadline)
-                self._handle_messages()
-            with self._lock:
-                self._live.discard(number)
-                code = self._codes.pop(number, None)
-            self.close_if_unused()
+            code = self.wait_exit(self._children[number], _EXIT_CODE_S)
+            self._drop(number)
         return code
+
+    def _drop(self, number: int) -> None:
+        with self._lock:
+            self._children.pop(number, None)
+            self._end_if_unused()
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
@@ -240,41 +167,20 @@ class StarterClient:
         """Start no more launchers, and end with the last one."""
         with self._lock:
             self.is_retired = True
-            self.close_if_unused()
+            self._end_if_unused()
 
-    def close_if_unused(self) -> None:
-        """End the starter if it is retired and has no launchers. Idempotent."""
-        with defer_signals(), self._lock:
-            if self.is_retired and not self._live and not self._waiting:
-                self._close()
+    def _end_if_unused(self) -> None:
+        if self.is_retired and not self._children:
+            self.end(_CLOSE_S)
 
-    def _close(self) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._channel.shut()
-        deadline = time.monotonic() + _CLOSE_S
-        while not self.is_dead and time.monotonic() < deadline:
-            wait_ready({self._pidfd.fileno(): select.POLLIN}, deadline)
-        self.kill()
-        self._process.wait()
-        self._channel.close()
-        self._pidfd.close()
-
-    def kill(self) -> None:
-        """Send SIGKILL to the process if it runs. Launchers go on."""
-        with contextlib.suppress(ProcessLookupError):
-            _native.pidfd_send_signal(self._pidfd.fileno(), signal.SIGKILL)
-
-    def describe_end(self) -> str:
-        """Say how the starter ended."""
-        return describe_exit(self._process.wait())
+    def reap(self) -> None:
+        self.exit_code = self._interpreter.wait()
 
     def forget(self) -> None:
         """Close the descriptors in a fork of the learner, whose process the starter does not know."""
-        self._channel.close_local_copy()
-        self._pidfd.close()
-        self._process.returncode = 0  # it is not a child of this process, which cannot wait for it
+        self.channel.close_local_copy()
+        self._process.close()
+        self._interpreter.returncode = 0  # it is not a child of this process, which cannot wait for it
 
 
 class Starters:
@@ -298,9 +204,9 @@ class Starters:
             return self.current, True
 
     def start_launcher(
-        self, context: Context, environ: Mapping[str, str], preload: Sequence[str], timeout_s: float | None
-    ) -> StartedLauncher:
-        """Start a launcher. The caller defers signals.
+        self, launcher: ProcessLink, request: StartLauncher, timeout_s: float | None
+    ) -> Callable[[], int | None]:
+        """Start a launcher; return the function that waits for its exit code. The caller defers signals.
 
         Raises:
             LauncherDied: the starter ended before it had started one, and so did its successor.
@@ -309,20 +215,24 @@ class Starters:
         """
         deadline = deadline_after(timeout_s)
         while True:
-            starter, is_new = self.prepare(environ, preload)
+            starter, is_new = self.prepare(request.environ, request.preload)
             try:
-                return starter.start_launcher(context, environ, preload, deadline)
+                number = starter.start_launcher(launcher, request, deadline)
+                return partial(starter.release, number)
             except TimeoutError:
                 starter.kill()
                 raise
-            except StarterGone as exc:
+            except ChannelClosed as exc:
                 self._drop(starter, exc, is_final=is_new)
+                launcher.renew_channel()  # on the old one the starter may have started a launcher before it ended
 
-    def _drop(self, starter: StarterClient, cause: StarterGone, *, is_final: bool) -> None:
+    def _drop(self, starter: StarterClient, cause: ChannelClosed, *, is_final: bool) -> None:
         """Use this starter, which has ended, no more. Raise LauncherDied if it is final, unless another thread has retired it."""
         if is_final and not starter.is_retired:
+            starter.reap()
+            end = describe_exit(starter.exit_code)
             raise LauncherDied(
-                f"the process that starts launchers {starter.describe_end()}; stderr may say why; make a new pool"
+                f"the process that starts launchers {end}; stderr may say why; make a new pool"
             ) from cause
         with self._lock:
             if self.current is starter:

@@ -192,11 +192,10 @@ class Player:
         is_going = ~(batch.terminated | batch.truncated)
         if not is_going.all():
             ended = np.flatnonzero(~is_going).tolist()
-            # They are not merged, which fails if those of two envs differ in shape. Those of kernels are arrays without masks.
-            own, is_plain = dict(rows_of(batch.info)), type(batch.info) is dict
-            infos = [_row(batch.info, row) if is_plain else own.get(row, {}) for row in ended]
-            pairs = zip(ids[ended].tolist(), infos, strict=True)
-            episodes = [episode for env_id, info in pairs for episode in self._end(env_id, info)]
+            infos = dict(
+                rows_of(batch.info, ended)
+            )  # they are not merged, which fails if those of two envs differ in shape
+            episodes = [episode for row in ended for episode in self._end(int(ids[row]), infos.get(row, {}))]
             self._begin(env_id for env_id in ids[ended].tolist() if env_id not in faults)
             yield from episodes
         if faults:
@@ -255,8 +254,3 @@ class Player:
             self._pool.revive(list(faults), wait=False)
         self._begin(faults)
         yield from episodes
-
-
-def _row(info: Any, row: int) -> Any:
-    """Return one row of the arrays of a kernel's infos."""
-    return {key: _row(value, row) for key, value in info.items()} if isinstance(info, dict) else info[row]

@@ -217,7 +217,8 @@ class Rollout:
     def _record_ends(self, step: int, first_row: int, batch: Batch, ends: _EpisodeEnds) -> None:
         over = np.flatnonzero(batch.terminated | batch.truncated)
         if self.pool.options.autoreset_mode is AutoresetMode.SAME_STEP:
-            finals = {row: info["final_obs"] for row, info in rows_of(batch.info) if "final_obs" in info}
+            found = rows_of(batch.info, over.tolist())
+            finals = {row: info["final_obs"] for row, info in found if "final_obs" in info}
             ends.final_at += [(step, first_row + int(row)) for row in over]
             ends.final_obs += [finals[int(row)] for row in over]
         episode = batch.info.get("episode")

@@ -275,16 +275,50 @@ def _filling(name: str) -> Callable[..., Any]:
 InfoRows = list[tuple[int, Any]]
 
 
-def rows_of(info: Mapping[str, Any]) -> InfoRows:
+def rows_of(info: Mapping[str, Any], rows: Sequence[int] | None = None) -> InfoRows:
     """Return the infos of a batch one by one, as the envs returned them. The merged info is not decoded.
 
     Args:
         info: of a batch, not modified.
+        rows: those whose infos are wanted; None: all.
     Returns:
         (row, info) for each row that has one. Values that cannot be read are omitted, and info["omitted"] has the reasons: a
         tuple of BadOutput errors. With SAME_STEP autoreset a row that ended has two: first {"final_obs": ..., "final_info": ...}.
     """
-    return info._rows() if isinstance(info, LazyInfo) and info._rows is not None else []
+    if isinstance(info, LazyInfo):
+        return [] if info._rows is None else info._rows(rows)
+    return add_fixed([], info, rows) if info else []
+
+
+def add_fixed(own: InfoRows, fixed: Mapping[str, Any], rows: Sequence[int] | None) -> InfoRows:
+    """Add the parts of infos that have a fixed size to the last info of each row.
+
+    Args:
+        own: (row, info) of envs whose infos have other parts, too.
+        fixed: arrays of all rows [B, ...], as kernels write them, or dicts of such arrays.
+        rows: see `rows_of`.
+    """
+    infos_of: dict[int, list[Any]] = {}
+    for row, info in own:
+        infos_of.setdefault(row, []).append(info)
+    if rows is None:
+        column: Any = fixed
+        while isinstance(column, Mapping):
+            column = next(iter(column.values()))
+        rows = range(len(column))
+    found: InfoRows = []
+    for row in rows:
+        *finals, last = infos_of.get(row, ({},))
+        found += [(row, final) for final in finals]
+        found.append((row, {**_fixed_of_row(fixed, row), **last}))
+    return found
+
+
+def _fixed_of_row(value: Any, row: int) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _fixed_of_row(child, row) for key, child in value.items()}
+    item = value[row]
+    return bool(item) if isinstance(item, np.bool_) else item
 
 
 class LazyInfo(dict[str, Any]):
@@ -296,8 +330,10 @@ class LazyInfo(dict[str, Any]):
 
     __slots__ = ("_load", "_rows")
 
-    def __init__(self, load: Callable[[], Mapping[str, Any]], rows: Callable[[], InfoRows] | None = None) -> None:
-        """`load` makes the merged info, `rows` what `rows_of` returns."""
+    def __init__(
+        self, load: Callable[[], Mapping[str, Any]], rows: Callable[[Sequence[int] | None], InfoRows] | None = None
+    ) -> None:
+        """`load` makes the merged info, `rows` what `rows_of` returns for some rows."""
         if not callable(load):
             raise TypeError(f"LazyInfo takes the function that makes the info, not a {type(load).__name__}")
         self._load: Callable[[], Mapping[str, Any]] | None = load

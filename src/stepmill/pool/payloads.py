@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native
-from stepmill.pool.infos import MAX_DICTS, OMITTED, LazyInfo, is_too_deep, merge, omission_error
+from stepmill.pool.infos import MAX_DICTS, OMITTED, InfoRows, LazyInfo, add_fixed, is_too_deep, merge, omission_error
 from stepmill.spec.errors import BadOutput, EngineBug
 from stepmill.spec.options import AutoresetMode, OnFault, PoolOptions
 from stepmill.worker.error_records import describe_error
@@ -72,7 +72,14 @@ class InfoMaker:
     def make(self, *batch: Any) -> dict[str, Any]:
         """Return the info of a batch, which is decoded when it is first read. Native code passes the fields of `InfoParts`."""
         parts = InfoParts(*batch)
-        return LazyInfo(lambda: self._merged(parts), lambda: list(self._rows(parts)))
+        return LazyInfo(lambda: self._merged(parts), lambda rows: self._select(parts, rows))
+
+    def _select(self, batch: InfoParts, rows: Sequence[int] | None) -> InfoRows:
+        """Return the infos of some rows, or of all, as `rows_of` does."""
+        wanted = None if rows is None else set(rows)
+        own = [(row, info) for row, info in self._rows(batch) if wanted is None or row in wanted]
+        # The infos of a batched env are already merged, and have what is of fixed size.
+        return add_fixed(own, batch.fixed, rows) if batch.fixed and self._rows_each is None else own
 
     def _merged(self, batch: InfoParts) -> dict[str, Any]:
         merged = merge(self._rows(batch), batch.num_rows, rows_each=self._rows_each, env_ids=batch.env_ids)

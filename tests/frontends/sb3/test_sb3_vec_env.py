@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
@@ -23,6 +24,7 @@ from stable_baselines3.common.vec_env import (
     VecVideoRecorder,
 )
 
+import stepmill
 from stepmill import PoolOptions
 from stepmill.frontends.sb3 import SB3VecEnv
 from stepmill.spec.errors import EnvError, UsageError, WorkerDied
@@ -135,6 +137,26 @@ class Nested(gymnasium.Env):
     def step(self, action):
         push, which = action.values() if isinstance(action, dict) else action
         return np.asarray(push, np.float32), float(which), False, False, {}
+
+
+@pytest.mark.filterwarnings("ignore:The `render_mode` attribute is not defined")  # kernels have none
+def test_each_env_of_a_kernel_has_its_infos_as_in_python():
+    pytest.importorskip("numba")
+    actions = np.random.default_rng(0).integers(0, 4, (20, 3))
+
+    def play(backend):
+        with contextlib.closing(SB3VecEnv([stepmill.kernels.find("FrozenLake-v1")] * 3, backend=backend)) as envs:
+            envs.seed(0)
+            envs.reset()
+            found = [envs.reset_infos.copy()]
+            for action in actions:
+                found += [envs.step(action)[3], envs.reset_infos.copy()]
+            return found
+
+    compiled, python = play("kernel"), play("serial")
+    np.testing.assert_equal(compiled, python)
+    assert all("prob" in info for infos in compiled for info in infos)
+    assert any("terminal_observation" in info for infos in compiled for info in infos)
 
 
 PUSH = gymnasium.spaces.Box(-1, 1, (2,), np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from functools import partial
@@ -13,6 +14,7 @@ from tianshou.algorithm.algorithm_base import Policy
 from tianshou.data import AsyncCollector, Batch, Collector, VectorReplayBuffer
 from tianshou.env import DummyVectorEnv
 
+import stepmill
 from stepmill import PoolOptions
 from stepmill.frontends.tianshou import StepmillVectorEnv
 from stepmill.spec.errors import UsageError, WorkerDied
@@ -90,6 +92,18 @@ def test_steps_and_resets_are_those_of_the_librarys_own_vector_env(envs_of, is_d
     for mine, other in zip(*[each.reset([1, 3], seed=5) for each in both], strict=True):
         same(mine, other)
     both[1].close()
+
+
+def test_each_env_of_a_kernel_has_its_infos_as_in_python():
+    pytest.importorskip("numba")
+
+    def play(backend):
+        with contextlib.closing(StepmillVectorEnv([stepmill.kernels.find("Taxi-v4")] * 3, backend=backend)) as envs:
+            return [envs.reset(seed=3)[1].tolist(), envs.step(np.array([0, 1]), [0, 2])[-1].tolist()]
+
+    compiled = play("kernel")
+    np.testing.assert_equal(compiled, play("serial"))
+    assert [sorted(info) for info in compiled[1]] == [["action_mask", "env_id", "prob"]] * 2
 
 
 def test_attributes_are_read_and_set_by_id(envs_of):

@@ -1,0 +1,211 @@
+"""The learner's end of a process of a pool: what the ends of the starter, of launchers and of workers share.
+
+A process is started by the learner (the starter, and a launcher of context "fork"), or on request by the starter or a launcher,
+which then reports its pid, its pidfd and its end; the code of these two is in `worker/child_server.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+from stepmill import _native
+from stepmill._native import OwnedFd
+from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, ChannelGarbled, Frame, wait_ready
+from stepmill.worker.messages import Exited, Launched, LaunchFailed, LaunchWorker, Quit, StartLauncher, dump, load
+from stepmill.worker.signals import defer_signals
+
+
+class ProcessLink:
+    """One process, from before its start to after its end.
+
+    Attributes:
+        peer: the socket of the process's channel.
+        pid: of the process; 0 until it is known to run.
+        exit_code: its exit status, or the negative number of the signal that ended it; None if not known.
+        launch_failure: why there is no process, or no pidfd of it.
+        has_hung_up: the process's end of the channel is closed.
+        is_closed: `close` was called.
+    """
+
+    def __init__(self) -> None:
+        self.channel, self.peer = Channel.pair()
+        self.pid = 0
+        self.exit_code: int | None = None
+        self.launch_failure: str | None = None
+        self.has_hung_up = False
+        self.is_closed = False
+        self._process = OwnedFd()
+        # Reentrant, because a signal handler of the learner may call close() while this thread waits here.
+        self._lock = threading.RLock()
+
+    @property
+    def pidfd(self) -> int:
+        """The pidfd of the process; NO_FD until it is known to run, and after `close`."""
+        return self._process.fileno()
+
+    @property
+    def fds(self) -> dict[int, int]:
+        """The descriptors and events to poll for messages and the end of the process."""
+        wanted = {self.pidfd: select.POLLIN}
+        if not self.has_hung_up:
+            wanted[self.channel.fd] = select.POLLIN
+        return wanted
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process has ended. All its messages can then be received by `handle_messages`."""
+        has_ended = self.pidfd != NO_FD and bool(wait_ready({self.pidfd: select.POLLIN}, 0.0))
+        return has_ended or self.launch_failure is not None
+
+    def set_process(self, pid: int, process: OwnedFd) -> None:
+        """Store the pid and the pidfd of the process, which runs now."""
+        self.pid, self._process = pid, process
+
+    def mark_launch_failed(self, reason: str) -> None:
+        """Record why there is no process, or no pidfd of it."""
+        self.launch_failure = reason
+
+    def handle_messages(self) -> None:
+        """Receive and handle every message that has arrived. Never waits."""
+        # A signal handler that raises must not come between receiving a message and handling it.
+        with defer_signals(), self._lock:
+            while (frame := self._take()) is not None:
+                try:
+                    message = load(frame.data)
+                except Exception:  # malformed data
+                    self._reject()
+                else:
+                    self._receive(message, frame.fds)
+
+    def _take(self) -> Frame | None:
+        if self.has_hung_up:
+            return None
+        try:
+            return self.channel.poll_frame()
+        except (ChannelGarbled, MemoryError, OverflowError):
+            self._reject()
+        except ChannelClosed:
+            self.has_hung_up = True
+        return None
+
+    def _receive(self, message: object, fds: tuple[OwnedFd, ...]) -> None:
+        """Handle a message; `fds` came with it."""
+        raise NotImplementedError
+
+    def _reject(self) -> None:
+        """Kill a process that sent malformed data. Its death is then handled like any other."""
+        self.has_hung_up = True
+        self.kill()
+
+    def wait(self, deadline: float | None) -> None:
+        """Wait for messages or the end of the process, for a slice of the time until the deadline, and handle them."""
+        wait_ready(self.fds, deadline)  # without the lock, which other threads need to send messages
+        self.handle_messages()
+
+    def kill(self) -> None:
+        """Send SIGKILL to the process if it runs. By pidfd, because another process may have its pid by now."""
+        if self.pidfd != NO_FD:
+            with contextlib.suppress(ProcessLookupError):
+                _native.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def wait_end(self, deadline: float) -> bool:
+        """Wait until the process has ended, at most until the deadline; return whether it has."""
+        while self.pidfd != NO_FD and not self.is_dead:
+            if time.monotonic() >= deadline:
+                return False
+            self.wait(deadline)
+        self.handle_messages()
+        return True
+
+    def renew_channel(self) -> None:
+        """Replace the channel; a process that was started on the old one ends."""
+        self.channel.close()
+        self.channel, self.peer = Channel.pair()
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        with defer_signals(), self._lock:
+            self.has_hung_up = self.is_closed = True
+            self.channel.close()
+            self.peer.close()
+            self._process.close()
+
+
+class ServerLink(ProcessLink):
+    """A process that starts others on request: the starter or a launcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._children: dict[int, ProcessLink] = {}  # the newest of each number
+        self._is_late = False  # a report has not come in time, and none has come since
+
+    @property
+    def is_dead(self) -> bool:
+        return self.is_closed or super().is_dead
+
+    def request(self, message: StartLauncher | LaunchWorker, child: ProcessLink, fds: tuple[int, ...] = ()) -> None:
+        """Ask for a process; `handle_messages` stores in `child` whether it was started, and how it ends.
+
+        Raises:
+            ChannelClosed: the process of this link is gone.
+        """
+        with defer_signals(), self._lock, child.peer as sock:
+            self._children[message.number] = child
+            self.channel.send(dump(message), [sock.fileno(), *fds])
+
+    def _receive(self, message: object, fds: tuple[OwnedFd, ...]) -> None:
+        self._is_late = False
+        child = self._children.get(getattr(message, "number", NO_FD))
+        if child is None:
+            return
+        if isinstance(message, Launched) and fds:
+            child.set_process(message.pid, fds[0])
+        elif isinstance(message, Launched):  # this process may open no more files
+            child.mark_launch_failed(os.strerror(errno.EMFILE))
+        elif isinstance(message, LaunchFailed):
+            child.mark_launch_failed(message.reason)
+        elif isinstance(message, Exited) and message.pid == child.pid:
+            child.exit_code = message.code
+
+    def wait_exit(self, child: ProcessLink, timeout_s: float) -> int | None:
+        """Return the exit code of a process that has ended; wait at most `timeout_s` for the report of it.
+
+        Once a report has not come in time, this waits for none until one comes: many processes may end while this one is stopped.
+        """
+        with self._lock:  # if another thread took the report, this one would sleep to the end of its slice of time
+            deadline = time.monotonic() + (0.0 if self._is_late else timeout_s)
+            self.wait_report(lambda: child.exit_code is not None or child.launch_failure is not None, deadline)
+            self._is_late = child.exit_code is None and child.launch_failure is None
+        return child.exit_code
+
+    def wait_report(self, has_come: Callable[[], bool], deadline: float) -> None:
+        """Wait until a report has come, which cannot come after the end of this process, or until the deadline."""
+        while True:
+            is_last = self.is_dead or time.monotonic() >= deadline
+            self.handle_messages()
+            if is_last or has_come():
+                return
+            wait_ready(self.fds, deadline)
+
+    def end(self, timeout_s: float) -> None:
+        """End the process, which kills those that it has started, and reap it. Idempotent."""
+        with defer_signals(), self._lock:
+            if self.is_closed:
+                return
+            with contextlib.suppress(ChannelClosed):
+                self.channel.send(dump(Quit()))
+            if not self.wait_end(time.monotonic() + timeout_s):
+                self.kill()
+            self.reap()
+            self.close()
+
+    def reap(self) -> None:
+        """Set the exit code of this process, which has ended or was killed; it stays None if it cannot be known. Idempotent."""
+        raise NotImplementedError

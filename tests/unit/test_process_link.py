@@ -1,0 +1,64 @@
+"""The learner's end of a process that starts others."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+from stepmill.backends import process_link
+from stepmill.backends.process_link import ProcessLink, ServerLink
+from stepmill.worker.channel import Channel
+from stepmill.worker.messages import Exited, LaunchWorker, dump
+
+
+def test_a_launcher_that_does_not_answer_is_waited_for_once_and_not_for_each_dead_worker(monkeypatch):
+    now_s, num_waits = 0.0, 0
+
+    def wait_until(deadline):
+        nonlocal now_s, num_waits
+        num_waits += 1
+        now_s = deadline
+
+    monkeypatch.setattr(process_link, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(process_link, "wait_ready", lambda wanted, deadline: wait_until(deadline))
+    with contextlib.closing(ServerLink()) as launcher, contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(contextlib.closing(ProcessLink())) for _ in range(4)]
+        launcher_end = stack.enter_context(contextlib.closing(Channel(launcher.peer)))
+        for number, worker in enumerate(workers):
+            launcher.request(LaunchWorker(number), worker)
+
+        assert [launcher.wait_exit(worker, 0.2) for worker in workers] == [None] * 4
+        assert num_waits == 1
+
+        workers[1].mark_launch_failed("there is no process, and no report")
+        launcher_end.send(dump(Exited(0, workers[0].pid, -signal.SIGKILL)))
+        codes = [launcher.wait_exit(worker, 0.2) for worker in workers]
+        assert codes == [-signal.SIGKILL, None, None, None]  # workers[2] is waited for
+        assert num_waits == 2
+
+
+def test_no_other_thread_takes_the_report_for_which_one_waits(monkeypatch):
+    can_others_read = []
+
+    def try_to_read():
+        is_free = launcher._lock.acquire(blocking=False)
+        if is_free:
+            launcher._lock.release()
+        return is_free
+
+    def wait_until_reported(wanted, deadline):
+        can_others_read.append(other.submit(try_to_read).result())
+        launcher_end.send(dump(Exited(0, worker.pid, 3)))
+
+    monkeypatch.setattr(process_link, "wait_ready", wait_until_reported)
+    with (
+        contextlib.closing(ServerLink()) as launcher,
+        contextlib.closing(ProcessLink()) as worker,
+        contextlib.closing(Channel(launcher.peer)) as launcher_end,
+        ThreadPoolExecutor(1) as other,
+    ):
+        launcher.request(LaunchWorker(0), worker)
+        assert launcher.wait_exit(worker, 60.0) == 3
+    assert can_others_read == [False]
