@@ -58,6 +58,21 @@ def test_defaults_are_those_of_di_engine_and_every_call_gives_a_copy() -> None:
     assert AsyncSubprocessEnvManager.default_config().episode_num == float("inf")
 
 
+def test_settings_are_attributes_that_may_be_assigned(cls: Any) -> None:
+    given = {"step_timeout": 8, "retry_type": "reset"}
+    manager = cls(ding_envs(1), given)
+    assert (manager._step_timeout, manager._retry_type, manager._auto_reset) == (8, "reset", True)
+    manager._retry_type = "renew"
+    assert (manager._retry_type, given["retry_type"]) == ("renew", "reset")
+
+
+def test_the_envs_of_a_base_manager_are_there_after_close() -> None:
+    manager = BaseEnvManager(ding_envs(2), {})
+    manager.launch()
+    manager.close()
+    assert len(manager._envs) == 2
+
+
 @pytest.mark.covers("D-2", "D-B14")
 def test_nothing_is_started_before_it_is_needed_and_spaces_come_from_the_workers(make_manager: MakeManager) -> None:
     before = set(psutil.Process().children())  # the starter of an earlier pool lives on for some seconds

@@ -81,6 +81,18 @@ class EnvStates(dict[int, EnvState]):
         return [env_id for env_id, env_state in self.items() if env_state is state]
 
 
+def _setting(name: str) -> Any:
+    """Return a property that reads and writes a setting. DI-engine has attributes of these names, which its users assign."""
+
+    def read(self: EnvLifecycle) -> Any:
+        return self._cfg.get(name)
+
+    def write(self: EnvLifecycle, value: Any) -> None:
+        self._cfg[name] = value
+
+    return property(read, write)
+
+
 class EnvLifecycle:
     """The part of a manager, or of a supervisor, that handles replies, episode ends, resets and retries.
 
@@ -90,6 +102,12 @@ class EnvLifecycle:
     _marks_abnormal = False  # whether an abnormal timestep sets its env to ERROR
     _forgets_seeds = True  # whether `_env_seed` has only those that were not sent yet
     _attempts_name = "max retries"  # in the text of an error
+    _auto_reset, _retry_type, _retry_waiting_time, _reset_timeout, _step_timeout, _connect_timeout = map(
+        _setting, ("auto_reset", "retry_type", "retry_waiting_time", "reset_timeout", "step_timeout", "connect_timeout")
+    )
+    _context, _copy_on_get, _reset_inplace, _shared_memory, _step_wait_timeout, _wait_num = map(
+        _setting, ("context", "copy_on_get", "reset_inplace", "shared_memory", "step_wait_timeout", "wait_num")
+    )
 
     def __init__(self, env_fn: Sequence[Callable[[], Any]], cfg: Config, options: PoolOptions) -> None:
         self._env_fn = list(env_fn)
@@ -101,9 +119,9 @@ class EnvLifecycle:
         self._client: PoolClient | None = None
         self._closed = True
         self._space_seed: int | None = None
-        self._clear()
+        self._init_states()
 
-    def _clear(self) -> None:
+    def _init_states(self) -> None:
         """Set all envs to VOID, and reset what is kept for one launch, the seeds and the paths of replays."""
         self._env_states = EnvStates(self._env_num)
         self._env_seed: dict[int, int | None] = dict.fromkeys(range(self._env_num))

@@ -52,8 +52,8 @@ class BaseEnvManager(Manager):
 
     @property
     def _envs(self) -> list[Any]:
-        """The env objects."""
-        return [self._open_client().envs[env_id] for env_id in range(self._env_num)]
+        """The env objects, after `close` too."""
+        return [self._inline_envs[env_id] for env_id in range(self._env_num)]
 
     def _make_client(self) -> PoolClient:
         cfg = self._cfg
@@ -64,7 +64,9 @@ class BaseEnvManager(Manager):
             reset_timeout_s=cfg.reset_timeout,
             is_process=False,
         )
-        return PoolClient(self._env_fn, replace(self._options, backend=BackendName.SERIAL, copy=True), managed)
+        client = PoolClient(self._env_fn, replace(self._options, backend=BackendName.SERIAL, copy=True), managed)
+        self._inline_envs = client.envs
+        return client
 
     def reset(self, reset_param: ResetParam | None = None) -> None:
         """As `Manager.reset`; all envs get their seeds before the first is reset, since they share NumPy's global generator."""
@@ -74,7 +76,7 @@ class BaseEnvManager(Manager):
             if seed is not None:
                 self._last_sent_seed[env_id] = (seed, self._env_dynamic_seed)
                 self._env_seed[env_id] = None
-                seed_env(self._open_client().envs[env_id], seed, self._env_dynamic_seed)
+                seed_env(self._inline_envs[env_id], seed, self._env_dynamic_seed)
         super().reset(reset_param)
 
     def _skips_reset(self, env_id: int) -> bool:

@@ -107,8 +107,8 @@ class EnvSupervisor(EnvCalls):
         cfg.max_retry, cfg.retry_waiting_time = max_try or max_retry or 1, cfg.retry_waiting_time or 0.0
         super().__init__(env_fn or (), cfg, settings.options_in(of_pool))
 
-    def _clear(self) -> None:
-        super()._clear()
+    def _init_states(self) -> None:
+        super()._init_states()
         self._queues: dict[int, deque[SendPayload]] = {env_id: deque() for env_id in range(self._env_num)}
         self._running_commands: dict[int, SendPayload] = {}
         self._received: deque[RecvPayload] = deque()
@@ -140,7 +140,7 @@ class EnvSupervisor(EnvCalls):
             client.close()
         if not self._closed:
             self._closed = True
-            self._clear()
+            self._init_states()
 
     def close(self, timeout: float | None = None) -> None:
         """As `shutdown`."""
