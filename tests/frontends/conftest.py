@@ -3,6 +3,7 @@ it to `make test-frontends`, whose environment has them all."""
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,5 +15,7 @@ NEEDS = {
     "tianshou": "tianshou",
     "torchrl": "torchrl",
 }  # folder: module
+if sys.version_info >= (3, 15):  # dm-env and PettingZoo have no wheels yet, as scripts/test_versions.py says
+    NEEDS |= {"test_dm_env.py": "dm_env", "test_keywords.py": "dm_env", "test_pettingzoo.py": "pettingzoo"}
 
 collect_ignore = [str(Path(__file__).parent / folder) for folder, module in NEEDS.items() if find_spec(module) is None]
