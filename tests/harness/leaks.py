@@ -202,7 +202,10 @@ def _list_threads() -> list[str]:
 def _list_descriptors() -> list[str]:
     lines = []
     starter = STARTERS.current
-    kept = {str(_tracker()[1])} | (set() if starter is None else {str(starter.channel.fd), str(starter.pidfd)})
+    kept = {str(_tracker()[1])}
+    if starter is not None:  # of a message that has arrived in part, its channel has the descriptors
+        received = [fd.fileno() for fd in starter.channel._fds]
+        kept.update(map(str, (starter.channel.fd, starter.pidfd, *received)))
     for fd in os.listdir("/proc/self/fd"):
         if fd in kept:
             continue
