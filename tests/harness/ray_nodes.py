@@ -49,8 +49,8 @@ def end_processes(pids: list[int]) -> None:
 
 def wait_lost(pool: stepmill.Pool, node: int) -> float:
     """Wait until the pool has noticed the loss of a node; return the seconds that this took."""
-    began, link = time.monotonic(), link_of(pool, node)
-    while link.cause is None:
+    began, link, slab = time.monotonic(), link_of(pool, node), pool._runtime.slab.native
+    while link.cause is None or not all(map(slab.is_dead, link.workers)):
         assert time.monotonic() - began < HANG_GUARD_S
         time.sleep(0.01)
     return time.monotonic() - began
