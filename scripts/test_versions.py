@@ -54,8 +54,9 @@ OPTIONAL = (
 ENTER = """mount --bind /dev "$0/dev" && mount --bind /dev/pts "$0/dev/pts" && mount -t tmpfs tmpfs "$0/dev/shm" \
     && mount -t proc proc "$0/proc" && exec chroot "$0" "$@\""""
 FOLDERS = ["tests/unit", "tests/contract", "tests/crash/test_revive.py", "tests/crash/test_recovery_replay.py"]
+SELECTED = "not soak and not torch"
 if "--whole" in sys.argv:
-    FOLDERS = ["tests"]
+    FOLDERS, SELECTED = ["tests"], f"{SELECTED} and not slow"
 
 
 def find_pythons() -> dict[tuple[int, int], Path]:
@@ -89,8 +90,7 @@ def test_on(version: tuple[int, int], base: Path) -> bool:
     subprocess.run([*pip, "-r", str(ROOT / "constraints.txt")], check=True)
     subprocess.run([*pip, "--no-deps", "--no-build-isolation", "--force-reinstall", str(ROOT)], check=True)
     folders = [name for name in FOLDERS if (ROOT / name).exists()]
-    selected = ["-m", "not soak and not torch and not slow"]
-    command = [str(python), "-m", "pytest", "-n", "4", "--dist", "worksteal", *selected, *folders]
+    command = [str(python), "-m", "pytest", "-n", "4", "--dist", "worksteal", "-m", SELECTED, *folders]
     return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 
