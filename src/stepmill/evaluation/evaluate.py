@@ -192,9 +192,8 @@ class Player:
         is_going = ~(batch.terminated | batch.truncated)
         if not is_going.all():
             ended = np.flatnonzero(~is_going).tolist()
-            infos = dict(
-                rows_of(batch.info, ended)
-            )  # they are not merged, which fails if those of two envs differ in shape
+            # They are not merged, which fails if those of two envs differ in shape.
+            infos = dict(rows_of(batch.info, ended))
             episodes = [episode for row in ended for episode in self._end(int(ids[row]), infos.get(row, {}))]
             self._begin(env_id for env_id in ids[ended].tolist() if env_id not in faults)
             yield from episodes
