@@ -344,9 +344,8 @@ class StepmillEnv(PoolEnv):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:
         """As that of `PoolEnv`; the state of closed envs is that of new ones."""
-        if self.is_closed and not (
-            args or kwargs
-        ):  # a Collector whose frames are used up closes its env, and is saved afterwards
+        # A Collector whose frames are used up closes its env, and is saved afterwards.
+        if self.is_closed and not (args or kwargs):
             warn(
                 "state_dict() of closed envs is that of new envs; call it before close(), or before a Collector's last batch"
             )
