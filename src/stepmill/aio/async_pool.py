@@ -36,7 +36,8 @@ class AsyncPool:
     Args:
         make_env: a function without arguments that makes an env, called in the workers; or a list of them, one per env.
         num_envs: how many envs, if `make_env` is one function.
-        **keywords: options of a pool, such as `num_workers`, `step_timeout_s` and `on_fault`; not `autoreset_mode`.
+        **keywords: options of a pool, such as `num_workers`, `step_timeout_s` and `on_fault`; not `autoreset_mode`. The default of
+            `backend` is "process".
     Raises:
         UsageError: an argument is wrong. `async with` starts the envs, and raises what `Pool` raises.
     """
@@ -52,7 +53,8 @@ class AsyncPool:
         for name in {"autoreset_mode", "num_episodes"} & keywords.keys():
             raise UsageError(f"the tasks of an AsyncPool decide when an env is reset; leave {name} out")
         env_fns = [make_env] * (num_envs or 0) if callable(make_env) else make_env
-        self._make_pool = partial(Pool, env_fns, **{**keywords, "autoreset_mode": "Disabled"})
+        options: dict[str, Any] = {"backend": "process", **keywords, "autoreset_mode": "Disabled"}
+        self._make_pool = partial(Pool, env_fns, **options)
         self._start_lock = threading.Lock()
         self._is_closed = False
         self._started: Pool | None = None
@@ -82,11 +84,14 @@ class AsyncPool:
 
     def _start(self) -> None:
         pool = self._make_pool()
-        with self._start_lock:
-            if not self._is_closed:
-                self._started = pool
-                return
-        pool.close()
+        try:
+            PoolPort(pool).check_event_loop()
+            with self._start_lock:
+                if not self._is_closed:
+                    self._started = pool
+        finally:
+            if self._started is None:
+                pool.close()
 
     def _in_turns(self) -> list[Seat]:
         """Return all seats so that those that follow each other are of different workers."""
@@ -102,7 +107,9 @@ class AsyncPool:
         pool, self._started = self._started, None
         if pool is None:
             return
-        self._end(ClosedPoolError("the AsyncPool was closed while this task waited; close it after its tasks have ended"))
+        self._end(
+            ClosedPoolError("the AsyncPool was closed while this task waited; close it after its tasks have ended")
+        )
         self._loop.remove_reader(self._port.event_fd)
         await self._loop.run_in_executor(None, pool.close)
 
@@ -202,7 +209,8 @@ class AsyncPool:
 
     async def result_of(self, seat: Seat) -> Result:
         """Wait for the result of the env's command."""
-        waiter = seat.waiter = self._loop.create_future()
+        waiter: asyncio.Future[Result] = self._loop.create_future()
+        seat.waiter = waiter
         try:
             return await waiter
         except asyncio.CancelledError:

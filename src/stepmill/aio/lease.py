@@ -70,7 +70,9 @@ class EnvLease:
         """The number of the env in the pool."""
         return self._held().env_id
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Reset the env, and return observation and info.
 
         An env whose worker has ended is built again. A cancelled command is waited for.
@@ -124,7 +126,8 @@ class EnvLease:
         seat = self._held()
         if seat.waiter is not None:
             raise BusyEnvError(
-                f"env {seat.env_id} is stepping or resetting for another task; lease one env per task", env_ids=[seat.env_id]
+                f"env {seat.env_id} is stepping or resetting for another task; lease one env per task",
+                env_ids=[seat.env_id],
             )
         return seat
 

@@ -133,18 +133,20 @@ class PoolPort:
 
     @property
     def event_fd(self) -> int:
-        """The descriptor that becomes readable after `watch`, which the pool owns.
+        """The descriptor that becomes readable after `watch`, which the pool owns."""
+        return self.slab.native.event_fd
+
+    def check_event_loop(self) -> None:
+        """Check that an event loop can wait for the pool.
 
         Raises:
-            UsageError: the envs run in the calling thread, which would be blocked.
+            UsageError: the envs run in the thread that waits for them, which would be blocked.
         """
-        runtime = self.pool._runtime
-        if traits_of(runtime.backend).driver.keys() & {"loop", "advance", "kernel"}:
+        if traits_of(self.pool._runtime.backend).driver.keys() & {"loop", "advance", "kernel"}:
             raise UsageError(
-                f"envs of backend={self.pool.options.backend!r} run in the thread that waits for them, and an event loop must not be "
-                "blocked; use backend='process' or 'thread'"
+                "envs of this backend run in the thread that waits for them, which an event loop must not be blocked by; "
+                "use backend='process' or 'thread'"
             )
-        return runtime.slab.native.event_fd
 
     def has_news(self, min_envs: int | None, max_envs: int | None) -> bool:
         """Return whether `Pool.receive` would return now, and handle faults and events that have arrived."""

@@ -220,7 +220,7 @@ class Receiver:
         # For all, a number that faults of idle envs do not reduce to fewer than those that are pending.
         return (2 * self._num_envs if min_envs is None else least), most
 
-    def wait_and_collect(self, wait: Callable[[], None], collect: Callable[[], T | None]) -> T:
+    def wait_and_collect(self, wait: Callable[[], object], collect: Callable[[], T | None]) -> T:
         """Return what `collect` returns; it returns None, because a result is unreadable, as long as `wait` has to wait again.
 
         Python may raise KeyboardInterrupt almost anywhere, also when a native call returns, and then its result is lost.
