@@ -106,7 +106,7 @@ def test_a_pool_is_used_by_leases_or_in_batches() -> None:
     async def main() -> None:
         async with chaos_pool() as pool:
             pool.reset_async()
-            with pytest.raises(stepmill.UsageError, match="used with batches"):
+            with pytest.raises(stepmill.UsageError, match="used with send"):
                 pool.lease()
         async with chaos_pool() as pool, pool.lease():
             with pytest.raises(stepmill.UsageError, match="used with leases"):

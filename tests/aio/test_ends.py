@@ -37,7 +37,7 @@ def test_close_ends_the_wait_of_every_task() -> None:
             await asyncio.to_thread(gate.wait_arrivals)
             closing = asyncio.create_task(pool.close())
             for task in (step, waits_for_lease):
-                with pytest.raises(stepmill.ClosedPoolError, match="closed while this task waited"):
+                with pytest.raises(stepmill.ClosedPoolError, match="closed while this task used it"):
                     await task
             gate.open()
             await closing

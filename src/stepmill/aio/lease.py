@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepmill import BusyEnvError, StepmillError, UsageError
@@ -16,41 +13,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from stepmill.aio.async_pool import AsyncPool
-
-Result = tuple[Any, Any, Any, Any, dict[str, Any]]
-
-
-@dataclass(eq=False)
-class Seat:
-    """What an AsyncPool knows of one env.
-
-    Attributes:
-        env_id: the env.
-        is_busy: it has a command whose result has not arrived.
-        waiter: of the task that awaits the result; None: the task was cancelled, and the result is dropped.
-        fault: why the env needs a reset before the next step; None if it has no fault.
-        is_returned: its lease has ended, and the env is free once its command has ended.
-    """
-
-    env_id: int
-    is_busy: bool = False
-    waiter: asyncio.Future[Result] | None = None
-    fault: StepmillError | None = None
-    is_returned: bool = False
-
-    def take_result(self, result: Result) -> None:
-        """The result of its command has arrived."""
-        self.is_busy = False
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(result)
-
-    def take_fault(self, error: StepmillError) -> None:
-        """The env has a fault, and no command any more. Tasks do not share an exception, which has one traceback."""
-        self.is_busy = False
-        self.fault = copy.copy(error)
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_exception(self.fault)
+    from stepmill.aio.leases import Leases, Result, Seat
 
 
 class EnvLease:
@@ -60,8 +23,8 @@ class EnvLease:
     task, or ended by its deadline, and nobody gets its result; the env needs a reset.
     """
 
-    def __init__(self, pool: AsyncPool) -> None:
-        self._pool = pool
+    def __init__(self, leases: Leases) -> None:
+        self._leases = leases
         self._seat: Seat | None = None
         self._why_reset = "it was not reset in this lease"  # empty: it can step
 
@@ -86,8 +49,8 @@ class EnvLease:
         self._why_reset = "its reset has not ended"
         while seat.is_busy:
             with suppress(StepmillError):
-                await self._pool.result_of(seat)
-        obs, _, _, _, info = await self._pool.reset_env(seat, seed, options)
+                await self._leases.result_of(seat)
+        obs, _, _, _, info = await self._leases.reset(seat, seed, options)
         self._why_reset = ""
         return obs, info
 
@@ -101,17 +64,9 @@ class EnvLease:
             UsageError: the env needs a reset, or the action is invalid. Nothing was sent.
         """
         seat = self._free_seat()
-        if seat.fault is not None:
-            raise seat.fault
-        if self._why_reset:
+        if seat.fault is None and self._why_reset:
             raise UsageError(f"env {seat.env_id} cannot step: {self._why_reset}; call reset() first")
-        try:
-            awaited = self._pool.step_env(seat, action)
-        except UsageError:
-            raise
-        except StepmillError:
-            self._why_reset = "its last step failed"
-            raise
+        awaited = self._leases.step(seat, action)
         self._why_reset = "its last step failed, or was cancelled"
         result = await awaited
         self._why_reset = "its episode has ended" if result[2] or result[3] else ""
@@ -132,11 +87,11 @@ class EnvLease:
         return seat
 
     async def __aenter__(self) -> Self:
-        self._seat = await self._pool.acquire()
+        self._seat = await self._leases.acquire()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         seat, self._seat = self._held(), None
-        self._pool.release(seat)
+        self._leases.release(seat)
