@@ -1,4 +1,4 @@
-"""The start and the end of an `AsyncPool`: nobody waits for ever, and nothing is left behind."""
+"""The start and the end of an `AsyncPool`: nobody waits forever, and nothing is left behind."""
 
 from __future__ import annotations
 
