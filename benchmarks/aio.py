@@ -38,7 +38,7 @@ LAG_EVERY_S = 0.005
 
 
 class Waiting(gymnasium.Env[Any, Any]):
-    """Sleeps in each step for as long as it is told, and dies or hangs if the action says so."""
+    """Sleeps in each step for as long as its maker says, and dies or hangs if the action says so."""
 
     observation_space = spaces.Box(-1, 1, (4,), np.float32)
     action_space = spaces.Discrete(10)
@@ -80,7 +80,7 @@ async def timed(*work: Awaitable[Any]) -> dict[str, float]:
     """Return the seconds that pass, and those of this process's cores."""
     began, began_cpu = time.perf_counter(), time.process_time()
     await asyncio.gather(*work)
-    return {"wall_s": time.perf_counter() - began, "cpu_s": time.process_time() - began_cpu}
+    return {"wall": time.perf_counter() - began, "cpu": time.process_time() - began_cpu}
 
 
 async def overhead(scale: float) -> dict[str, Any]:
@@ -88,22 +88,14 @@ async def overhead(scale: float) -> dict[str, Any]:
     num_envs, num_steps = 64, max(10, int(500 * scale))
     async with stepmill.AsyncPool(Waiting, num_envs=num_envs, num_workers=1) as pool:
         await asyncio.gather(*(play(pool.lease(), 10) for _ in range(num_envs)))
-        before = pool.pool.stats()
         ours = await timed(*(play(pool.lease(), num_steps) for _ in range(num_envs)))
-        worker = pool.pool.stats().since(before).workers[0]
     envs = [Waiting() for _ in range(num_envs)]
     peer = await timed(*(play_in_threads(env, num_steps, None) for env in envs))
     per_step = 1e6 / (num_envs * num_steps)
-    found = {
-        f"{side} {name}": value * per_step
+    return {
+        f"{side} {name} us": value * per_step
         for side, each in (("ours", ours), ("to_thread", peer))
         for name, value in each.items()
-    }
-    return {
-        **found,
-        "ours worker_s": (worker.step_s.total + worker.publish_s) * per_step
-        if hasattr(worker.step_s, "total")
-        else None,
     }
 
 
@@ -115,7 +107,7 @@ async def blocking(scale: float, options: dict[str, Any]) -> dict[str, Any]:
         ours = await timed(*(play(pool.lease(), 3) for _ in range(num_envs)))
     with ThreadPoolExecutor(num_envs) as executor:
         peer = await timed(*(play_in_threads(make_env(), 3, executor) for _ in range(num_envs)))
-    return {"ideal": 3 * sleep_s, "ours": ours["wall_s"], "threads": peer["wall_s"]}
+    return {"ideal": 3 * sleep_s, "ours": ours["wall"], "threads": peer["wall"]}
 
 
 async def late_by(is_over: asyncio.Event, lags: list[float]) -> None:
@@ -130,17 +122,20 @@ async def lag(scale: float, num_envs: int, options: dict[str, Any]) -> dict[str,
     """Return the 99th percentile of the lag in ms: in a thread with a loop of its own, which only waits, and in the busy loop."""
     rng = random.Random(0)
 
+    async def step_once(env: stepmill.EnvLease, *, is_lost: bool) -> bool:
+        try:
+            if is_lost:
+                await env.reset()
+            await env.step({0: KILL, 1: HANG}.get(rng.randrange(200), 1))
+        except stepmill.StepmillError:
+            return True
+        return False
+
     async def episode(lease: stepmill.EnvLease) -> None:
         async with lease as env:
             is_lost = True
             for _ in range(max(5, int(100 * scale))):
-                try:
-                    if is_lost:
-                        await env.reset()
-                    is_lost = False
-                    await env.step({0: KILL, 1: HANG}.get(rng.randrange(200), 1))
-                except stepmill.StepmillError:
-                    is_lost = True
+                is_lost = await step_once(env, is_lost=is_lost)
 
     busy: list[float] = []
     idle: list[float] = []
@@ -150,8 +145,7 @@ async def lag(scale: float, num_envs: int, options: dict[str, Any]) -> dict[str,
         async def main() -> None:
             own = asyncio.Event()
             task = asyncio.create_task(late_by(own, idle))
-            while not is_over.is_set():
-                await asyncio.sleep(0.05)
+            await asyncio.to_thread(is_over.wait)
             own.set()
             await task
 
