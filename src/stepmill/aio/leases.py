@@ -84,7 +84,10 @@ class Leases:
         self._loop.remove_reader(self._port.event_fd)
         if self._timer is not None:
             self._timer.cancel()
-        waiters: list[asyncio.Future[Any]] = [*self._queue, *(seat.waiter for seat in self._seats if seat.waiter is not None)]
+        waiters: list[asyncio.Future[Any]] = [
+            *self._queue,
+            *(seat.waiter for seat in self._seats if seat.waiter is not None),
+        ]
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(error)
