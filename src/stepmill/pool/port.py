@@ -134,7 +134,7 @@ class PoolPort:
     @property
     def event_fd(self) -> int:
         """The descriptor that becomes readable after `watch`, which the pool owns."""
-        return self.slab.native.event_fd
+        return self.slab.event
 
     def check_event_loop(self) -> None:
         """Check that an event loop can wait for the pool.

@@ -60,9 +60,14 @@ class SharedSlab:
         """The slab's memfd, then each worker's command memfd and result memfd; the slab owns them."""
         return [self._memory.fileno(), *(fd for worker in range(self.num_workers) for fd in self.native.fds_of(worker))]
 
+    @property
+    def event(self) -> int:
+        """The descriptor of the pool's eventfd, for the event loop that waits for it."""
+        return self.native.event_fd
+
     def fds_of(self, worker: int) -> tuple[int, int, int, int]:
         """Return what one worker needs: the memfds of the slab, of its commands and of its results, and the pool's eventfd."""
-        return (self._memory.fileno(), *self.native.fds_of(worker), self.native.event_fd)
+        return (self._memory.fileno(), *self.native.fds_of(worker), self.event)
 
     def plan_for(self, worker: int) -> Mapping[str, object]:
         """Return the plan for one worker process. "writable" are the ranges of bytes that it may write."""
