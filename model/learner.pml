@@ -49,6 +49,9 @@ inline check_deaths() {
 inline write_ticket(r_) {
 	if
 	:: atomic { TAKES_COMMANDS(r_) && newest_ticket[r_] < T -> move_env(r_, PENDING); num_pending++; newest_ticket[r_]++; PUBLISH(r_) }
+#if WATCHES
+	:: true  /* no task gives it a command now */
+#endif
 	:: else
 	fi
 }
@@ -140,6 +143,37 @@ inline abort_commands_of_dead_workers() {
 }
 #endif
 
+#if WATCHES
+/* C++: stop_watching (protocol.hpp), clear_event (platform.hpp) */
+inline stop_watching() {
+	STEP(parked = false);
+#ifndef LATE_CLEAR
+	STEP(event = false)
+#endif
+}
+
+#define IS_ANY_FREE ((TAKES_COMMANDS(0) && newest_ticket[0] < T) || (TAKES_COMMANDS(NR - 1) && newest_ticket[NR - 1] < T))
+/* C++: watch (wait.cpp), watch_bell (protocol.hpp). */
+inline rest() {
+	STEP(parked = true);
+	if
+#ifdef NO_WATCH_LOOK
+	:: true ->
+#else
+	:: bell
+	:: !bell ->
+#endif
+#ifdef LATE_CLEAR
+		STEP(event = false);
+#endif
+		do
+		:: event -> break
+		:: !event && IS_ANY_FREE -> dispatch()
+		od
+	fi
+}
+#else
+#define stop_watching() skip
 /* C++: wait_for_bell (wait.cpp). It may spin twice, with the GIL and without: modelled as one longer spin. */
 inline rest() {
 #if SPINNERS
@@ -151,6 +185,7 @@ inline rest() {
 	fi;
 	is_rung = false
 }
+#endif
 
 #if REPLAYS && !defined(NO_REPLAY_RING_AT)
 #define NUM_MISSING (IS_ANY_REPLAYING -> 1 : num_needed - num_ready)
@@ -184,10 +219,11 @@ inline look_for_events() {
 #endif
 }
 #endif
-/* C++: wait_until_done (wait.cpp), wait_for_event (wait.cpp) */
+/* C++: wait_until_done (wait.cpp), prepare_wait (wait.cpp), wait_for_event (wait.cpp) */
 inline wait_until_done() {
 	do
 	::
+		stop_watching();
 #if SPARES && defined(EARLY_TEND)
 		flush_deferred_resets();
 #endif

@@ -171,6 +171,17 @@ BOUNDS = {
         True,
     ),
     "spinners": Bounds({"W": 2, "R": 1, "T": 1, "SPINNERS": 1, "ENDS": 1, "EAGER": 0}, "three want to spin, one may"),
+    "watch": Bounds(
+        {"W": 2, "R": 1, "T": 2, "WATCHES": 1, "NEED": 1, "EAGER": 1},
+        "an event loop waits, and gives commands meanwhile",
+    ),
+    "watch_death": Bounds(
+        {"W": 1, "R": 2, "T": 1, "KILLS": 1, "WATCHES": 1, "NEED": 1, "EAGER": 1}, "the same; the worker dies"
+    ),
+    "watch_restart": Bounds(
+        {"W": 1, "R": 1, "T": 2, "KILLS": 1, "REVIVES": 1, "WATCHES": 1, "NEED": 1, "EAGER": 1},
+        "the same; it is restarted or not",
+    ),
     "single": Bounds({"W": 1, "R": 2, "T": 1, "KILLS": 1, "EAGER": 0}, "the smallest with a group and a death", True),
 }
 
@@ -196,6 +207,11 @@ MUTANTS = {
     "LATE_RING_AT": ("turns", "`ring_at` is set after the count was read again"),
     "KEEP_RING_AT": ("pair", "`ring_at` is not computed again for each wait"),
     "TRUST_COUNT": ("pair", "the rows are not scanned again after a wake-up unless the count has grown"),
+    # an event loop waits in place of that
+    "NO_EVENT": ("watch", "a ring does not make the eventfd readable"),
+    "LATE_EVENT_BUMP": ("watch", "the ringer reads `parked` before it moves the bell"),
+    "NO_WATCH_LOOK": ("watch", "the bell is not read again after `parked` is set"),
+    "LATE_CLEAR": ("watch", "the eventfd is cleared after the bell is read again"),
     # states
     "NO_TAKE_CHECK": ("overdue", "a worker starts a command that was aborted"),
     "NO_TAKE_COMPARE": ("overdue", "a command is started by a store, not by CAS"),

@@ -97,6 +97,9 @@
 #ifndef EARLY_SLICES
 #define EARLY_SLICES 0  /* ends of slices at any time */
 #endif
+#ifndef WATCHES
+#define WATCHES 0       /* 1: an event loop of the learner waits, and its other tasks give commands meanwhile */
+#endif
 #ifndef SPINNERS
 #define SPINNERS 0      /* max_spinners; 0: no thread spins */
 #endif
@@ -140,6 +143,7 @@
 /* PoolControl. Each bell has one sleeper: only whether the bell has moved since that thread read it matters, and that is modelled. */
 byte count, ring_at;
 bool bell, parked, asleep;               /* asleep: in the kernel's queue */
+bool event;                              /* the eventfd is readable; with WATCHES, `parked` means ON_EVENT */
 bool eager;
 byte before[W + 3] = 255;                /* value of count when a thread added to it; 255: the thread has read ring_at since */
 byte spinners;                           /* one bit per worker, and the learner's */
@@ -345,8 +349,31 @@ inline ring(bell_, parked_, asleep_) {
 /* C++: ring_worker (protocol.hpp) */
 inline ring_worker(w_) { ring(worker_bell[w_], worker_parked[w_], worker_asleep[w_]) }
 
-/* C++: ring_pool (protocol.hpp) */
+/* C++: ring_pool (protocol.hpp), set_event (platform.hpp) */
+#if !WATCHES
 inline ring_pool() { ring(bell, parked, asleep) }
+#else
+inline ring_pool() {
+#ifdef LATE_EVENT_BUMP
+	if
+	:: WHEN(parked) -> STEP(bell = true); STEP(event = true)
+	:: WHEN(!parked) -> STEP(bell = true)
+	OR_DIE
+	fi
+#else
+	STEP(bell = true);
+	if
+#ifdef NO_EVENT
+	:: WHEN(parked)
+#else
+	:: WHEN(parked) -> STEP(event = true)
+#endif
+	:: WHEN(!parked)
+	OR_DIE
+	fi
+#endif
+}
+#endif
 
 /* C++: count_results (protocol.hpp). Like every locked instruction it empties the store buffer of its thread. */
 #ifdef EQUAL_RING_AT

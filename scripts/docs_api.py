@@ -29,6 +29,7 @@ PAGES = (
     Page("options", "Options and states", "Each field of ``PoolOptions`` is also a keyword of ``Pool``, ``VectorEnv``, ``make_vec`` and the front-ends.", ("PoolOptions", "Restarts", "Resets", "Start", "Workers", "Tuning", "RayOptions", "AutoresetMode", "Context", "OnFault", "RetryIn", "Seeding", "EnvState")),
     Page("results", "Batch, Rollout and EnvSpec", "What a pool returns, and what it knows about an env.", ("Batch", "Received", "EnvFault", "Rollout", "RolloutBatch", "EnvSpec")),
     Page("tune", "tune", "The guide is in :doc:`/observe`.", ("tune", "TuneResult")),
+    Page("aio", "asyncio", "The guide is :doc:`/guides/text_and_tools`.", ("AsyncPool", "EnvLease")),
     Page("evaluate", "evaluate", "The guide is :doc:`/guides/evaluate`.", ("evaluate", "EvaluateOptions", "Evaluation", "Episode")),
     Page("errors", "Errors", "All errors are subclasses of ``StepmillError``. What to do about each is in :doc:`/TROUBLE`.", _ERRORS),
     Page("kernels", "stepmill.kernels", "Envs in compiled code; the guide is :doc:`/kernels`.", ("kernel", "get_include"), ("stepmill.kernels",)),

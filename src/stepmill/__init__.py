@@ -3,6 +3,7 @@
     make_vec("CartPole-v1", num_envs=64)       a gymnasium.vector.VectorEnv of envs that Gymnasium knows
     VectorEnv([make_env] * 64)                 the same, of your own envs
     Pool([make_env] * 64, batch_size=16)       envs in the order in which they are ready
+    AsyncPool(make_env, num_envs=256)          envs that the tasks of an asyncio event loop await
     PoolOptions                                all options, which are keywords of the three above; six are records:
                                                Restarts, Resets, Start, Workers, Tuning, RayOptions
     tune("CartPole-v1", num_envs=64)           finds how to run an env on this machine
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from stepmill import kernels as kernels
     from stepmill import testing as testing
     from stepmill import timers as timers
+    from stepmill.aio.async_pool import AsyncPool as AsyncPool
+    from stepmill.aio.lease import EnvLease as EnvLease
     from stepmill.envs.registered import register_adapter as register_adapter
     from stepmill.evaluation.evaluate import evaluate as evaluate
     from stepmill.evaluation.plan import EvaluateOptions as EvaluateOptions

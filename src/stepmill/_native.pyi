@@ -57,16 +57,20 @@ def register_errors(usage: object, busy: object, closed: object, bug: object) ->
 class Slab:
     """One mapped slab of shared memory, laid out by slab/layout.py."""
 
-    def __init__(self, fd: int, plan: dict, command_fds: Sequence[int], result_fds: Sequence[int], writable: Sequence[tuple[int, int]], only_worker: int = -1) -> None:
+    def __init__(self, fd: int, plan: dict, command_fds: Sequence[int], result_fds: Sequence[int], event_fd: int, writable: Sequence[tuple[int, int]], only_worker: int = -1) -> None:
         """
-        Map a slab and duplicate each worker's two descriptors; -1 for those of another worker. writable: (start, stop) ranges of whole pages that this process may write. only_worker: the worker whose rows this process uses, if only one.
+        Map a slab and duplicate each worker's two descriptors; -1 for those of another worker. event_fd: of the pool's eventfd. writable: (start, stop) ranges of whole pages that this process may write. only_worker: the worker whose rows this process uses, if only one.
         """
 
     @staticmethod
-    def owning(fd: int, plan: dict, commands: Sequence[OwnedFd], results: Sequence[OwnedFd], writable: Sequence[tuple[int, int]]) -> Slab:
+    def owning(fd: int, plan: dict, commands: Sequence[OwnedFd], results: Sequence[OwnedFd], event: OwnedFd, writable: Sequence[tuple[int, int]]) -> Slab:
         """
-        Return a new mapping of a slab that takes ownership of each worker's two descriptors.
+        Return a new mapping of a slab that takes ownership of each worker's two descriptors and of the pool's eventfd.
         """
+
+    @property
+    def event_fd(self) -> int:
+        """The descriptor of the pool's eventfd. The slab keeps owning it."""
 
     def fds_of(self, worker: int) -> tuple[int, int]:
         """
@@ -190,6 +194,11 @@ class PoolState:
     def wait(self, timeout_s: object | None, *, num_envs: int | None = None, env_ids: object | None = None) -> int:
         """
         Wait until num_envs of the pending envs are ready, or those of env_ids that are busy; without either, until drain() returns something new. Return 0: ready, 1: there is a fault, 2: timed out, 3: call drain().
+        """
+
+    def watch(self, num_envs: int) -> bool:
+        """
+        Make the pool's eventfd readable when num_envs of the pending envs may be ready, or drain() may return something new. Return False if that is so already. A wait ends this.
         """
 
     def collect(self, max_envs: int, out: object | None = None, env_ids: object | None = None) -> tuple[Any, ...] | None:
@@ -372,7 +381,7 @@ class OwnedFd:
 
     @staticmethod
     def eventfd() -> OwnedFd:
-        """Return the owner of a new event counter."""
+        """Return the owner of a new event counter, at which no call waits."""
 
     @staticmethod
     def pidfd(pid: int) -> OwnedFd:

@@ -89,18 +89,19 @@ std::vector<ByteRange> ranges_of(const std::vector<std::pair<std::size_t, std::s
 void bind_slab(nb::module_& module) {
     nb::class_<Slab>(module, "Slab", "One mapped slab of shared memory, laid out by slab/layout.py.")
         .def("__init__",
-             [](Slab* self, int fd, nb::dict plan, std::vector<int> command_fds, std::vector<int> result_fds, std::vector<std::pair<std::size_t, std::size_t>> writable, int only_worker) {
+             [](Slab* self, int fd, nb::dict plan, std::vector<int> command_fds, std::vector<int> result_fds, int event_fd, std::vector<std::pair<std::size_t, std::size_t>> writable, int only_worker) {
                  SlabPlan parsed = parse_plan(plan);
                  parsed.place_rows(only_worker);
-                 new (self) Slab(fd, std::move(parsed), OwnFds(command_fds), OwnFds(result_fds), ranges_of(writable));
+                 new (self) Slab(fd, std::move(parsed), OwnFds(command_fds), OwnFds(result_fds), OwnFds(std::vector{event_fd}), ranges_of(writable));
              },
-             "fd"_a, "plan"_a, "command_fds"_a, "result_fds"_a, "writable"_a, "only_worker"_a = SlabPlan::ALL_WORKERS,
-             "Map a slab and duplicate each worker's two descriptors; -1 for those of another worker. writable: (start, stop) ranges of whole pages that this process may write. only_worker: the worker whose rows this process uses, if only one.")
-        .def_static("owning", [](int fd, nb::dict plan, std::vector<OwnedFd*> commands, std::vector<OwnedFd*> results, std::vector<std::pair<std::size_t, std::size_t>> writable) {
+             "fd"_a, "plan"_a, "command_fds"_a, "result_fds"_a, "event_fd"_a, "writable"_a, "only_worker"_a = SlabPlan::ALL_WORKERS,
+             "Map a slab and duplicate each worker's two descriptors; -1 for those of another worker. event_fd: of the pool's eventfd. writable: (start, stop) ranges of whole pages that this process may write. only_worker: the worker whose rows this process uses, if only one.")
+        .def_static("owning", [](int fd, nb::dict plan, std::vector<OwnedFd*> commands, std::vector<OwnedFd*> results, OwnedFd* event, std::vector<std::pair<std::size_t, std::size_t>> writable) {
                  SlabPlan parsed = parse_plan(plan);
                  parsed.place_rows(SlabPlan::ALL_WORKERS);
-                 return std::make_shared<Slab>(fd, std::move(parsed), OwnFds(moved(commands)), OwnFds(moved(results)), ranges_of(writable));
-             }, "fd"_a, "plan"_a, "commands"_a, "results"_a, "writable"_a, "Return a new mapping of a slab that takes ownership of each worker's two descriptors.")
+                 return std::make_shared<Slab>(fd, std::move(parsed), OwnFds(moved(commands)), OwnFds(moved(results)), OwnFds(moved({event})), ranges_of(writable));
+             }, "fd"_a, "plan"_a, "commands"_a, "results"_a, "event"_a, "writable"_a, "Return a new mapping of a slab that takes ownership of each worker's two descriptors and of the pool's eventfd.")
+        .def_prop_ro("event_fd", [](const Slab& slab) { return slab.event_fd.at(0); }, "The descriptor of the pool's eventfd. The slab keeps owning it.")
         .def("fds_of", [](const Slab& slab, std::uint32_t worker) { return nb::make_tuple(slab.command_fds.at(worker), slab.result_fds.at(worker)); },
              nb::sig("def fds_of(self, worker: int) -> tuple[int, int]"), "worker"_a, "Return a worker's command and result descriptors. The slab keeps owning them.")
         .def("place", [](const Slab& slab) { return nb::make_tuple(reinterpret_cast<std::uintptr_t>(slab.base), slab.plan.size_bytes); },
@@ -159,6 +160,8 @@ void bind_pool_state(nb::module_& module) {
              "Send resets, with a seed and a blob, or None, per env. spare_seeds: also reset all spares in the queue, with a seed or None for each.")
         .def("wait", &PoolState::wait, "timeout_s"_a.none(), nb::kw_only(), "num_envs"_a.none() = nb::none(), "env_ids"_a.none() = nb::none(),
              "Wait until num_envs of the pending envs are ready, or those of env_ids that are busy; without either, until drain() returns something new. Return 0: ready, 1: there is a fault, 2: timed out, 3: call drain().")
+        .def("watch", &PoolState::watch, "num_envs"_a,
+             "Make the pool's eventfd readable when num_envs of the pending envs may be ready, or drain() may return something new. Return False if that is so already. A wait ends this.")
         .def("collect", &PoolState::collect, "max_envs"_a, "out"_a.none() = nb::none(), "env_ids"_a.none() = nb::none(),
              nb::sig("def collect(self, max_envs: int, out: object | None = None, env_ids: object | None = None) -> tuple[typing.Any, ...] | None"), "Receive ready envs, longest-waiting first. Return the fields of a Batch, or None if a result cannot be read; its env then has a fault.")
         .def("collect_rows", &PoolState::collect_rows, "env_ids"_a, nb::sig("def collect_rows(self, env_ids: object) -> tuple[typing.Any, dict[str, typing.Any]] | None"),

@@ -59,7 +59,7 @@ void bind_owned_fd(nb::module_& module) {
         .def_static("duplicate", [](int fd) { return owner_of(fcntl(fd, F_DUPFD_CLOEXEC, 3)); }, nb::arg("fd"), "Return the owner of a duplicate. All descriptors are close-on-exec.")
         .def_static("memfd", [](const char* name, bool can_be_sealed) { return owner_of(memfd_create(name, MFD_CLOEXEC | (can_be_sealed ? MFD_ALLOW_SEALING : 0U))); },
                     nb::arg("name"), nb::kw_only(), nb::arg("can_be_sealed") = false, "Return the owner of a new memfd.")
-        .def_static("eventfd", [] { return owner_of(eventfd(0, EFD_CLOEXEC)); }, "Return the owner of a new event counter.")
+        .def_static("eventfd", [] { return owner_of(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)); }, "Return the owner of a new event counter, at which no call waits.")
         .def_static("pidfd", [](int pid) { return owner_of(open_pidfd(pid)); }, nb::arg("pid"),
                     "Return the owner of a descriptor that polls readable after the process has ended. Raises ProcessLookupError if there is no such process.")
         .def("fileno", &OwnedFd::number, "Return the descriptor, or -1 after close() or release().")

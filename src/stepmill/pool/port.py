@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native
+from stepmill.backends.base import traits_of
 from stepmill.pool.arguments import check_leaves
 from stepmill.pool.pool import Pool
 from stepmill.pool.receiving import EnvIds
@@ -17,7 +18,7 @@ from stepmill.pool.resets import Options, Seed
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
-from stepmill.spec.tree import Node, program
+from stepmill.spec.tree import Leaf, Node, Opaque, map_tree, program
 
 StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
@@ -128,6 +129,52 @@ class PoolPort:
         """Return the newest received observations of some envs, or all, [B, ...]; zeros before the first."""
         return self._state.observe(env_ids)
 
+    # ---- event loops, and one env at a time ----------------------------------------------------------------------------
+
+    @property
+    def event_fd(self) -> int:
+        """The descriptor that becomes readable after `watch`, which the pool owns."""
+        return self.slab.event
+
+    def check_event_loop(self) -> None:
+        """Check that an event loop can wait for the pool.
+
+        Raises:
+            UsageError: the envs run in the thread that waits for them, which would be blocked.
+        """
+        if traits_of(self.pool._runtime.backend).driver.keys() & {"loop", "advance", "kernel"}:
+            raise UsageError(
+                "envs of this backend run in the thread that waits for them, which an event loop must not be blocked by; "
+                "use backend='process' or 'thread'"
+            )
+
+    def has_news(self, min_envs: int | None, max_envs: int | None) -> bool:
+        """Return whether `Pool.receive` would return now, and handle faults and events that have arrived."""
+        return self._receiver.has_news(min_envs, max_envs)
+
+    def watch(self, num_envs: int) -> bool:
+        """Make the descriptor `event_fd` readable when `num_envs` of the stepping envs may be ready, or something else happens.
+
+        Returns:
+            False if that is so now: receive first. A call that waits for the pool ends this.
+        """
+        return self._state.watch(num_envs)
+
+    def as_batch(self, action: Any) -> Any:
+        """Return the action of one env as that of a batch of one.
+
+        Raises:
+            UsageError: it has not the structure of the action space.
+        """
+        try:
+            return map_tree(_in_batch, self.pool.spec.action, action)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise UsageError(f"the action has not the structure of the action space: {error!r}") from error
+
+    def row_of(self, obs: Any, row: int) -> Any:
+        """Return one row of a batch of observations."""
+        return map_tree(lambda part, column: column[row], self.pool.spec.observation, obs)
+
     # ---- facts ---------------------------------------------------------------------------------------------------------
 
     @property
@@ -149,3 +196,7 @@ class PoolPort:
     def memory_place(self) -> tuple[int, int]:
         """Address and size in bytes of the shared memory, for programs that lock its pages."""
         return cast("tuple[int, int]", self.slab.native.place())
+
+
+def _in_batch(part: Leaf | Opaque, value: Any) -> Any:
+    return [value] if isinstance(part, Opaque) else np.asarray(value)[np.newaxis]

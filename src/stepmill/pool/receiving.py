@@ -86,21 +86,24 @@ class PoolWait:
         """Wait up to `linger_s` for this many of the pending envs; 0 handles faults and events that have arrived."""
         self._pump.run(lambda slice_s: self._wait_at_most(num_envs, slice_s), linger_s, self._raise_errors)
 
-    def wait_for_news(self, least: int, most: int, timeout_s: float | None, linger_s: float = 0.0) -> None:
+    def wait_for_news(self, least: int, most: int, timeout_s: float | None, linger_s: float = 0.0) -> bool:
         """Wait until `least` envs have a result or a fault, or until the deadline, then up to `linger_s` for `most`.
 
-        Raises no faults. If `least` is 0, this handles what has arrived.
+        Return whether `least` were there. Raises no faults. If `least` is 0, this handles what has arrived.
         """
         warn_user = self._recovery.warn
         warn_user()
 
         def wait(slice_s: float | None) -> int:
             num_left = least - len(self.known_faults()) if least else self._state.num_pending()
+            if not least and not num_left:  # a restart may have ended meanwhile
+                return self._state.wait(slice_s)
             return self._wait_at_most(num_left, slice_s) if num_left > 0 else READY
 
         is_there = self._pump.run(wait, timeout_s if least else 0.0, warn_user)
         if is_there and 0 < least < most and linger_s and not self.known_faults():
             self._pump.run(lambda slice_s: self._wait_at_most(most, slice_s), linger_s, warn_user)
+        return is_there
 
     def known_faults(self) -> Mapping[int, EnvFault]:
         """Return the faults that `receive` has to return, by env."""
@@ -190,15 +193,7 @@ class Receiver:
         """Implement `Pool.receive`."""
         check_timeout(timeout_s)
         check_timeout(linger_s, "linger_s")
-        most = self._num_envs if max_envs is None else max_envs
-        num_there = self._state.num_pending() + len(self._waits.known_faults())
-        least = min(most, num_there) or 1 if min_envs is None else min_envs
-        if not 0 <= least <= min(most, num_there):
-            raise UsageError(
-                f"receive() cannot wait for {least} to {most} envs: {num_there} are stepping or have a fault; send() to more envs first"
-            )
-        # For all, a number that faults of idle envs do not reduce to fewer than those that are pending.
-        least = 2 * self._num_envs if min_envs is None else least
+        least, most = self._counts(min_envs, max_envs)
         wait = partial(self._waits.wait_for_news, least, most, timeout_s, linger_s)
         recovery = self._recovery
         kept = recovery.faults, recovery.raised  # if the result does not reach the caller; the list grows meanwhile
@@ -208,7 +203,24 @@ class Receiver:
             recovery.faults, recovery.raised = kept
             raise
 
-    def wait_and_collect(self, wait: Callable[[], None], collect: Callable[[], T | None]) -> T:
+    def has_news(self, min_envs: int | None, max_envs: int | None) -> bool:
+        """Return whether `receive` would return now."""
+        least, most = self._counts(min_envs, max_envs)
+        return self._waits.wait_for_news(least, most, 0.0) or not least
+
+    def _counts(self, min_envs: int | None, max_envs: int | None) -> tuple[int, int]:
+        """Return for how many envs `receive` waits, and how many results it returns."""
+        most = self._num_envs if max_envs is None else max_envs
+        num_there = self._state.num_pending() + len(self._waits.known_faults())
+        least = min(most, num_there) or 1 if min_envs is None else min_envs
+        if not 0 <= least <= min(most, num_there):
+            raise UsageError(
+                f"receive() cannot wait for {least} to {most} envs: {num_there} are stepping or have a fault; send() to more envs first"
+            )
+        # For all, a number that faults of idle envs do not reduce to fewer than those that are pending.
+        return (2 * self._num_envs if min_envs is None else least), most
+
+    def wait_and_collect(self, wait: Callable[[], object], collect: Callable[[], T | None]) -> T:
         """Return what `collect` returns; it returns None, because a result is unreadable, as long as `wait` has to wait again.
 
         Python may raise KeyboardInterrupt almost anywhere, also when a native call returns, and then its result is lost.

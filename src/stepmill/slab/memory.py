@@ -37,7 +37,7 @@ class SharedSlab:
         commands = [OwnedFd.memfd(f"stepmill-commands-{worker}") for worker in range(num_workers)]
         results = [OwnedFd.memfd(f"stepmill-results-{worker}") for worker in range(num_workers)]
         mapping = _native.Slab.owning(
-            self._memory.fileno(), dict(layout.plan), commands, results, _whole_range(layout.plan)
+            self._memory.fileno(), dict(layout.plan), commands, results, OwnedFd.eventfd(), _whole_range(layout.plan)
         )
         mapping.format()
         offset, room = cast("tuple[int, int]", layout.plan["description"])
@@ -50,7 +50,7 @@ class SharedSlab:
 
     @property
     def native(self) -> _native.Slab:
-        """The mapping in this process, which owns the command and result memfds of all workers."""
+        """The mapping in this process, which owns the command and result memfds of all workers, and the pool's eventfd."""
         if self._mapping is None:
             raise ClosedPoolError("the pool is closed and its memory is released; make a new pool")
         return self._mapping
@@ -60,9 +60,14 @@ class SharedSlab:
         """The slab's memfd, then each worker's command memfd and result memfd; the slab owns them."""
         return [self._memory.fileno(), *(fd for worker in range(self.num_workers) for fd in self.native.fds_of(worker))]
 
-    def fds_of(self, worker: int) -> tuple[int, int, int]:
-        """Return the memfds that one worker needs: of the slab, of its commands and of its results."""
-        return (self._memory.fileno(), *self.native.fds_of(worker))
+    @property
+    def event(self) -> int:
+        """The descriptor of the pool's eventfd, for the event loop that waits for it."""
+        return self.native.event_fd
+
+    def fds_of(self, worker: int) -> tuple[int, int, int, int]:
+        """Return what one worker needs: the memfds of the slab, of its commands and of its results, and the pool's eventfd."""
+        return (self._memory.fileno(), *self.native.fds_of(worker), self.event)
 
     def plan_for(self, worker: int) -> Mapping[str, object]:
         """Return the plan for one worker process. "writable" are the ranges of bytes that it may write."""

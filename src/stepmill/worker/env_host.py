@@ -129,15 +129,15 @@ def map_slab(plan: Mapping[str, object], num_workers: int, worker: int, fds: Seq
         plan: the layout of the slab, with the ranges of bytes that the worker may write.
         num_workers: the number of workers in the pool.
         worker: the worker that uses the mapping.
-        fds: three descriptors: the slab, this worker's commands, its results. They may be closed afterwards.
+        fds: four descriptors: the slab, this worker's commands, its results, the pool's eventfd. They may be closed afterwards.
 
     Raises:
         RuntimeError: the memory is not a slab of this version.
     """
     commands, results = [NO_FD] * num_workers, [NO_FD] * num_workers
-    commands[worker], results[worker] = fds[1:]
+    commands[worker], results[worker] = fds[1:3]
     writable = cast("list[tuple[int, int]]", plan["writable"])
-    return _native.Slab(fds[0], dict(plan), commands, results, writable, worker)
+    return _native.Slab(fds[0], dict(plan), commands, results, fds[3], writable, worker)
 
 
 def make_loop(

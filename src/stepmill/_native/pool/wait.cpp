@@ -80,12 +80,23 @@ WaitResult PoolState::wait_for_event(nb::handle timeout_s) {
 WaitResult PoolState::wait_until_done(const Ids& ids, std::uint32_t num_needed, nb::handle timeout_s) {
     if (commands_.loop() != nullptr) return wait_inline(ids, num_needed, timeout_s);
     if (commands_.advance()) return wait_by_advancing(ids, num_needed, timeout_s);
-    PoolControl& pool = *slab_->pool;
     std::uint64_t deadline = UINT64_MAX;
-    bool has_waited = false;
+    for (bool has_waited = false;; has_waited = true) {
+        std::uint32_t seen = 0;
+        if (const std::optional<WaitResult> found = prepare_wait(ids, num_needed, seen)) return *found;
+        if (!has_waited) deadline = deadline_of(timeout_s);
+        if (deadline != UINT64_MAX && now_ns() >= deadline) return WaitResult::TIMED_OUT;
+        wait_for_bell(seen, deadline);
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+}
+
+// Looks for results and events. If there are none, sets `ring_at`; the caller waits until the bell moves from `seen`.
+std::optional<WaitResult> PoolState::prepare_wait(const Ids& ids, std::uint32_t num_needed, std::uint32_t& seen) {
+    PoolControl& pool = *slab_->pool;
     for (;;) {
         // This order sees every result or is woken by it: bell, count, deferred resets, rows, `ring_at`, count again, wait.
-        const std::uint32_t seen = pool.bell.load(std::memory_order_acquire);
+        seen = pool.bell.load(std::memory_order_acquire);
         const std::uint32_t count = pool.count.load(std::memory_order_seq_cst);
         flush_deferred_resets();
         if (has_event()) return WaitResult::EVENT;
@@ -95,14 +106,22 @@ WaitResult PoolState::wait_until_done(const Ids& ids, std::uint32_t num_needed, 
         if (num_ready >= num_needed) return WaitResult::READY;
         if (abort_commands_of_dead_workers(ids)) continue;
         if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed during this call; make a new one");
-        if (!has_waited) deadline = deadline_of(timeout_s);
-        if (deadline != UINT64_MAX && now_ns() >= deadline) return WaitResult::TIMED_OUT;
-        has_waited = true;
         pool.ring_at.store(count + (is_replaying() ? 1 : num_needed - num_ready), std::memory_order_seq_cst);
-        if (pool.count.load(std::memory_order_seq_cst) != count) continue;
-        wait_for_bell(seen, deadline);
-        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+        if (pool.count.load(std::memory_order_seq_cst) == count) return std::nullopt;
     }
+}
+
+// An event loop waits for the pool's eventfd, between the calls of its other tasks: commands may be sent meanwhile.
+bool PoolState::watch(std::uint32_t num_envs) {
+    const InUse in_use(*this);
+    PoolControl& pool = *slab_->pool;
+    pool.eager.store(1, std::memory_order_relaxed);
+    std::uint32_t seen = 0;
+    do {
+        stop_watching(pool);
+        if (prepare_wait(pending_, num_envs - std::min(num_envs, num_unclaimed_ready()), seen)) return false;
+    } while (!watch_bell(pool, seen));
+    return true;
 }
 
 // Aborts outstanding commands of dead workers. Only after the reaper has finished with them: before that it is about to do the same.

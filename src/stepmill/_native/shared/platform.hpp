@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <sched.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -69,6 +70,14 @@ inline Woken futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected
 
 inline void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept {
     syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+// Makes an eventfd readable. Never waits: a full counter is readable as it is.
+inline void set_event(int eventfd) noexcept { eventfd_write(eventfd, 1); }
+
+inline void clear_event(int eventfd) noexcept {
+    eventfd_t count = 0;
+    eventfd_read(eventfd, &count);
 }
 
 }  // namespace stepmill

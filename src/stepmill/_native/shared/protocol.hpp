@@ -46,6 +46,13 @@ enum class Death : std::uint32_t {
     OVERDUE = 2,  // given up, may still run: each of its state CAS fails
 };
 
+// Values of PoolWords::parked. Those of WorkerWords::parked are the first two.
+enum class Parked : std::uint32_t {
+    NO = 0,
+    ON_BELL = 1,   // a thread sleeps on the bell
+    ON_EVENT = 2,  // an event loop of the learner watches the pool's eventfd
+};
+
 constexpr std::uint32_t MAX_PASSED = 64;  // a busy worker runs a staged reset after this many sweeps over its servers
 
 constexpr std::uint8_t FLAG_SEED = 1;      // the command has a seed
@@ -73,7 +80,7 @@ struct alignas(CACHE_LINE) PoolWords {
     std::uint64_t description_offset, description_bytes;  // JSON for programs that attach; see slab/description.py
     alignas(CACHE_LINE) Word ring_at;  // workers ring when `count` reaches this number
     Word eager;                     // 1: workers add to count after each result, 0: after each group
-    Word parked;                    // 1: the learner sleeps, so a ring needs the system call
+    Word parked;                    // Parked: what a ring must do beside changing the bell
     std::atomic<std::int32_t> max_spinners;
     Word spin_ns;                   // how long a worker may spin before it parks
     Word num_spin_workers;          // workers with smaller numbers may spin
@@ -137,13 +144,14 @@ struct PoolControl {
     LearnerCounters& counters;
     Word &bell, &count;
     std::atomic<std::uint64_t>& spinners;
+    const int event;  // the pool's eventfd in this process, which the slab owns; -1 if there is none
 
-    PoolControl(PoolWords& own, SharedWords& shared) noexcept
+    PoolControl(PoolWords& own, SharedWords& shared, int event) noexcept
         : magic(own.magic), version(own.version), num_workers(own.num_workers), size_bytes(own.size_bytes),
           description_offset(own.description_offset), description_bytes(own.description_bytes),
           ring_at(own.ring_at), eager(own.eager), parked(own.parked), max_spinners(own.max_spinners),
           spin_ns(own.spin_ns), num_spin_workers(own.num_spin_workers), hashing(own.hashing), tracing(own.tracing), counters(own.counters),
-          bell(shared.bell), count(shared.count), spinners(shared.spinners) {}
+          bell(shared.bell), count(shared.count), spinners(shared.spinners), event(event) {}
 };
 
 // References to all words of one worker.
@@ -290,7 +298,13 @@ inline void ring(Word& bell, Word& parked) noexcept {
 }
 
 inline void ring_worker(WorkerControl& worker) noexcept { ring(worker.bell, worker.parked); }
-inline void ring_pool(PoolControl& pool) noexcept { ring(pool.bell, pool.parked); }
+
+inline void ring_pool(PoolControl& pool) noexcept {
+    pool.bell.fetch_add(1, std::memory_order_seq_cst);
+    const auto parked = static_cast<Parked>(pool.parked.load(std::memory_order_seq_cst));
+    if (parked == Parked::ON_BELL) futex_wake_all(pool.bell);
+    if (parked == Parked::ON_EVENT) set_event(pool.event);
+}
 
 // Adds to the count of published results, and rings the learner if the count crosses `ring_at`. The `done` words must be stored before.
 inline void count_results(PoolControl& pool, std::uint32_t group) noexcept {
@@ -368,11 +382,23 @@ class SpinPolicy {
 
 // Sleeps until the bell moves from `seen`, at most timeout_ns.
 inline Woken park(Word& bell, Word& parked, std::uint32_t seen, std::uint64_t timeout_ns) noexcept {
-    parked.store(1, std::memory_order_seq_cst);
+    parked.store(static_cast<std::uint32_t>(Parked::ON_BELL), std::memory_order_seq_cst);
     Woken woken = Woken::RUNG;
     if (bell.load(std::memory_order_seq_cst) == seen) woken = futex_wait(bell, seen, timeout_ns);
-    parked.store(0, std::memory_order_seq_cst);
+    parked.store(static_cast<std::uint32_t>(Parked::NO), std::memory_order_seq_cst);
     return woken;
+}
+
+// Makes the pool's event readable with the next ring. Returns false if the bell has moved from `seen`.
+inline bool watch_bell(PoolControl& pool, std::uint32_t seen) noexcept {
+    pool.parked.store(static_cast<std::uint32_t>(Parked::ON_EVENT), std::memory_order_seq_cst);
+    return pool.bell.load(std::memory_order_seq_cst) == seen;
+}
+
+// Before the bell is read for the next wait: an event that comes later belongs to that wait.
+inline void stop_watching(PoolControl& pool) noexcept {
+    pool.parked.store(static_cast<std::uint32_t>(Parked::NO), std::memory_order_seq_cst);
+    clear_event(pool.event);
 }
 
 // Waits until the worker's bell moves from `seen`, or a signal comes; spins first if it may. Returns the time waited.

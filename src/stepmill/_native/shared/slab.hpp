@@ -219,14 +219,16 @@ inline std::uint64_t file_id(int fd) {
 class Slab {
    public:
     // slab_plan: after place_rows(). writable: ranges of whole pages that this process may write.
-    Slab(int fd, SlabPlan slab_plan, OwnFds commands, OwnFds results, std::span<const ByteRange> writable)
+    // event: the pool's eventfd, or none.
+    Slab(int fd, SlabPlan slab_plan, OwnFds commands, OwnFds results, OwnFds event, std::span<const ByteRange> writable)
         : plan(std::move(slab_plan)),
           id(file_id(fd)),
           command_fds(std::move(commands)),
           result_fds(std::move(results)),
+          event_fd(std::move(event)),
           memory(std::make_shared<SlabMemory>(fd, plan.size_bytes, writable)),
           base(memory->base()),
-          control(*reinterpret_cast<PoolWords*>(base + plan.pool_words), *reinterpret_cast<SharedWords*>(base + plan.shared_words)) {
+          control(*reinterpret_cast<PoolWords*>(base + plan.pool_words), *reinterpret_cast<SharedWords*>(base + plan.shared_words), event_fd.at(0)) {
         for (std::size_t w = 0; w < plan.servers.size(); ++w) {
             std::byte *const learner = base + plan.learner_words.at(w), *const own = base + plan.worker_words.at(w);
             const auto num_servers = static_cast<std::uint32_t>(plan.servers[w].size());
@@ -328,7 +330,7 @@ class Slab {
     std::vector<WorkerControl*> workers;  // point into `controls`
     const SlabPlan plan;
     const std::uint64_t id;  // of the memory: equal for all slabs over the same memfd
-    const OwnFds command_fds, result_fds;
+    const OwnFds command_fds, result_fds, event_fd;
     const std::shared_ptr<SlabMemory> memory;
     std::byte* const base;
     PoolControl control;

@@ -76,7 +76,7 @@ class RayBackend:
         self._ray = cluster.connect()
         self._pid = os.getpid()
         self._program = ProgramState.read()
-        self._wake = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self._wake = OwnedFd.eventfd()
         self._callbacks: deque[Callback] = deque()
         self._links: list[NodeLink] = []
         self._workers: list[RemoteWorker] = []
@@ -125,7 +125,7 @@ class RayBackend:
     def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
         num_nodes = cluster.count_nodes(self._ray, self._options, len(plans))
         self._num_threads = -(-self._num_threads // num_nodes)
-        self._workers = [RemoteWorker(plan, 0, 0, _eventfd()) for plan in plans]
+        self._workers = [RemoteWorker(plan, 0, 0, OwnedFd.eventfd()) for plan in plans]
         self._replacing = {node: threading.Lock() for node in range(num_nodes)}
         self._plan_nodes(plans, range(num_nodes))
         try:
@@ -360,7 +360,7 @@ class RayBackend:
                 report, generation = link.call_actor(link.actor.revive, *arguments, worker=worker, timeout_s=timeout_s)
             if link.relay is not None:
                 link.relay.expect_worker(worker, generation)
-            fresh = dataclasses.replace(remote, end_fd=_eventfd(), exit_code=None)
+            fresh = dataclasses.replace(remote, end_fd=OwnedFd.eventfd(), exit_code=None)
             self._workers[worker] = fresh
             remote.end_fd.close()
             if link.state is not NodeState.SERVING:  # lost meanwhile
@@ -453,7 +453,3 @@ class RayBackend:
             for link in self._links:
                 link.close_stream()
         self._slab = self._ring = None
-
-
-def _eventfd() -> OwnedFd:
-    return OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))

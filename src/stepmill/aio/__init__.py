@@ -1,0 +1,7 @@
+"""`stepmill.AsyncPool`: the envs of a pool for the tasks of an asyncio event loop.
+
+async_pool.py  starts and ends the pool
+leases.py      gives envs to tasks, and each result to the task that awaits it
+lease.py       what a task has while it uses an env
+batches.py     batches of results, for one task that acts for all envs
+"""

@@ -1,0 +1,146 @@
+"""`AsyncPool`: starts and ends a pool for an event loop. Its users are `Leases` or `Batches`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stepmill import ClosedPoolError, Pool, Received, UsageError
+from stepmill.aio.batches import Batches
+from stepmill.aio.lease import EnvLease
+from stepmill.aio.leases import Leases
+from stepmill.pool.port import PoolPort
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self, Unpack
+
+    from stepmill.spec.options import OptionKeywords
+
+UserT = TypeVar("UserT", Leases, Batches)
+
+
+class AsyncPool:
+    """Runs N envs for the tasks of an asyncio event loop.
+
+    Either tasks lease envs, each for an episode or more, and await `reset` and `step` of the lease. Or one task awaits `receive` for
+    batches of results, after `reset_async` and `send`. One pool is used in one of the two ways, in one event loop. Envs never reset by
+    themselves. Waiting takes no thread: the event loop waits for a descriptor that workers write to.
+
+    Args:
+        make_env: a function without arguments that makes an env, called in the workers; or a list of them, one per env.
+        num_envs: how many envs, if `make_env` is one function.
+        **keywords: options of a pool, such as `num_workers`, `step_timeout_s` and `on_fault`; not `autoreset_mode`. The default of
+            `backend` is "process".
+    Raises:
+        UsageError: an argument is wrong. `async with` starts the envs, and raises what `Pool` raises.
+    """
+
+    def __init__(
+        self,
+        make_env: Callable[[], object] | Sequence[Callable[[], object]],
+        num_envs: int | None = None,
+        **keywords: Unpack[OptionKeywords],
+    ) -> None:
+        if callable(make_env) == (num_envs is None):
+            raise UsageError("AsyncPool() takes a function and num_envs, or a list of functions, one per env")
+        for name in {"autoreset_mode", "num_episodes"} & keywords.keys():
+            raise UsageError(f"the tasks of an AsyncPool decide when an env is reset; leave {name} out")
+        env_fns = [make_env] * (num_envs or 0) if callable(make_env) else make_env
+        options: dict[str, Any] = {"backend": "process", **keywords, "autoreset_mode": "Disabled"}
+        self._make_pool = partial(Pool, env_fns, **options)
+        self._lock = threading.Lock()  # while a thread starts the pool
+        self._is_abandoned = False
+        self._pool: Pool | None = None
+        self._user: Leases | Batches | None = None
+
+    # ---- the start and the end ----------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self._start)
+        except asyncio.CancelledError:
+            with self._lock:
+                self._is_abandoned = True  # the thread closes what it has started
+            await self.close()
+            raise
+        return self
+
+    def _start(self) -> None:
+        pool = self._make_pool()
+        try:
+            PoolPort(pool).check_event_loop()
+            with self._lock:
+                self._pool = None if self._is_abandoned else pool
+        finally:
+            if self._pool is None:
+                pool.close()
+
+    async def close(self) -> None:
+        """Close the envs and end the workers. Tasks that wait get ClosedPoolError. Idempotent."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        if self._user is not None:
+            why = "the AsyncPool was closed while this task used it; close it after its tasks have ended"
+            self._user.end(ClosedPoolError(why))
+        await asyncio.get_running_loop().run_in_executor(None, pool.close)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def pool(self) -> Pool:
+        """The Pool, for its facts: `spec`, `options`, `states`, `stats()`, spaces. Do not wait in it."""
+        if self._pool is None:
+            raise ClosedPoolError("the AsyncPool does not run; use it inside of `async with AsyncPool(...) as pool`")
+        return self._pool
+
+    @property
+    def num_envs(self) -> int:
+        """The number of envs, N."""
+        return self.pool.num_envs
+
+    def _used_by(self, kind: type[UserT]) -> UserT:
+        pool = self.pool
+        if self._user is None:
+            self._user = kind(pool)
+        if not isinstance(self._user, kind):
+            raise UsageError(f"this AsyncPool is used with {self._user.use}; make another one for {kind.use}")
+        return self._user
+
+    # ---- envs of tasks ------------------------------------------------------------------------------------------------
+
+    def lease(self) -> EnvLease:
+        """Return a lease of an idle env, for `async with`, which waits if there is none. First come, first served."""
+        return EnvLease(self._used_by(Leases))
+
+    # ---- batches ------------------------------------------------------------------------------------------------------
+
+    def reset_async(self, *, env_ids: Sequence[int] | None = None, seed: Any = None, options: Any = None) -> list[int]:
+        """Send resets to some envs, or all, as `Pool.reset_async` does; envs that have a fault are built again meanwhile."""
+        self._used_by(Batches).revive(env_ids)
+        return self.pool.reset_async(env_ids=env_ids, seed=seed, options=options)
+
+    def send(self, actions: Any, env_ids: Sequence[int] | None = None) -> None:
+        """Send actions to some envs, or all, as `Pool.send` does."""
+        self._used_by(Batches)
+        self.pool.send(actions, env_ids)
+
+    async def receive(
+        self, min_envs: int | None = 1, max_envs: int | None = None, timeout_s: float | None = None
+    ) -> Received:
+        """Wait for results and faults, and return them, as `Pool.receive` does. If it is cancelled, nothing is lost.
+
+        Args:
+            min_envs: wait for this many envs, each with a result or a fault; 0 does not wait; None is all that are pending.
+            max_envs: return at most this many results; None is all that are ready.
+            timeout_s: seconds, after which the call returns what there is, possibly nothing; None has no limit.
+        """
+        return await self._used_by(Batches).receive(min_envs, max_envs, timeout_s)

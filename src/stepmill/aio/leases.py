@@ -1,0 +1,218 @@
+"""`Leases`: gives idle envs to tasks of an event loop, and each result to the task that awaits it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from stepmill import Pool, Received, StepmillError, UsageError
+from stepmill.aio.batches import SLICE_S
+from stepmill.pool.infos import rows_of
+from stepmill.pool.port import PoolPort
+
+Result = tuple[Any, Any, Any, Any, dict[str, Any]]
+
+_MAX_REFUSALS = 100  # a command that is refused more often, without a fault, would be refused without end
+
+
+@dataclass(eq=False)
+class Seat:
+    """What is known of one env.
+
+    Attributes:
+        env_id: the env.
+        is_busy: it has a command whose result has not arrived.
+        is_returned: its lease has ended, and the env is free once its command has ended.
+        waiter: of the task that awaits the result; None: the task was cancelled, and the result is dropped.
+        fault: why the env needs a reset before the next step; None if it has no fault.
+    """
+
+    env_id: int
+    is_busy: bool = False
+    is_returned: bool = False
+    waiter: asyncio.Future[Result] | None = None
+    fault: StepmillError | None = None
+
+    def take_result(self, result: Result) -> None:
+        """Take the result of its command, which has arrived."""
+        self.is_busy = False
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(result)
+
+    def take_fault(self, error: StepmillError) -> None:
+        """Take a fault, which has ended its command. Tasks share no exception, since it has one traceback."""
+        self.is_busy = False
+        self.fault = copy.copy(error)
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_exception(self.fault)
+
+
+class Leases:
+    """Owns who has which env of a pool, and who waits for what. Used in one event loop, which it never blocks."""
+
+    use = "leases"
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self._port = pool, PoolPort(pool)
+        self._loop = asyncio.get_running_loop()
+        self._seats = [Seat(env_id) for env_id in range(pool.num_envs)]
+        self._free = deque(self._in_turns())
+        self._queue: deque[asyncio.Future[Seat]] = deque()  # tasks that wait for an env
+        self._timer: asyncio.TimerHandle | None = None
+        self._error: StepmillError | None = None
+        self._loop.add_reader(self._port.event_fd, self._advance)
+        self._advance()
+
+    def _in_turns(self) -> list[Seat]:
+        """Return all seats so that those that follow each other are of different workers."""
+        num_seen: Counter[int] = Counter()
+        turn_of = {}
+        for seat in self._seats:
+            worker = self._port.worker_of[seat.env_id]
+            turn_of[seat.env_id] = num_seen[worker]
+            num_seen[worker] += 1
+        return sorted(self._seats, key=lambda seat: turn_of[seat.env_id])
+
+    def end(self, error: StepmillError) -> None:
+        """Fail all tasks that wait, and every later call."""
+        self._error = error
+        self._loop.remove_reader(self._port.event_fd)
+        if self._timer is not None:
+            self._timer.cancel()
+        waiters: list[asyncio.Future[Any]] = [
+            *self._queue,
+            *(seat.waiter for seat in self._seats if seat.waiter is not None),
+        ]
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+        for seat in self._seats:
+            seat.is_busy = False
+
+    # ---- who has which env --------------------------------------------------------------------------------------------
+
+    async def acquire(self) -> Seat:
+        """Return an idle env; wait if there is none."""
+        if self._error is not None:
+            raise self._error
+        if self._free:
+            return self._free.popleft()
+        waiter: asyncio.Future[Seat] = self._loop.create_future()
+        self._queue.append(waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled() and waiter.exception() is None:  # it came at the same time
+                self.release(waiter.result())
+            raise
+
+    def release(self, seat: Seat) -> None:
+        """Give an env to the next task that waits; if it is busy, when its result has arrived."""
+        seat.is_returned = seat.is_busy
+        if seat.is_busy:
+            return
+        while self._queue:
+            waiter = self._queue.popleft()
+            if not waiter.done():
+                waiter.set_result(seat)
+                return
+        self._free.append(seat)
+
+    # ---- commands -----------------------------------------------------------------------------------------------------
+
+    def step(self, seat: Seat, action: Any) -> Awaitable[Result]:
+        """Send an action, and return what awaits the result."""
+        send = partial(self._pool.send, self._port.as_batch(action), [seat.env_id])
+        self._send(seat, send, is_reset=False)
+        return self.result_of(seat)
+
+    def reset(self, seat: Seat, seed: int | None, options: Mapping[str, Any] | None) -> Awaitable[Result]:
+        """Send a reset, and return what awaits the result. Revive the env if it has a fault."""
+        env_id = seat.env_id
+        seeds = None if seed is None else {env_id: seed}
+        settings = None if options is None else {env_id: options}
+
+        def send() -> None:
+            if seat.fault is not None:
+                self._pool.revive([env_id], wait=False)  # a reset alone would wait until the worker has started
+            self._pool.reset_async(env_ids=[env_id], seed=seeds, options=settings)
+
+        self._send(seat, send, is_reset=True)
+        seat.fault = None
+        return self.result_of(seat)
+
+    def _send(self, seat: Seat, send: Callable[[], None], *, is_reset: bool) -> None:
+        """Send a command. If dead workers are found, send it again, except a step of an env that is lost with one of them."""
+        for _ in range(_MAX_REFUSALS):
+            if self._error is not None:
+                raise self._error
+            if seat.fault is not None and not is_reset:
+                raise seat.fault
+            try:
+                send()
+            except UsageError:
+                raise
+            except StepmillError as error:
+                refusal = error
+                self._advance()
+            else:
+                seat.is_busy = True
+                if self._timer is None:
+                    self._timer = self._loop.call_later(SLICE_S, self._tick)
+                return
+        raise refusal
+
+    async def result_of(self, seat: Seat) -> Result:
+        """Wait for the result of the env's command."""
+        waiter: asyncio.Future[Result] = self._loop.create_future()
+        seat.waiter = waiter
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled():  # asyncio complains of exceptions that nobody has read
+                waiter.exception()
+            raise
+        finally:
+            seat.waiter = None
+
+    # ---- results ------------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """Look for results that no event has announced, as long as there are busy envs."""
+        self._timer = None
+        if any(seat.is_busy for seat in self._seats):
+            self._timer = self._loop.call_later(SLICE_S, self._tick)
+            self._advance()
+
+    def _advance(self) -> None:
+        """Give out the results and faults that are there, and have the event loop wait for the next."""
+        if self._error is not None:
+            return
+        try:
+            self._give_out(self._pool.receive(0))
+            if not self._port.watch(1):
+                self._loop.call_soon(self._advance)
+        except StepmillError as error:
+            self.end(error)
+
+    def _give_out(self, received: Received) -> None:
+        seats = self._seats
+        env_ids: list[int] = []
+        if (batch := received.batch) is not None:
+            env_ids = batch.env_id.tolist()
+            infos = dict(rows_of(batch.info))
+            outcomes: Any = batch.reward, batch.terminated, batch.truncated
+            if batch.reward.ndim == 1:  # Python's numbers, as envs return them
+                outcomes = [column.tolist() for column in outcomes]
+            for row, (env_id, *outcome) in enumerate(zip(env_ids, *outcomes, strict=True)):
+                seats[env_id].take_result((self._port.row_of(batch.obs, row), *outcome, infos.get(row, {})))
+        for env_id, fault in received.faults.items():
+            seats[env_id].take_fault(fault.error)
+        for env_id in {*env_ids, *received.faults}:
+            if seats[env_id].is_returned:
+                self.release(seats[env_id])

@@ -1,0 +1,138 @@
+"""The start and the end of an `AsyncPool`: nobody waits forever, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pytest
+
+import stepmill
+from stepmill.testing.envs import CountingEnv
+from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv, wait_at
+from tests.aio.test_leases import chaos_pool, run
+from tests.harness.hangs import HANG_GUARD_S
+
+
+class GatedConstructor(CountingEnv):
+    def __init__(self, path: str) -> None:
+        wait_at(path)
+        super().__init__()
+
+
+def test_close_ends_the_wait_of_every_task() -> None:
+    async def main(gate: Gate) -> None:
+        pool = stepmill.AsyncPool(partial(GateEnv, gate.path), num_envs=1)
+        async with pool:
+            lease = pool.lease()
+            await lease.__aenter__()
+            await lease.reset()
+            step = asyncio.create_task(lease.step(GATED_ACTION))
+            waits_for_lease = asyncio.create_task(pool.lease().__aenter__())
+            await asyncio.to_thread(gate.wait_arrivals)
+            closing = asyncio.create_task(pool.close())
+            for task in (step, waits_for_lease):
+                with pytest.raises(stepmill.ClosedPoolError, match="closed while this task used it"):
+                    await task
+            gate.open()
+            await closing
+            with pytest.raises(stepmill.ClosedPoolError):
+                pool.lease()
+        with pytest.raises(stepmill.ClosedPoolError):
+            pool.lease()
+
+    with Gate() as gate:
+        run(main(gate))
+
+
+def test_a_start_that_is_cancelled_leaves_nothing_behind() -> None:
+    async def main(gate: Gate) -> None:
+        pool = stepmill.AsyncPool(partial(GatedConstructor, str(gate.path)), num_envs=1)
+        start = asyncio.create_task(pool.__aenter__())
+        await asyncio.to_thread(gate.wait_arrivals)
+        start.cancel()
+        with suppress(asyncio.CancelledError):
+            await start
+        gate.open()
+
+    with Gate() as gate:
+        run(main(gate))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"num_envs": 2, "backend": "serial"}, "must not be blocked"),
+        ({"num_envs": 2, "autoreset_mode": "NextStep"}, "leave autoreset_mode out"),
+        ({"num_envs": 2, "num_episodes": 3}, "leave num_episodes out"),
+        ({}, "a function and num_envs"),
+        ({"num_envs": 0}, "at least one env"),
+        ({"num_envs": 2, "nonsense": 3}, "nonsense"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(arguments: Any, why: str) -> None:
+    async def main() -> None:
+        async with stepmill.AsyncPool(CountingEnv, **arguments):
+            pass
+
+    with pytest.raises((stepmill.UsageError, TypeError), match=why):
+        run(main())
+
+
+def test_an_env_that_cannot_be_built_is_an_error_of_the_start() -> None:
+    async def main() -> None:
+        async with stepmill.AsyncPool(partial(CountingEnv, nonsense=1), num_envs=1):
+            pass
+
+    with pytest.raises(stepmill.EnvError, match="nonsense"):
+        run(main())
+
+
+def test_a_pool_is_used_inside_of_its_with_statement() -> None:
+    async def main() -> None:
+        pool = stepmill.AsyncPool(CountingEnv, num_envs=1)
+        with pytest.raises(stepmill.ClosedPoolError, match="async with AsyncPool"):
+            pool.lease()
+        await pool.close()
+
+    run(main())
+
+
+def test_a_failed_task_ends_the_program_with_its_error() -> None:
+    async def main() -> None:
+        async with chaos_pool() as pool, pool.lease() as env:
+            await env.reset()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(main())
+
+
+PROGRAM = """
+import asyncio, stepmill
+from stepmill.testing.envs import SlowEnv
+async def main():
+    async with stepmill.AsyncPool(SlowEnv, num_envs=2) as pool, pool.lease() as env:
+        await env.reset()
+        print("steps", flush=True)
+        while True:
+            if (await env.step(1))[2]:
+                await env.reset()
+asyncio.run(main())
+"""
+
+
+def test_ctrl_c_ends_the_program() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "steps\n"
+        program.send_signal(signal.SIGINT)
+        _, error = program.communicate(timeout=HANG_GUARD_S)
+    assert error.strip().endswith("KeyboardInterrupt"), error
