@@ -140,7 +140,10 @@ def check_batch(batch: stepmill.Batch, number: int) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(("pattern", "then"), [("zeros", "returns"), ("ones", "hangs"), ("noise", "fills without end")])
+@pytest.mark.parametrize(
+    ("pattern", "then"),
+    [("zeros", "returns"), ("ones", "hangs"), pytest.param("noise", "fills without end", marks=pytest.mark.slow)],
+)
 def test_a_call_that_was_answered_delays_no_deadline(pattern: str, then: str, tmp_path: Path) -> None:
     options = stepmill.PoolOptions(
         context="fork",
