@@ -12,6 +12,7 @@ NEEDS = {
     "envpool": "envpool",
     "mo_gymnasium": "mo_gymnasium",
     "sb3": "stable_baselines3",
+    "test_texts.py": "textarena",
     "tianshou": "tianshou",
     "torchrl": "torchrl",
 }  # folder: module

@@ -13,6 +13,8 @@ which is loaded already if such an env exists. Of stepmill it imports only `spec
     ragged               envs whose agents come and go
     torchrl              TorchRL's single envs, with their transforms
     unity                Unity ML-Agents envs
+    textarena            textarena's games
+    reasoning_gym        reasoning-gym's datasets, a question per episode
     alf, alf_batch       ALF environments · several of them as one batched environment
     di_engine            DI-engine envs, and Gymnasium envs in DI-engine's API
     di_engine_managed    DI-engine envs that belong to a manager of `frontends/di_engine`
@@ -73,10 +75,12 @@ ADAPTERS: dict[str, str | Adapter] = {
     "stepmill.envs.pettingzoo.StackedAgents": "stepmill.envs.pettingzoo",
     "stepmill.envs.ragged.RaggedEnv": "stepmill.envs.ragged",
     "stepmill.envs.unity.UnityEnv": "stepmill.envs.unity",
+    "textarena.core.Env": "stepmill.envs.textarena",
+    "reasoning_gym.dataset.ProceduralDataset": "stepmill.envs.reasoning_gym",
 }
 _ACCEPTED = (
     "gymnasium.Env, gymnasium.vector.VectorEnv, any object with the methods reset and step of gymnasium.Env, dm_env.Environment, pettingzoo.ParallelEnv, gym.Env, ding.envs.BaseEnv, "
-    "torchrl.envs.EnvBase, mlagents_envs.BaseEnv"
+    "torchrl.envs.EnvBase, mlagents_envs.BaseEnv, textarena.Env, a dataset of reasoning_gym"
 )
 
 

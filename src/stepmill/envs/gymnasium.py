@@ -54,6 +54,12 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
     return like if like is not None and is_same(spec, like) else spec
 
 
+def describe_opaque(_env: object, like: EnvSpec | None) -> EnvSpec:
+    """Return the spec of an env without spaces: its observations and actions are any values, of one agent."""
+    spec = EnvSpec(observation=Opaque(), action=Opaque(), spaces=pickle_spaces(None, None, None))
+    return like if like is not None and spec == like else spec
+
+
 def adapt(env: object) -> Steppable:
     """Return the env itself: it has the engine's API."""
     return cast("Steppable", env)

@@ -1,0 +1,79 @@
+"""textarena's games: a text for each turn, and a text in reply. `reset(options={"num_players": 2})`; one player is the default.
+
+Each step is the turn of one player, `info["player_id"]`. The step that ends a game for one player has its reward; in games for
+several the reward is 0, and `info["rewards"]` has those of all players. `info["game"]` is what textarena says of each player.
+
+textarena draws from Python's global generator. Here each env has a state of it that no other env of its worker changes, so that
+a seed decides a game, also when it is replayed.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+from stepmill.envs import Steppable
+from stepmill.envs.env_adapter import EnvAdapter
+from stepmill.envs.gymnasium import describe_opaque
+
+describe = describe_opaque
+
+
+def adapt(env: object) -> Steppable:
+    """Return what the hot loop steps."""
+    return cast("Steppable", TextArenaEnv(env))
+
+
+class TextArenaEnv(EnvAdapter):
+    """Steps a game for the hot loop."""
+
+    def __init__(self, env: object) -> None:
+        super().__init__(env)
+        self._unplayed = env
+        self._random_state: tuple[Any, ...] | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[object, dict[str, object]]:
+        """Begin a game."""
+        num_players = (options or {}).get("num_players", 1)
+        with self._own_random_state():
+            self.env = copy.deepcopy(self._unplayed)  # games and wrappers keep parts of the game before
+            self.env.reset(num_players=num_players, seed=seed)
+            return self._turn({})
+
+    def step(self, action: object) -> tuple[object, float, bool, bool, dict[str, object]]:
+        """Take the turn of the current player."""
+        with self._own_random_state():
+            is_over, info = self.env.step(action=action)
+            if not is_over:
+                obs, info = self._turn(info)
+                return obs, 0.0, False, False, info
+            rewards, game = self.env.close()
+        reward = float(rewards[0]) if len(rewards) == 1 else 0.0
+        return "", reward, True, False, {**info, "rewards": _by_name(rewards), "game": _by_name(game)}
+
+    def close(self) -> None:
+        """Do nothing: `close` of textarena ends a game and returns its rewards."""
+
+    def _turn(self, info: Mapping[str, object]) -> tuple[object, dict[str, object]]:
+        player_id, obs = self.env.get_observation()
+        return obs, {**info, "player_id": player_id}
+
+    @contextmanager
+    def _own_random_state(self) -> Iterator[None]:
+        of_others = random.getstate()
+        if self._random_state is not None:
+            random.setstate(self._random_state)
+        try:
+            yield
+        finally:
+            self._random_state = random.getstate()
+            random.setstate(of_others)
+
+
+def _by_name(of_players: Mapping[int, object]) -> dict[str, object]:
+    return {str(player_id): value for player_id, value in of_players.items()}
