@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import dataclass
 from functools import partial
@@ -194,3 +195,18 @@ def test_methods_and_attributes_of_such_envs_are_reached_and_they_need_no_close(
         pool.reset(seed=3)
         pool.step(["x", {"y": 2}])
         assert pool.call("count_turns") == (1, 1)
+
+
+def test_an_async_pool_takes_such_envs_and_replays_their_episodes() -> None:
+    async def play() -> list[Any]:
+        options = {"on_fault": "replay", "seeding": "per_episode", "context": "fork"}
+        async with stepmill.AsyncPool(FreeEnv, num_envs=1, num_workers=1, **options) as pool, pool.lease() as env:
+            rows = [(await env.reset(seed=3))[0]]
+            for action in ACTIONS[:3]:
+                kill_process(pool.pool.stats().workers[0].pid)
+                rows.append((await env.step(action))[:4])
+            return rows
+
+    env = FreeEnv()
+    expected = [env.reset(seed=3)[0], *(env.step(action)[:4] for action in ACTIONS[:3])]
+    assert describe(asyncio.run(play())) == describe(expected)

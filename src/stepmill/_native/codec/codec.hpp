@@ -42,11 +42,12 @@ class Encoder {
     [[nodiscard]] bool encode(PyObject* obj, std::vector<std::uint8_t>& out, EncodeContext context = {});
 
     PyObject* pickler() const { return pickler_; }  // borrowed, for tp_traverse
-    bool has_pickled() const { return has_pickled_; }  // the last encode(): equal values have equal bytes only if it has not pickled
+    PyObject* pickle(PyObject* obj) { return ++num_pickled_, PyObject_CallOneArg(pickler_, obj); }
+    std::uint64_t num_pickled() const { return num_pickled_; }  // parts so far: the pickles of equal values may differ
 
    private:
     PyObject* pickler_;
-    bool has_pickled_ = false;
+    std::uint64_t num_pickled_ = 0;
 };
 
 // The other arguments of decode().

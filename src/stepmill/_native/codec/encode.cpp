@@ -66,11 +66,10 @@ const ScalarKind* scalar_kind_of_type(const PyTypeObject* type) {
 // while it is written, and the count of a container is written after its items.
 class Writer {
    public:
-    Writer(PyObject* pickler, std::vector<std::uint8_t>& out, PyObject** objects) : pickler_(pickler), out_(out), objects_(objects) {}
+    Writer(Encoder& encoder, std::vector<std::uint8_t>& out, PyObject** objects) : encoder_(encoder), out_(out), objects_(objects) {}
 
     Outcome value(PyObject* obj, int depth);
     Outcome pickle(PyObject* obj);
-    bool has_pickled() const { return has_pickled_; }
     const std::string& failed_at() const { return failed_at_; }  // path of the part that could not be encoded, for example "['x'][2]"
 
    private:
@@ -116,12 +115,11 @@ class Writer {
     }
     void close_count(std::size_t at, std::size_t count);
 
-    PyObject* pickler_;
+    Encoder& encoder_;
     std::vector<std::uint8_t>& out_;
     PyObject** objects_;
     std::string failed_at_;
     std::size_t num_nodes_{0};
-    bool has_pickled_{false};
 };
 
 // Saves the current exception while Python code runs that must not see it. The destructor restores it.
@@ -167,12 +165,12 @@ void Writer::close_count(std::size_t at, std::size_t count) {
 }
 
 Outcome Writer::pickle(PyObject* obj) {
-    if (pickler_ == nullptr) {
+    if (encoder_.pickler() == nullptr) {
         PyErr_Format(PyExc_TypeError, "a value of type %.200s needs a pickler; pass one to encode()",
                      Py_TYPE(obj)->tp_name);
         return Outcome::FAILED;
     }
-    const PyRef pickled(PyObject_CallOneArg(pickler_, obj));
+    const PyRef pickled(encoder_.pickle(obj));
     if (pickled == nullptr) {
         const bool is_referable = objects_ != nullptr && PyErr_ExceptionMatches(PyExc_Exception) && !PyErr_ExceptionMatches(PyExc_MemoryError);
         return is_referable ? refer(obj) : Outcome::FAILED;
@@ -182,7 +180,6 @@ Outcome Writer::pickle(PyObject* obj) {
                      Py_TYPE(pickled.get())->tp_name, Py_TYPE(obj)->tp_name);
         return Outcome::FAILED;
     }
-    has_pickled_ = true;
     blob(Tag::PICKLE, PyBytes_AS_STRING(pickled.get()), static_cast<std::size_t>(PyBytes_GET_SIZE(pickled.get())));
     return Outcome::DONE;
 }
@@ -340,16 +337,14 @@ Encoder::Encoder(Encoder&& other) noexcept : pickler_(std::exchange(other.pickle
 
 bool Encoder::encode(PyObject* obj, std::vector<std::uint8_t>& out, EncodeContext context) {
     const std::size_t before = out.size();
-    has_pickled_ = false;
     Outcome outcome = Outcome::FAILED;
     try {
-        Writer writer(pickler_, out, context.objects);
+        Writer writer(*this, out, context.objects);
         outcome = writer.value(obj, 0);
         if (outcome == Outcome::TOO_COMPLEX) {
             out.resize(before);
             outcome = writer.pickle(obj);
         }
-        has_pickled_ = writer.has_pickled();
         if (outcome == Outcome::FAILED && context.name != nullptr) name_failure(context.name + writer.failed_at());
     } catch (const std::bad_alloc&) {
         PyErr_NoMemory();

@@ -83,8 +83,9 @@ bool Loop::write_payload(std::uint32_t local, Result& result, const nb::object& 
         return is_encoded;
     };
     buffer_.clear();
+    const std::uint64_t num_pickled = encoder_.num_pickled();
     auto add_to_hash = [&] {
-        if (pool_->hashing.load(std::memory_order_relaxed) == 0 || encoder_.has_pickled()) return true;  // pickles of equal values may differ
+        if (pool_->hashing.load(std::memory_order_relaxed) == 0 || encoder_.num_pickled() != num_pickled) return true;
         const std::string_view bytes(reinterpret_cast<const char*>(buffer_.data()), buffer_.size());
         words_.hash[local] = static_cast<ObsHash>(words_.hash[local] ^ std::hash<std::string_view>()(bytes));
         return true;
