@@ -33,6 +33,7 @@ $(VENV)/.tools: constraints.txt
 
 $(VENV)/.runs: $(VENV)/.tools
 	$(PY) -m pip install -q $(RUN_PACKAGES)
+	@$(PY) -c "import ale_py, click, cloudpickle, cv2, gymnasium, rich"  # compiles them, beside the extension
 	@touch $@
 
 $(VENV)/.ready: $(VENV)/.tools

@@ -349,7 +349,7 @@ sys.stdin.read()
     ("ending", "closes"),
     [
         ("return", True),
-        ("return", False),
+        pytest.param("return", False, marks=pytest.mark.slow),
         ("SIGKILL", False),
         ("SIGINT", True),
         pytest.param("SIGKILL", True, marks=pytest.mark.slow),

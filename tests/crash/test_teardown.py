@@ -105,7 +105,10 @@ def test_ctrl_c_while_an_env_hangs_in_native_code_does_not_wait_out_the_time_for
     assert "KeyboardInterrupt" in err
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    "phase",
+    [pytest.param(each, marks=pytest.mark.slow if each in ("reset", "recv", "call") else ()) for each in PHASES],
+)
 def test_ctrl_c_inside_of_anything_ends_everything_with_one_traceback(phase: str):
     status, err = end_inside("fork", phase, signal.SIGINT, whom="group")
     assert status in (1, -signal.SIGINT)
@@ -207,7 +210,15 @@ def test_a_fork_that_outlives_its_maker_keeps_no_worker_alive():
         leaks.kill_descendants()  # the fork, which came to us
 
 
-@pytest.mark.parametrize("end", ["pool = None", "import sys; sys.exit(3)", "1 / 0", "os._exit(0)"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "pool = None",
+        pytest.param("import sys; sys.exit(3)", marks=pytest.mark.slow),
+        "1 / 0",
+        pytest.param("os._exit(0)", marks=pytest.mark.slow),
+    ],
+)
 def test_a_thread_of_the_program_may_own_the_pool_as_it_ends(end: str):
     source = f"""
         import os, threading

@@ -116,6 +116,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(f"stepmill_test_{name}", None)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.sampled_from(NAMES), st.floats(-4, 4, allow_nan=False).map(lambda x: round(x, 3)).filter(lambda x: x != 1.0))
 def test_the_digest_of_a_program_changes_with_each_of_its_constants(name: str, value: float) -> None:
