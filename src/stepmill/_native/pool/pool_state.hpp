@@ -51,8 +51,8 @@ class PoolState {
     void send_all(nb::handle actions);                            // skips exhausted envs
     void send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs, nb::handle spare_seeds);
     int wait(nb::handle timeout_s, std::optional<std::uint32_t> num_envs, nb::handle env_ids);  // returns a WaitResult
-    // The next three return None if a result cannot be read; its env then has a fault.
     bool watch(std::uint32_t num_envs);  // prepares a wait of an event loop; false if there is nothing to wait for
+    // The next three return None if a result cannot be read; its env then has a fault.
     nb::object collect(std::uint32_t max_envs, nb::handle out, nb::handle env_ids);  // the fields of a Batch, longest-waiting envs first
     nb::object collect_rows(nb::handle env_ids);                  // newest observations of all envs, and infos of the given envs at their rows
     nb::object collect_ready();                                   // Gymnasium's five values if all envs are ready, else None
