@@ -55,7 +55,11 @@ run:  ## `stepmill run` on CartPole and Atari Pong, then a comparison with Gymna
 	$(BIN)/stepmill bench CartPole-v1 --num-envs 64 --rounds 2
 	-$(BIN)/stepmill run ALE/Pong-v5 --num-envs 8 --seconds 4 --seed 0 && $(BIN)/stepmill bench ALE/Pong-v5 --num-envs 8 --rounds 2
 
+# On a fresh clone two processes compile half of the tests each; otherwise each of the four would compile them all.
+TEST_HALVES := "crash contract kernels" "evaluation frontends fuzz integration property unit"
+
 test: build  ## all tests but the long ones, in four processes
+	@test -d tests/unit/__pycache__ || for half in $(TEST_HALVES); do (cd tests && $(PY) -m pytest -q --collect-only $$half >/dev/null) & done; wait
 	$(PY) -m pytest -n 4 --dist worksteal -m "not soak and not slow" --covers=build/covers/main.json $(PYTEST_ARGS)
 
 coverage: venv  ## build/COVERAGE.md: which test shows which behaviour of docs/coverage.toml

@@ -29,7 +29,7 @@ import numpy as np  # noqa: F401
 import pytest
 
 from stepmill.backends import starter_client
-from tests.harness import leaks
+from tests.harness import huge_pages, leaks
 from tests.harness.covers import Covers
 from tests.harness.effort import EXPLORES
 from tests.harness.pools import EnvFns, make_pool, make_vector_env
@@ -86,6 +86,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     freeze_what_stays()
+    huge_pages.collapse()
 
 
 @pytest.hookimpl(trylast=True)

@@ -198,7 +198,7 @@ class PoolState:
 
     def watch(self, num_envs: int) -> bool:
         """
-        Make the pool's eventfd readable when num_envs of the pending envs may be ready, or drain() may return something new. Return False if that is so already. A wait ends this.
+        Make the pool's eventfd readable when num_envs of the pending envs, or all, may be ready, or drain() may return something new. Return False if that is so already. A wait ends this.
         """
 
     def collect(self, max_envs: int, out: object | None = None, env_ids: object | None = None) -> tuple[Any, ...] | None:

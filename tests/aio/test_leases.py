@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import stepmill
-from stepmill.testing.envs import CountingEnv
+from stepmill.testing.envs import BatchedCountingEnv, CountingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
 from tests.chaos.envs import CLOCK, HANG, IDENTITY, KILL, LENGTH, RAISE, TAG, ChaosEnv
 from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
@@ -193,6 +193,15 @@ def test_seeds_and_options_reach_the_reset_and_infos_the_task() -> None:
             assert (await env.reset(seed=5, options={"task": "a"}))[1] == {"seed": 5, "options": {"task": "a"}}
             assert (await env.reset())[1] == {"seed": None, "options": None}
             assert (await env.step(1))[4] == {"t": 1}
+
+    run(main())
+
+
+def test_leases_are_refused_for_envs_with_several_rows() -> None:
+    async def main() -> None:
+        async with stepmill.AsyncPool(partial(BatchedCountingEnv, 2), num_envs=2) as pool:
+            with pytest.raises(stepmill.UsageError, match="receive"):
+                pool.lease()
 
     run(main())
 

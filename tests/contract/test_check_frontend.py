@@ -249,9 +249,20 @@ FAULTS: list[Callable[..., Any]] = [
     FewerRows,
     UnknownMode,
 ]
+FOUND_LATE = (  # after many of the checks
+    LateFinalObs,
+    LostFinalObs,
+    SharedRewards,
+    SharedObservations,
+    ResetsAll,
+    StaleAfterReset,
+    OptionsNotPassed,
+)
 
 
-@pytest.mark.parametrize("planted", FAULTS)
+@pytest.mark.parametrize(
+    "planted", [pytest.param(each, marks=pytest.mark.slow if each in FOUND_LATE else ()) for each in FAULTS]
+)
 def test_a_planted_fault_is_found(planted):
     with pytest.raises(CheckFailed):
         check_frontend(planted)

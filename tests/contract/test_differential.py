@@ -81,7 +81,7 @@ def test_forked_processes_equal_gymnasium_for_observations_that_are_lent(story):
     ("where", "num_workers", "mode"),  # 5 envs: shares of two sizes
     [
         ("thread", 3, AutoresetMode.SAME_STEP),
-        ("fork", 2, AutoresetMode.NEXT_STEP),
+        pytest.param("fork", 2, AutoresetMode.NEXT_STEP, marks=pytest.mark.slow),
         ("fork", 2, AutoresetMode.DISABLED),
     ],
 )
@@ -95,7 +95,7 @@ def test_every_leaf_kind_equals_gymnasium_on_any_number_of_workers(where, num_wo
     ("where", "mode"),
     [
         ("forkserver", AutoresetMode.NEXT_STEP),
-        ("spawn", AutoresetMode.SAME_STEP),
+        pytest.param("spawn", AutoresetMode.SAME_STEP, marks=pytest.mark.slow),
     ],
 )
 def test_every_leaf_kind_equals_gymnasium_in_processes_that_inherit_nothing(where, mode):
@@ -135,7 +135,13 @@ def _trace(where: str, mode: AutoresetMode, num_workers: int) -> list[Any]:
 
 
 @pytest.mark.covers("G-7")
-@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize(
+    "mode",
+    [
+        AutoresetMode.DISABLED,
+        *(pytest.param(mode, marks=pytest.mark.slow) for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)),
+    ],
+)
 def test_backends_and_numbers_of_workers_agree_bit_for_bit(mode):
     reference = _trace("serial", mode, 1)
     for where in ("thread", "fork"):

@@ -14,6 +14,7 @@ from stepmill.backends.launcher_client import LauncherClient
 from stepmill.worker.channel import NO_FD
 from tests.chaos import KILL, RAISE
 from tests.chaos.envs import CLOCK, Traps, make_env
+from tests.harness.effort import every_second
 
 
 def read_workers_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,8 +28,7 @@ def read_workers_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LauncherClient, "handle_messages", handle_messages)
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
-@pytest.mark.parametrize("on_fault", ["truncate", "replay"])
+@pytest.mark.parametrize(("context", "on_fault"), every_second(["fork", "forkserver"], ["replay", "truncate"]))
 def test_a_constructor_that_raises_before_its_process_is_known_leaves_no_descriptor(
     on_fault: str, context: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,7 +180,7 @@ def test_whatever_an_env_raises_is_reported_with_its_traceback(couple: stepmill.
 
 
 @pytest.mark.covers("A-B1", "D-B5", "U-B4", "X-9", "G-1/cause")
-@pytest.mark.parametrize("where", PROCESSES)
+@pytest.mark.parametrize("where", WORKERS)
 def test_every_end_of_a_process_in_every_phase_is_reported_with_the_cause(couple: stepmill.Pool) -> None:
     for phase, how in [("step", how) for how in DEATHS] + [(phase, "SIGKILL") for phase in PHASES[1:]]:
         error = inflict(couple, phase, "die", how)

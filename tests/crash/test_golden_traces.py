@@ -78,6 +78,8 @@ FORMS = [
     ("Disabled", "spares"),
     ("Disabled", "batched"),
 ]
+TRIED_EACH_TIME = {("NextStep", "plain"), ("NextStep", "spares"), ("SameStep", "batched"), ("Disabled", "plain")}
+"""Of processes. The other forms are tried on them by the slow tests."""
 FAULTS = [("step", "dies"), ("reset", "dies"), ("step", "raises"), ("reset", "raises"), ("step", "invalid")]
 
 
@@ -291,7 +293,15 @@ def golden() -> dict[str, list[str]]:
     return read_golden()
 
 
-@pytest.mark.parametrize("scenario", list(scenarios()), ids=lambda scenario: scenario.name.replace(" ", "-"))
+def cases() -> list[Any]:
+    found = []
+    for each in scenarios():
+        is_slow = each.has_processes and (each.mode, each.form) not in TRIED_EACH_TIME
+        found.append(pytest.param(each, id=each.name.replace(" ", "-"), marks=pytest.mark.slow if is_slow else ()))
+    return found
+
+
+@pytest.mark.parametrize("scenario", cases())
 def test_users_get_what_they_got_before(scenario: Scenario, golden: dict[str, list[str]]) -> None:
     assert trace(scenario) == golden[scenario.name]
 

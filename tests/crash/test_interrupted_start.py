@@ -67,7 +67,7 @@ def test_an_interrupted_start_leaves_nothing_and_closes_nothing_of_the_program(
 
 @pytest.mark.parametrize(("where", "stride"), STRIDES)
 def test_an_interrupted_close_can_be_repeated_and_leaves_nothing(where: str, stride: int, before: Footprint) -> None:
-    for line in itertools.count(1, 1 + stride // 8):
+    for line in itertools.count(1, 1 + stride // 4):
         pool = make(where)
         interrupt = LineInterrupt(line)
         was_raised = interrupt.call(pool.close)

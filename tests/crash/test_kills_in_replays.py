@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import stepmill
+from tests.harness.effort import every_second
 from tests.harness.kills import kill_process
 from tests.harness.mortal_envs import CheckingLearner, kill_at_random, make_pool, plan_lives
 
@@ -85,8 +86,9 @@ def test_a_worker_that_dies_in_a_repeated_call_when_its_replay_has_been_played_i
         assert (tmp_path / "kills").stat().st_size == num_deaths
 
 
-@pytest.mark.parametrize("envs_per_worker", [1, 2])
-@pytest.mark.parametrize("end", range(NUM_STEPS + 4))  # two calls are among the commands
+@pytest.mark.parametrize(
+    ("end", "envs_per_worker"), every_second(range(NUM_STEPS + 4), [1, 2])
+)  # two calls are among the commands
 def test_a_worker_may_die_again_while_logged_calls_are_repeated(end: int, envs_per_worker: int, tmp_path: Path) -> None:
     num_envs = 2 * envs_per_worker
     with make_pool(tmp_path, num_envs, 2) as pool:
@@ -101,8 +103,9 @@ def test_a_worker_may_die_again_while_logged_calls_are_repeated(end: int, envs_p
         assert (tmp_path / "kills").stat().st_size == 1
 
 
-@pytest.mark.parametrize("has_calls", [False, True])
-@pytest.mark.parametrize("ends", [[2, 4], [4, 2], [0, 1], [3, 3], [5, 6, 5]])
+@pytest.mark.parametrize(
+    ("ends", "has_calls"), every_second([[2, 4], [4, 2], [0, 1], [3, 3], [5, 6, 5]], [False, True])
+)
 def test_an_episode_that_is_killed_again_and_again_is_replayed_or_cut_short_where_the_learner_was(
     ends: list[int], has_calls: bool, tmp_path: Path
 ) -> None:
@@ -151,11 +154,7 @@ def test_calls_of_an_episode_that_was_cut_short_are_repeated_before_the_next_one
         assert learner.counts["cut"] == learner.counts["first"] == 1
 
 
-CONFIGURATIONS = [
-    pytest.param(envs_per_worker, has_calls, id=f"{envs_per_worker} per worker{', calls' if has_calls else ''}")
-    for envs_per_worker in (1, 2)
-    for has_calls in (False, True)
-]
+CONFIGURATIONS = every_second([1, 2], [False, True])
 
 
 @pytest.mark.parametrize(("envs_per_worker", "has_calls"), CONFIGURATIONS)

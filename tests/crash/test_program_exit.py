@@ -44,7 +44,10 @@ def end_while_stepping(where: str, status: int) -> tuple[int, str]:
     return ended.returncode, ended.stderr
 
 
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize(
+    "where",
+    [pytest.param(each, marks=pytest.mark.slow if each in ("fork", "foreign thread") else ()) for each in WHERE],
+)
 def test_a_program_that_ends_while_a_daemon_thread_steps_ends_silently_by_its_own_status(where: str):
     assert [end_while_stepping(where, status) for status in (0, 5)] == [(0, ""), (5, "")]
 

@@ -17,6 +17,7 @@ import stepmill
 from stepmill.testing.envs import BatchedCountingEnv
 from tests.chaos import ChaosEnv
 from tests.chaos.envs import CLOCK
+from tests.harness.effort import every_second
 from tests.harness.hangs import DEADLINE_S
 from tests.harness.kills import kill_process
 
@@ -132,8 +133,9 @@ def test_the_episode_after_one_that_was_cut_short_is_replayed(mode: str) -> None
         assert batch.obs[0, CLOCK] == 1
 
 
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-@pytest.mark.parametrize("log_bytes", [64 << 20, 8000])  # 8000: some 20 batches to a chunk
+@pytest.mark.parametrize(
+    ("mode", "log_bytes"), every_second(["NextStep", "SameStep"], [8000, 64 << 20])
+)  # 8000: some 20 batches to a chunk
 def test_steps_of_all_envs_and_of_some_are_replayed_in_order(mode: str, log_bytes: int) -> None:
     rng = random.Random(5)
     with (
@@ -199,8 +201,7 @@ class SteadyEnv(ChaosEnv):
         return obs, 1.0, terminated, truncated, info
 
 
-@pytest.mark.parametrize("env_class", [ChaosEnv, SteadyEnv])
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize(("env_class", "mode"), every_second([ChaosEnv, SteadyEnv], ["NextStep", "SameStep"]))
 def test_a_long_episode_beside_short_ones_outlives_the_memory_that_these_took(
     env_class: type[ChaosEnv], mode: str
 ) -> None:

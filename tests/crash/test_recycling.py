@@ -76,13 +76,13 @@ def play_as_they_come(pool: stepmill.Pool) -> Iterator[Any]:
     ("play", "options"),
     [
         (play_together, {}),
-        (play_together, {"seeding": "fixed"}),
-        (play_together, {"on_fault": "replay"}),
+        pytest.param(play_together, {"seeding": "fixed"}, marks=pytest.mark.slow),
+        pytest.param(play_together, {"on_fault": "replay"}, marks=pytest.mark.slow),
         (play_together, {"on_fault": "replay", "autoreset_mode": "SameStep"}),
         (play_together, {"resets": {"overlap": True}, "num_episodes": 12}),
-        (play_together, {"resets": {"spare_envs": 2}}),
+        pytest.param(play_together, {"resets": {"spare_envs": 2}}, marks=pytest.mark.slow),
         (play_together, {"resets": {"spare_envs": 2}, "on_fault": "replay"}),
-        (play_with_resets, {"autoreset_mode": "Disabled"}),
+        pytest.param(play_with_resets, {"autoreset_mode": "Disabled"}, marks=pytest.mark.slow),
         (play_with_resets, {"autoreset_mode": "Disabled", "resets": {"spare_envs": 1}}),
         (play_as_they_come, {}),
     ],
@@ -90,10 +90,10 @@ def play_as_they_come(pool: stepmill.Pool) -> Iterator[Any]:
 )
 def test_a_run_has_the_same_values_with_and_without_recycling(play: Make, options: dict[str, Any]) -> None:
     chosen = {"seeding": "per_episode", **options}
-    with make_pool(leaky(6), **chosen) as pool:
+    with make_pool(leaky(4), **chosen) as pool:
         expected = list(play(pool))
         assert sum(recycles_of(pool)) == 0
-    with make_pool(leaky(6), restarts={"recycle_after_episodes": 2}, **chosen) as pool:
+    with make_pool(leaky(4), restarts={"recycle_after_episodes": 2}, **chosen) as pool:
         actual = list(play(pool))
         workers = pool.stats().workers
     assert find_difference(actual, expected, "run") is None

@@ -104,9 +104,9 @@ def _turn(pool: stepmill.Pool, rng: random.Random, over: list[bool]) -> list[ste
     [
         ("NextStep", {}),
         ("SameStep", {}),
-        ("Disabled", {}),
-        ("NextStep", {"resets": {"overlap": True}}),
-        ("NextStep", {"resets": {"spare_envs": 1}}),
+        pytest.param("Disabled", {}, marks=pytest.mark.slow),
+        pytest.param("NextStep", {"resets": {"overlap": True}}, marks=pytest.mark.slow),
+        pytest.param("NextStep", {"resets": {"spare_envs": 1}}, marks=pytest.mark.slow),
         ("Disabled", {"resets": {"spare_envs": 1}}),
     ],
 )

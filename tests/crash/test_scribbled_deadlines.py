@@ -83,10 +83,11 @@ PATTERNS = ["zeros", "ones", "noise"]
 
 
 def cases() -> list[object]:
-    """Patterns, endings and policies: each pair of an ending and a policy, and the rest in the long tests."""
+    """Patterns, endings and policies: each ending, each pair of an ending and a policy in the slow tests, and the rest in the long ones."""
     found = []
     for (n, pattern), (m, then), (p, policy) in product(*map(enumerate, (PATTERNS, ENDINGS, ["raise", "truncate"]))):
-        found.append(pytest.param(pattern, then, policy, marks=() if n == (m + p) % 3 else pytest.mark.soak))
+        marks = pytest.mark.soak if n != (m + p) % 3 else pytest.mark.slow if p == m % 2 else ()
+        found.append(pytest.param(pattern, then, policy, marks=marks))
     return found
 
 
@@ -139,7 +140,10 @@ def check_batch(batch: stepmill.Batch, number: int) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(("pattern", "then"), [("zeros", "returns"), ("ones", "hangs"), ("noise", "fills without end")])
+@pytest.mark.parametrize(
+    ("pattern", "then"),
+    [("zeros", "returns"), ("ones", "hangs"), pytest.param("noise", "fills without end", marks=pytest.mark.slow)],
+)
 def test_a_call_that_was_answered_delays_no_deadline(pattern: str, then: str, tmp_path: Path) -> None:
     options = stepmill.PoolOptions(
         context="fork",

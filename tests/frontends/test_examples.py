@@ -14,6 +14,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 RUNS = {
     "vector_env.py": ((), ()),
     "pool_async.py": ((), ()),
+    "text_sandbox.py": ((), ()),
+    "text_policy.py": ((), ("160",)),
     "ppo_cartpole.py": (("torch",), ("--steps", "6000")),
     "impala_async.py": (("torch",), ("--steps", "6000")),
     "cleanrl_ppo.py": (("torch",), ("--total-timesteps", "6000", "--backend", "serial")),

@@ -107,19 +107,29 @@ def test_modules_as_they_were_imported_cause_no_warning(modules):
 @pytest.mark.parametrize(
     ("target", "value", "text"),
     [
-        ("settings.OPTIONS", {"gain": 2.0}, r"OPTIONS \({'gain': 2.0} in the program, {'gain': 1.0} in the workers\)"),
+        pytest.param(
+            "settings.OPTIONS",
+            {"gain": 2.0},
+            r"OPTIONS \({'gain': 2.0} in the program, {'gain': 1.0} in the workers\)",
+            marks=pytest.mark.slow,
+        ),
         (
             "settings.scale",
             lambda value: value,
             r"scale \(.*lambda.* in the program, the function scale in the workers\)",
         ),
-        ("settings.scale", mock.Mock(), r"scale \(a Mock in the program, the function scale in the workers\)"),
+        pytest.param(
+            "settings.scale",
+            mock.Mock(),
+            r"scale \(a Mock in the program, the function scale in the workers\)",
+            marks=pytest.mark.slow,
+        ),
         (
             "env.Env.step",
             lambda self, action: None,
             r"Env\.step \(.* in the program, the function Env\.step in the workers\)",
         ),
-        ("env.Env.gain", 4, r"Env\.gain \(4 in the program, 3 in the workers\)"),
+        pytest.param("env.Env.gain", 4, r"Env\.gain \(4 in the program, 3 in the workers\)", marks=pytest.mark.slow),
         ("settings.LIMIT", "a" * 200, r"LIMIT \('a{50,}a* \.\.\. in the program, 10 in the workers\)"),
     ],
     ids=["dict", "function", "mock", "method", "attribute", "long"],
@@ -223,9 +233,15 @@ class _Lake(frozen_lake.FrozenLakeEnv):
             _other,
             rf"{_LAKE}\.FrozenLakeEnv\.step \(the function _other in the program, ",
         ),
-        (frozen_lake.FrozenLakeEnv, "step", mock.Mock(), r"FrozenLakeEnv\.step \(a Mock in the program, "),
+        pytest.param(
+            frozen_lake.FrozenLakeEnv,
+            "step",
+            mock.Mock(),
+            r"FrozenLakeEnv\.step \(a Mock in the program, ",
+            marks=pytest.mark.slow,
+        ),
         (gymnasium.wrappers.TimeLimit, "step", _other, r"gymnasium\.wrappers\.common\.TimeLimit\.step \("),
-        (gymnasium.Env, "close", _other, r"gymnasium\.core\.Env\.close \("),
+        pytest.param(gymnasium.Env, "close", _other, r"gymnasium\.core\.Env\.close \(", marks=pytest.mark.slow),
         (
             gymnasium,
             "make",
@@ -244,7 +260,9 @@ class _Lake(frozen_lake.FrozenLakeEnv):
             _Lake,
             rf"{_LAKE}\.FrozenLakeEnv \(_Lake in the program, the class FrozenLakeEnv",
         ),
-        (frozen_lake, "LEFT", 7, rf"{_LAKE}\.LEFT \(7 in the program, 0 in the workers\)"),
+        pytest.param(
+            frozen_lake, "LEFT", 7, rf"{_LAKE}\.LEFT \(7 in the program, 0 in the workers\)", marks=pytest.mark.slow
+        ),
     ],
     ids=["method", "mock", "wrapper", "base", "make", "added", "class", "constant"],
 )

@@ -164,7 +164,7 @@ def test_nothing_is_imported_before_the_user_trusts_the_file(tmp_path: Path):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("n\n", 2), ("\n", 2)])
+@pytest.mark.parametrize(("answer", "status"), [("y\n", 0), pytest.param("n\n", 2, marks=pytest.mark.slow), ("\n", 2)])
 def test_on_a_terminal_the_user_is_asked(answer: str, status: int, tmp_path: Path):
     path = crash(tmp_path, [2, crashing.RAISE])
     terminal, theirs = pty.openpty()

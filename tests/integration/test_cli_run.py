@@ -107,7 +107,13 @@ def read_until(stream, wanted: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("backend", "batch_size"), [("serial", "4"), ("thread", "2"), ("process", "4"), ("process", "2")]
+    ("backend", "batch_size"),
+    [
+        ("serial", "4"),
+        pytest.param("thread", "2", marks=pytest.mark.slow),
+        pytest.param("process", "4", marks=pytest.mark.slow),
+        ("process", "2"),
+    ],
 )
 def test_a_run_tells_what_it_did(backend, batch_size):
     found = summary_of(
@@ -274,7 +280,9 @@ def test_a_step_timeout_and_a_policy_of_faults_get_a_run_past_envs_that_hang(her
     assert all(line.startswith("stepmill: handled by the fault policy") for line in done.stderr.splitlines())
 
 
-@pytest.mark.parametrize("arguments", ['{"length": 3}', '{"length": 5, "max_episode_steps": 3}'])
+@pytest.mark.parametrize(
+    "arguments", [pytest.param('{"length": 3}', marks=pytest.mark.slow), '{"length": 5, "max_episode_steps": 3}']
+)
 def test_arguments_of_the_env_come_as_json(here, arguments):
     done = run_command("run", "my_envs:Counting-v0", "--env-kwargs", arguments, "--steps", "60", "--json", cwd=here)
     assert json.loads(done.stdout)["episodes"]["length_mean"] == 3
@@ -284,7 +292,7 @@ def test_arguments_of_the_env_come_as_json(here, arguments):
     ("arguments", "expected", "batch_size"),
     [
         (["my_envs:Broken-v0"], "a deliberate failure", "2"),
-        (["my_envs:Failing-v0"], "a deliberate failure", "2"),
+        pytest.param(["my_envs:Failing-v0"], "a deliberate failure", "2", marks=pytest.mark.slow),
         (["my_envs:Failing-v0"], "a deliberate failure", "1"),
         (["my_envs:Ending-v0", "--backend", "process"], "SIGKILL", "1"),
         (["CartPole-v1", "--policy", "my_policies:broken"], "the policy raised ValueError: no idea", "1"),
@@ -297,7 +305,10 @@ def test_what_fails_while_it_runs_is_said_in_one_line(here, arguments, expected,
     assert expected in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["my_envs:Failing-v0"], ["CartPole-v1", "--policy", "my_policies:broken"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["my_envs:Failing-v0"], pytest.param(["CartPole-v1", "--policy", "my_policies:broken"], marks=pytest.mark.slow)],
+)
 def test_traceback_shows_where_it_failed(here, arguments):
     done = run_command("run", *arguments, "--num-envs", "2", "--traceback", cwd=here)
     assert done.returncode == 1

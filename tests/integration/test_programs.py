@@ -28,7 +28,7 @@ MAKE = """
     assert pool.reset(seed=0).obs[:, 0].tolist() == [0, 1, 2]
     assert pool.step([1, 2, 3]).reward.tolist() == [1.0, 2.0, 3.0]
 """
-CONTEXTS = pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+CONTEXTS = pytest.mark.parametrize("context", [pytest.param("fork", marks=pytest.mark.slow), "forkserver", "spawn"])
 
 
 def _script(context: str, end: str = "pool.close()") -> str:
@@ -108,7 +108,7 @@ def test_envs_of_the_scripts_own_travel_to_the_workers(tmp_path, context):
     _assert_done(run_file(path))
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
+@pytest.mark.parametrize("context", [pytest.param("fork", marks=pytest.mark.slow), "forkserver"])
 def test_a_pool_may_live_in_a_daemonic_process(tmp_path, context):
     path = tmp_path / "daemon.py"
     body = textwrap.indent(textwrap.dedent(_script(context)), "    ")

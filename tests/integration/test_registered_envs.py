@@ -21,7 +21,7 @@ from tests.harness.scripts import run_file, run_source
 with contextlib.suppress(ImportError):
     import ale_py  # noqa: F401  # registers its envs
 NEEDS_ATARI = pytest.mark.skipif("ALE/Pong-v5" not in registry, reason="needs ale_py")
-CONTEXTS = pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+CONTEXTS = pytest.mark.parametrize("context", [pytest.param("fork", marks=pytest.mark.slow), "forkserver", "spawn"])
 FRESH = pytest.mark.parametrize("context", ["forkserver", "spawn"])
 
 

@@ -62,7 +62,7 @@ def test_a_learner_in_isolated_mode_starts_workers_alike(tmp_path: Path) -> None
     assert (done.returncode, done.stdout, done.stderr) == (0, "3.0\n", "")
 
 
-@pytest.mark.parametrize("name", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("name", [pytest.param("fork", marks=pytest.mark.slow), "forkserver", "spawn"])
 def test_a_learner_without_stdin_starts_workers_alike(name: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os\nos.close(0)\n" + UNGUARDED_SCRIPT.replace("CONTEXT", name))
@@ -70,7 +70,10 @@ def test_a_learner_without_stdin_starts_workers_alike(name: str, tmp_path: Path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "3.0\n", "")
 
 
-@pytest.mark.parametrize(("backend", "name"), [("process", "fork"), ("process", "forkserver"), ("thread", "fork")])
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [("process", "fork"), pytest.param("process", "forkserver", marks=pytest.mark.slow), ("thread", "fork")],
+)
 def test_too_many_workers_for_the_systems_limits_are_refused_and_nothing_is_kept(backend: str, name: str) -> None:
     source = f"""
         import os, resource

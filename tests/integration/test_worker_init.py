@@ -212,7 +212,7 @@ with stepmill.Pool([env.Env] * 2, backend="process", num_workers=1, options=opti
     ("line", "output", "warning"),
     [
         ("settings.LIMIT = 99", "[99, 99]", ""),
-        ("settings.LIMIT = 7", "[7, 7]", ""),
+        pytest.param("settings.LIMIT = 7", "[7, 7]", "", marks=pytest.mark.slow),
         ("settings.OTHER", "[10, 10]", "LIMIT (99 in the program, 10 in the workers); pass values"),
     ],
 )

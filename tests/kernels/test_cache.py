@@ -227,6 +227,7 @@ def test_code_that_numba_finds_by_types_or_computed_names_or_caches_wrongly_is_n
         digest_of(even)  # Numba's cache of such functions makes the next process crash
 
 
+@pytest.mark.slow
 def test_a_global_that_is_assigned_again_is_seen_by_the_compiled_functions_that_a_kernel_calls(folder: Path) -> None:
     physics = types.ModuleType("physics")
     exec("import numba\nGAIN = 1.0\n@numba.njit\ndef pull(x):\n    return x * GAIN", physics.__dict__)
@@ -240,6 +241,7 @@ def test_a_global_that_is_assigned_again_is_seen_by_the_compiled_functions_that_
         assert reward_of(step) == 2.0 * gain
 
 
+@pytest.mark.slow
 def test_the_digest_of_each_kernel_that_ships_with_stepmill_is_known() -> None:
     pytest.importorskip("mujoco")
     for name in stepmill.kernels.names():
@@ -282,6 +284,7 @@ def test_a_cache_that_others_can_write_is_not_used_and_there_is_one_warning(fold
     refused(folder, r"without the cache .* because others can write .*chmod go-w")
 
 
+@pytest.mark.slow
 def test_a_cache_whose_files_others_can_write_or_have_linked_is_not_used(folder: Path) -> None:
     reward_of(plain)
     index = next(folder.rglob("*.nbi"))
@@ -296,6 +299,7 @@ def test_a_cache_whose_files_others_can_write_or_have_linked_is_not_used(folder:
         reward_of(plain)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 def test_a_cache_that_belongs_to_another_user_is_not_used(folder: Path) -> None:
     folder.mkdir(0o700)
@@ -303,6 +307,7 @@ def test_a_cache_that_belongs_to_another_user_is_not_used(folder: Path) -> None:
     refused(folder, "belongs to user 12345")
 
 
+@pytest.mark.slow
 def test_a_cache_in_a_folder_as_tmp_is_used_since_nobody_can_rename_what_is_in_it(folder: Path) -> None:
     folder.mkdir()
     folder.chmod(0o1777)

@@ -4,6 +4,7 @@
 #include <memory>
 #include <numeric>
 
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -39,10 +40,11 @@ inline SlabPlan plan_arena(std::uint32_t num_workers, std::uint32_t servers_per_
 inline std::shared_ptr<Slab> make_slab(SlabPlan plan) {
     const int fd = memfd_create("stepmill-test", MFD_CLOEXEC);
     CHECK(fd >= 0 && ftruncate(fd, static_cast<off_t>(plan.size_bytes)) == 0);
+    const int event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     plan.place_rows();
     const ByteRange whole{0, plan.size_bytes};
-    auto slab = std::make_shared<Slab>(fd, std::move(plan), OwnFds(std::vector<int>{}), OwnFds(std::vector<int>{}), std::span(&whole, 1));
-    close(fd);
+    auto slab = std::make_shared<Slab>(fd, std::move(plan), OwnFds(std::vector<int>{}), OwnFds(std::vector<int>{}), OwnFds(std::vector{event}), std::span(&whole, 1));
+    close(fd), close(event);
     slab->format();
     return slab;
 }

@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include <poll.h>
+
 #include "arena.hpp"
 #include "shared/protocol.hpp"
 #include "shared/reaper.hpp"
@@ -116,10 +118,13 @@ class WorkerThread {
     std::thread thread_;  // last: the thread starts when all other members are constructed
 };
 
+// How a learner waits.
+enum class Waiting { PARKS, WATCHES };
+
 // The learner's side: gives commands to servers, waits for some of them, and checks each result.
 class Parent {
    public:
-    explicit Parent(Slab& slab) : slab_(slab), tickets_(slab.server_locations.size(), 0) {}
+    explicit Parent(Slab& slab, Waiting waiting = Waiting::PARKS) : slab_(slab), waiting_(waiting), tickets_(slab.server_locations.size(), 0) {}
 
     void command(const std::vector<std::uint32_t>& servers) {
         for (const std::uint32_t server : servers) {
@@ -148,6 +153,7 @@ class Parent {
     void wait(const std::vector<std::uint32_t>& servers, std::uint32_t num_needed) {
         PoolControl& pool = *slab_.pool;
         for (;;) {
+            if (waiting_ == Waiting::WATCHES) stop_watching(pool);
             const std::uint32_t seen = pool.bell.load(std::memory_order_acquire);
             const std::uint32_t count = pool.count.load(std::memory_order_seq_cst);
             std::uint32_t num_ready = 0;
@@ -155,7 +161,12 @@ class Parent {
             if (num_ready >= num_needed) return;
             pool.ring_at.store(count + (num_needed - num_ready), std::memory_order_seq_cst);
             if (pool.count.load(std::memory_order_seq_cst) != count) continue;
-            CHECK(park(pool.bell, pool.parked, seen, LONG_NS) != Woken::TIMED_OUT);
+            if (waiting_ == Waiting::PARKS) {
+                CHECK(park(pool.bell, pool.parked, seen, LONG_NS) != Woken::TIMED_OUT);
+            } else if (watch_bell(pool, seen)) {
+                pollfd wanted{pool.event, POLLIN, 0};
+                CHECK(poll(&wanted, 1, static_cast<int>(LONG_NS / 1'000'000)) == 1);
+            }
         }
     }
 
@@ -178,6 +189,7 @@ class Parent {
 
    private:
     Slab& slab_;
+    const Waiting waiting_;
     std::vector<std::uint32_t> tickets_;
 };
 

@@ -114,12 +114,12 @@ void owner_and_reaper_never_both_get_a_command() {
     CHECK(slab->pool->count.load() == num_aborted);
 }
 
-void no_wake_up_is_lost_and_the_count_is_right() {
+void lose_no_wake_up(Waiting waiting) {
     for (const std::int32_t max_spinners : {0, 1, 4}) {
         const auto slab = make_slab(max_spinners);
         std::vector<std::unique_ptr<WorkerThread>> workers;
         for (std::uint32_t worker = 0; worker < NUM_WORKERS; ++worker) workers.push_back(std::make_unique<WorkerThread>(*slab, worker, DeathPoint::NONE, 1));
-        Parent parent(*slab);
+        Parent parent(*slab, waiting);
         std::minstd_rand random(11);
         std::vector<std::uint32_t> servers = all_servers(), pending;
         std::uint32_t num_commands = 0;
@@ -148,6 +148,9 @@ void no_wake_up_is_lost_and_the_count_is_right() {
         CHECK(slab->pool->spinners.load() == 0);
     }
 }
+
+void no_wake_up_is_lost_and_the_count_is_right() { lose_no_wake_up(Waiting::PARKS); }
+void no_event_is_lost_of_a_learner_that_watches() { lose_no_wake_up(Waiting::WATCHES); }
 
 // Marks workers dead whose thread has ended, from a thread of its own, as the reaper does with a pidfd.
 class Undertaker {
@@ -292,6 +295,7 @@ int main() {
         {"a thread that lost the core to another program parks for a while", a_thread_that_lost_the_core_to_another_program_parks_for_a_while},
         {"owner and reaper never both get a command", owner_and_reaper_never_both_get_a_command},
         {"no wake-up is lost and the count is right", no_wake_up_is_lost_and_the_count_is_right},
+        {"no event is lost of a learner that watches", no_event_is_lost_of_a_learner_that_watches},
         {"the commands of a worker that dies idle become faults", the_commands_of_a_worker_that_dies_idle_become_faults},
         {"the commands of a worker that dies in an env become faults", the_commands_of_a_worker_that_dies_in_an_env_become_faults},
         {"the commands of a worker that dies while it writes become faults", the_commands_of_a_worker_that_dies_while_it_writes_become_faults},

@@ -92,14 +92,21 @@ def test_a_dtype_that_holds_references_or_fields_is_refused_by_name():
         describe(Env(spaces.Discrete(2), space))
 
 
-@pytest.mark.parametrize(("space", "found"), [(None, "missing"), (3, "a int")])
-def test_an_env_without_a_space_is_refused(space, found):
+def test_what_is_no_space_is_refused_by_name():
     env = Env(spaces.Discrete(2), spaces.Discrete(2))
-    env.observation_space = space
-    with pytest.raises(UsageError, match=f"observation_space of .* is {found}; set it"):
+    env.observation_space = 3
+    with pytest.raises(UsageError, match=r"observation_space of .* is a int; set it"):
         describe(env)
-    with pytest.raises(UsageError, match=r"observation_space of .* is missing"):
-        describe(gymnasium.Env())
+
+
+def test_without_a_space_any_value_is_an_observation_or_an_action():
+    env = Env(None, spaces.Discrete(2))
+    assert (describe(env).observation, describe(env).action) == (Opaque(), tree_of(spaces.Discrete(2)))
+    for bare in (gymnasium.Env(), gymnasium.Wrapper(gymnasium.Env()), SimpleNamespace(reset=len, step=len)):
+        spec = describe(bare)
+        assert (spec.observation, spec.action, spec.is_batched) == (Opaque(), Opaque(), False)
+        assert pickle.loads(spec.spaces) == (None, None)
+        assert adapt(bare) is bare
 
 
 def test_wrapped_envs_are_stepped_as_they_are():
@@ -145,7 +152,7 @@ def test_a_spec_that_cannot_be_rebuilt_is_left_out():
     assert describe(Odd(spaces.Discrete(2))).gym_spec is None
 
 
-@pytest.mark.parametrize("thing", [3, None, object(), spaces.Discrete(2)])
+@pytest.mark.parametrize("thing", [3, None, object(), spaces.Discrete(2), Env])
 def test_what_is_no_env_is_refused_with_what_is_accepted(thing):
     for function in (describe, adapt):
         with pytest.raises(

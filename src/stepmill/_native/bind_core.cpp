@@ -162,7 +162,7 @@ void bind_pool_state(nb::module_& module) {
         .def("wait", &PoolState::wait, "timeout_s"_a.none(), nb::kw_only(), "num_envs"_a.none() = nb::none(), "env_ids"_a.none() = nb::none(),
              "Wait until num_envs of the pending envs are ready, or those of env_ids that are busy; without either, until drain() returns something new. Return 0: ready, 1: there is a fault, 2: timed out, 3: call drain().")
         .def("watch", &PoolState::watch, "num_envs"_a,
-             "Make the pool's eventfd readable when num_envs of the pending envs may be ready, or drain() may return something new. Return False if that is so already. A wait ends this.")
+             "Make the pool's eventfd readable when num_envs of the pending envs, or all, may be ready, or drain() may return something new. Return False if that is so already. A wait ends this.")
         .def("collect", &PoolState::collect, "max_envs"_a, "out"_a.none() = nb::none(), "env_ids"_a.none() = nb::none(),
              nb::sig("def collect(self, max_envs: int, out: object | None = None, env_ids: object | None = None) -> tuple[typing.Any, ...] | None"), "Receive ready envs, longest-waiting first. Return the fields of a Batch, or None if a result cannot be read; its env then has a fault.")
         .def("collect_rows", &PoolState::collect_rows, "env_ids"_a, nb::sig("def collect_rows(self, env_ids: object) -> tuple[typing.Any, dict[str, typing.Any]] | None"),

@@ -58,6 +58,10 @@ class Leases:
     use = "leases"
 
     def __init__(self, pool: Pool) -> None:
+        if pool.num_rows != pool.num_envs or pool.spec.agents:
+            raise UsageError(
+                "leases are of envs with one row and one agent each; await batches of these envs with receive()"
+            )
         self._pool, self._port = pool, PoolPort(pool)
         self._loop = asyncio.get_running_loop()
         self._seats = [Seat(env_id) for env_id in range(pool.num_envs)]
@@ -206,9 +210,9 @@ class Leases:
         if (batch := received.batch) is not None:
             env_ids = batch.env_id.tolist()
             infos = dict(rows_of(batch.info))
-            outcomes: Any = batch.reward, batch.terminated, batch.truncated
-            if batch.reward.ndim == 1:  # Python's numbers, as envs return them
-                outcomes = [column.tolist() for column in outcomes]
+            columns: Any = batch.reward, batch.terminated, batch.truncated
+            # Python's numbers, as envs return them, or vectors of rewards.
+            outcomes = [column.tolist() if column.ndim == 1 else column for column in columns]
             for row, (env_id, *outcome) in enumerate(zip(env_ids, *outcomes, strict=True)):
                 seats[env_id].take_result((self._port.row_of(batch.obs, row), *outcome, infos.get(row, {})))
         for env_id, fault in received.faults.items():

@@ -3,7 +3,7 @@
 An adapter is a module with two functions, `describe(env, like)` and `adapt(env)`. It may import the library of its envs,
 which is loaded already if such an env exists. Of stepmill it imports only `spec` and this package.
 
-    gymnasium            Gymnasium envs
+    gymnasium            Gymnasium envs, and any object with their `reset` and `step`; either may lack spaces
     gymnasium_vector     Gymnasium vector envs, as batched envs
     gymnasium_registry   Gymnasium's registry of envs, as bytes for fresh workers
     registered           adapters that a program registers, also for fresh workers
@@ -75,7 +75,7 @@ ADAPTERS: dict[str, str | Adapter] = {
     "stepmill.envs.unity.UnityEnv": "stepmill.envs.unity",
 }
 _ACCEPTED = (
-    "gymnasium.Env, gymnasium.vector.VectorEnv, dm_env.Environment, pettingzoo.ParallelEnv, gym.Env, ding.envs.BaseEnv, "
+    "gymnasium.Env, gymnasium.vector.VectorEnv, any object with the methods reset and step of gymnasium.Env, dm_env.Environment, pettingzoo.ParallelEnv, gym.Env, ding.envs.BaseEnv, "
     "torchrl.envs.EnvBase, mlagents_envs.BaseEnv"
 )
 
@@ -90,6 +90,8 @@ def adapter_of(env: object) -> Adapter:
         home = ADAPTERS.get(f"{cls.__module__}.{cls.__qualname__}")
         if home is not None:
             return cast("Adapter", import_module(home)) if isinstance(home, str) else home
+    if not isinstance(env, type) and all(callable(getattr(env, name, None)) for name in ("reset", "step")):
+        return cast("Adapter", import_module("stepmill.envs.gymnasium"))
     raise UsageError(
         f"env_fn returned a {type(env).__module__}.{type(env).__qualname__}, which is not an env that stepmill supports; "
         f"return an instance of one of: {_ACCEPTED}; or register an adapter for it: stepmill.register_adapter"

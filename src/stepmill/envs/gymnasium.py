@@ -1,4 +1,4 @@
-"""Gymnasium envs: spaces become trees, and the hot loop steps the env itself."""
+"""Gymnasium envs: spaces become trees, and the hot loop steps the env itself. Without a space, values are opaque."""
 
 from __future__ import annotations
 
@@ -38,16 +38,15 @@ _MAX_DIMS = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
 
 def describe(env: object, like: EnvSpec | None) -> EnvSpec:
     """Return the spec of a Gymnasium env, or the object `like` if it equals that spec."""
-    env = cast("gymnasium.Env[object, object]", env)
-    observation = read_space(env, "observation_space")
-    action = read_space(env, "action_space")
+    observation = declared_space(env, "observation_space")
+    action = declared_space(env, "action_space")
     reward = _vector_reward_space(env)
     spec = EnvSpec(
         observation=tree_of(observation, "observation_space"),
         action=tree_of(action, "action_space"),
         reward=_reward_leaf(reward),
-        render_mode=env.render_mode,
-        metadata=dict(env.metadata),
+        render_mode=getattr(env, "render_mode", None),
+        metadata=dict(getattr(env, "metadata", None) or {}),
         spaces=pickle_spaces(observation, action, None if like is None else like.spaces),
         reward_space=b"" if reward is None else pickle.dumps(reward, pickle.HIGHEST_PROTOCOL),
         gym_spec=_pickle_spec(env) if like is None else like.gym_spec,
@@ -60,16 +59,18 @@ def adapt(env: object) -> Steppable:
     return cast("Steppable", env)
 
 
-def read_space(env: object, name: str) -> spaces.Space[object]:
-    """Return one of an env's spaces.
+def declared_space(env: object, name: str) -> spaces.Space[object] | None:
+    """Return one of an env's spaces; None if it declares none.
 
     Raises:
-        UsageError: the env has no such attribute, or it is not a space.
+        UsageError: it is not a space.
     """
     space = getattr(env, name, None)
-    if not isinstance(space, spaces.Space):
-        found = "missing" if space is None else f"a {type(space).__name__}"
-        raise UsageError(f"{name} of {env} is {found}; set it to a gymnasium.Space in the env's constructor")
+    if space is not None and not isinstance(space, spaces.Space):
+        found = f"a {type(space).__name__}"
+        raise UsageError(
+            f"{name} of {env} is {found}; set it to a gymnasium.Space in the env's constructor, or to None"
+        )
     return space
 
 
@@ -94,8 +95,8 @@ def _reward_leaf(space: spaces.Box | None) -> Leaf:
     return Leaf(dtype, tuple(int(size) for size in space.shape))
 
 
-def tree_of(space: spaces.Space[object], path: str) -> Node:
-    """Return the tree of a space. `path` is its name in errors.
+def tree_of(space: spaces.Space[object] | None, path: str) -> Node:
+    """Return the tree of a space; None stands for any value. `path` is its name in errors.
 
     Raises:
         UsageError: a part of it has a structured or object dtype.
@@ -125,7 +126,9 @@ def _leaf(space: spaces.Space[object], shape: tuple[int, ...], kind: LeafKind, p
     return Leaf(dtype.newbyteorder("="), tuple(int(size) for size in shape), kind)
 
 
-def pickle_spaces(observation: spaces.Space[object], action: spaces.Space[object], like: bytes | None) -> bytes:
+def pickle_spaces(
+    observation: spaces.Space[object] | None, action: spaces.Space[object] | None, like: bytes | None
+) -> bytes:
     """Return both spaces pickled, for the front-end; or the object `like` if it equals those bytes."""
     pair = (observation, action)
     try:
@@ -137,12 +140,12 @@ def pickle_spaces(observation: spaces.Space[object], action: spaces.Space[object
 
 
 class VectorSpaces(NamedTuple):
-    """The spaces of a vector env of N rows: those of all rows, and those of one row."""
+    """The spaces of a vector env of N rows: those of all rows, and those of one row. None: the envs declare none."""
 
-    observation: spaces.Space[Any]
-    action: spaces.Space[Any]
-    single_observation: spaces.Space[Any]
-    single_action: spaces.Space[Any]
+    observation: spaces.Space[Any] | None
+    action: spaces.Space[Any] | None
+    single_observation: spaces.Space[Any] | None
+    single_action: spaces.Space[Any] | None
 
 
 def vector_spaces(spec: EnvSpec, num_rows: int) -> VectorSpaces:
@@ -152,16 +155,16 @@ def vector_spaces(spec: EnvSpec, num_rows: int) -> VectorSpaces:
         UsageError: the env has no Gymnasium spaces.
     """
     pair: tuple[Any, Any] = pickle.loads(spec.spaces) if spec.spaces else (None, None)
-    if spec.agents or not all(isinstance(space, spaces.Space) for space in pair):
+    if spec.agents or not all(space is None or isinstance(space, spaces.Space) for space in pair):
         raise UsageError(
             "these envs have no Gymnasium spaces of a single agent; pool.spec.observation and pool.spec.action describe "
             "their observations and actions"
         )
-    observation, action = pair
-    return VectorSpaces(batch_space(observation, num_rows), batch_space(action, num_rows), observation, action)
+    observation, action = (None if space is None else batch_space(space, num_rows) for space in pair)
+    return VectorSpaces(observation, action, *pair)
 
 
-def _pickle_spec(env: gymnasium.Env[object, object]) -> bytes | None:
+def _pickle_spec(env: Any) -> bytes | None:
     # For information only. Gymnasium makes the spec from the arguments of every wrapper; their __deepcopy__ and
     # __reduce__ run here, and may raise anything.
     try:

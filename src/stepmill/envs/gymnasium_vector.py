@@ -8,7 +8,7 @@ from typing import cast
 from gymnasium.vector import VectorEnv
 
 from stepmill.envs import Steppable
-from stepmill.envs.gymnasium import is_same, pickle_spaces, read_space, tree_of
+from stepmill.envs.gymnasium import declared_space, is_same, pickle_spaces, tree_of
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
 
@@ -16,8 +16,10 @@ from stepmill.spec.errors import UsageError
 def describe(env: object, like: EnvSpec | None) -> EnvSpec:
     """Return the spec of one row of a vector env, and their number; or the object `like` if it equals that spec."""
     env = cast("VectorEnv[object, object, object]", env)
-    observation = read_space(env, "single_observation_space")
-    action = read_space(env, "single_action_space")
+    observation = declared_space(env, "single_observation_space")
+    action = declared_space(env, "single_action_space")
+    if observation is None or action is None:
+        raise UsageError(f"{env} lacks one of single_observation_space and single_action_space; declare both")
     spec = EnvSpec(
         observation=tree_of(observation, "single_observation_space"),
         action=tree_of(action, "single_action_space"),

@@ -21,7 +21,7 @@ from stepmill.spec.capsule import Capsule
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.json_values import calls_in, from_plain, modules_in
 from stepmill.spec.options import AutoresetMode, BackendName, Context, OnFault, PoolOptions, Restarts, Seeding
-from stepmill.spec.tree import leaves, unflatten
+from stepmill.spec.tree import leaves, opaques, unflatten
 
 EnvFn = Callable[[], object]
 
@@ -111,6 +111,8 @@ def code_to_run(capsule: Capsule, *, has_env: bool) -> CodeToRun | None:
     """Return the code that replaying this capsule runs, or None. With `has_env` the capsule's constructor is not used."""
     parts = [capsule.seed, capsule.options, capsule.command_seed, capsule.command_options, capsule.attributes]
     parts = parts if has_env else [capsule.constructor, *parts]
+    if calls_in(capsule.opaque_actions):  # their texts may look like names of modules
+        parts.append(capsule.opaque_actions)
     failed_call = _payload_of(capsule)
     if failed_call is not None and capsule.command == "call":
         kind, payload = failed_call
@@ -266,11 +268,12 @@ class _Run:
         arrays = [np.array(leaf)[np.newaxis] for leaf in self._capsule.action(step)]
         if pool.spec.is_batched:
             arrays = [array[0] for array in arrays]
-        batch = pool.step(unflatten(pool.spec.action, arrays))
+        columns = [[_value("action", part)] for part in self._opaque_parts(step)]
+        batch = pool.step(unflatten(pool.spec.action, arrays, columns))
         return bool((batch.terminated | batch.truncated).any())
 
     def _call(self, pool: Pool) -> None:
-        if self._has_actions() and len(self._capsule.arrays["action.0"]) > self._capsule.num_steps:
+        if self._capsule.num_actions > self._capsule.num_steps:
             self._step_env(pool, self._capsule.num_steps)  # this step was running when the call was made
         self._command = "call"
         kind, payload = _payload_of(self._capsule) or ("", None)
@@ -301,18 +304,18 @@ class _Run:
             self._report.divergence = Divergence(step, what)
 
     def _check_actions(self, pool: Pool) -> None:
-        if self._capsule.command == "construct" or "action.0" not in self._capsule.arrays:
+        if self._capsule.command == "construct" or not self._capsule.num_actions:
             return
         rows = () if not pool.spec.is_batched else (pool.spec.batch_size,)
         wanted = [(leaf.dtype, (*rows, *leaf.shape)) for _, leaf in leaves(pool.spec.action)]
-        given = [(leaf.dtype, leaf.shape) for leaf in self._capsule.action(-1)] if self._has_actions() else wanted
-        if given != wanted:
+        given = [(leaf.dtype, leaf.shape) for leaf in self._capsule.action(-1)]
+        if given != wanted or len(self._opaque_parts(-1)) != len(opaques(pool.spec.action)):
             raise UsageError(
                 "the action space of this env is not the one in the capsule; pass the env that failed with --env"
             )
 
-    def _has_actions(self) -> bool:
-        return len(self._capsule.arrays.get("action.0", ())) > 0
+    def _opaque_parts(self, step: int) -> list[object]:
+        return self._capsule.opaque_actions[step] if self._capsule.opaque_actions else []
 
 
 def _payload_of(capsule: Capsule) -> tuple[str, object] | None:

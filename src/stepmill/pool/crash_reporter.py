@@ -23,17 +23,21 @@ from stepmill._version import __version__
 from stepmill.backends.base import Backend, traits_of
 from stepmill.pool.events import FaultKind
 from stepmill.pool.workers import WorkerSupervisor
-from stepmill.spec.capsule import MAX_ARRAY_BYTES, Capsule, write_capsule
+from stepmill.spec.capsule import MAX_ARRAY_BYTES, MAX_OPAQUE_BYTES, Capsule, write_capsule
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied, add_clause
 from stepmill.spec.json_values import NotPlain, to_plain
 from stepmill.spec.options import BackendName, PoolOptions
-from stepmill.spec.tree import Node, leaves, opaques
-from stepmill.worker.messages import RequestKind
+from stepmill.spec.tree import Node, leaves
+from stepmill.worker.messages import RequestKind, load
 
 MAX_CAPSULES = 100  # of one pool: an env that always fails must not fill the disk
 MAX_PART_BYTES = 262_144  # of a constructor, options or attributes, as JSON
 _STDERR = 2
+_NOT_WHOLE = (
+    "the episode is not in this capsule: its actions cannot be stored, its log grew over restarts.replay_log_bytes, it was cut short, "
+    "or its seed has over 64 bits"
+)
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,16 @@ class CrashReporter:
         if log is None or not log["is_whole"]:
             return object()  # equal to no other key
         what = (error.error_type, error.phase) if isinstance(error, EnvError) else type(error)
-        return what, log["seed"], log["episode"], log["begins"], log["actions"], log["action"]
+        return (
+            what,
+            log["seed"],
+            log["episode"],
+            log["begins"],
+            log["actions"],
+            log["action"],
+            log["blobs"],
+            log["newest_blob"],
+        )
 
     def _read_trace(self, worker: int, notes: list[str], kind: FaultKind | None) -> str:
         has_ended = kind in (FaultKind.DIED, FaultKind.TIMED_OUT)
@@ -183,22 +196,24 @@ class CrashReporter:
 
     def _episode(self, log: dict[str, Any] | None, notes: list[str]) -> dict[str, Any]:
         if log is None or self.spec is None:
-            facts = dict.fromkeys(("seed", "options", "command_seed", "command_options", "call"))
-            return {**facts, "episode": 0, "is_whole": False, "command": "construct", "arrays": {}}
+            facts: dict[str, Any] = dict.fromkeys(("seed", "options", "command_seed", "command_options", "call"))
+            facts |= {"is_whole": False, "command": "construct", "arrays": {}, "opaque_actions": []}
+            return {**facts, "episode": 0}
         command = ("reset" if log["begins"] else "step") if log["is_pending"] else ""
         blob = log["blob"] or (None, None, None)
         seed, options = (log["seed"] if blob[0] is None else blob[0]), _plain("the options of reset", blob[1], notes)
         arrays = _read_arrays(log, self.spec.action, self.spec.batch_size if self.spec.is_batched else None)
-        is_whole = log["is_whole"] and sum(array.nbytes for array in arrays.values()) <= MAX_ARRAY_BYTES
+        opaque_actions = _plain("the actions", _read_opaques(log), notes, MAX_OPAQUE_BYTES)
+        has_actions = opaque_actions is not None and sum(array.nbytes for array in arrays.values()) <= MAX_ARRAY_BYTES
+        is_whole = log["is_whole"] and has_actions
         if not is_whole:
             arrays = {name: array[-1:] for name, array in arrays.items() if command == "step"}
-            notes.extend(_why_not_whole(log, self.spec.action))
+            opaque_actions = []
+            notes.extend(() if log["is_explicit"] else [_NOT_WHOLE])
         elif seed is None:
             notes.append(
                 "the episode's seed is not known, because seeding='continue' does not seed each episode: use seeding='per_episode'"
             )
-        if self._state is not None and opaques(self.spec.observation):
-            notes.append("parts of no fixed size are not in the observation hashes")
         is_explicit = log["is_explicit"]
         return {
             "episode": log["episode"],
@@ -210,6 +225,7 @@ class CrashReporter:
             "command_options": options if is_explicit else None,
             "call": None,
             "arrays": arrays,
+            "opaque_actions": opaque_actions,
         }
 
     def _plain_attributes(self, env_id: int, notes: list[str]) -> dict[str, object]:
@@ -278,7 +294,7 @@ def _describe_call(call: PositionedCall, notes: list[str], *, is_current: bool) 
     notes.append(
         "the env was stepped between the call and the request for its result: the episode is not in this capsule"
     )
-    return {**facts, "is_whole": False, "arrays": {}}
+    return {**facts, "is_whole": False, "arrays": {}, "opaque_actions": []}
 
 
 def _name_of(function: Callable[..., object]) -> str:
@@ -307,28 +323,24 @@ def _error_fields(error: StepmillError) -> dict[str, Any]:
     }
 
 
-def _plain(what: str, value: object, notes: list[str]) -> Any:
+def _plain(what: str, value: object, notes: list[str], limit_bytes: int = MAX_PART_BYTES) -> Any:
     try:
         plain = to_plain(value)
         size = len(json.dumps(plain))
-        if size > MAX_PART_BYTES:
-            raise NotPlain(f"it would take {size} bytes")
+        if size > limit_bytes:
+            raise NotPlain(f"it would take {size} bytes, and the limit is {limit_bytes}")
     except Exception as exc:  # the object is the user's, and may raise anything
         notes.append(f"{what} cannot be stored: {exc}")
         return None
     return plain
 
 
-def _why_not_whole(log: Mapping[str, Any], action: Node) -> list[str]:
-    if log["is_explicit"]:
-        return []  # nothing from before the reset is needed
-    if opaques(action):
-        return [
-            "the actions are not in this capsule: actions without a fixed size (Text, Sequence, Graph ...) are not logged"
-        ]
-    return [
-        "the episode is not in this capsule: its log grew over restarts.replay_log_bytes, it was cut short, or its seed has over 64 bits"
-    ]
+def _read_opaques(log: Mapping[str, Any]) -> list[object]:
+    """Return the parts without a fixed size of each action: a list of them per step, the pending one included."""
+    is_step = log["is_pending"] and not log["begins"] and log["newest_blob"]
+    blobs = log["blobs"] + [log["newest_blob"]] * bool(is_step)
+    decoded: list[Any] = [_native.decode(blob, load) for blob in blobs]
+    return [parts for _, _, parts in decoded]
 
 
 def _read_arrays(log: Mapping[str, Any], action: Node, batch_size: int | None) -> dict[str, NDArray[Any]]:

@@ -319,22 +319,22 @@ class Pool:
     @property
     def observation_space(self) -> gymnasium.Space[Any]:
         """Gymnasium's space of the observations of all rows; the bounds are those of env 0. UsageError if the envs have none."""
-        return self._spaces.observation
+        return _declared("observation_space", self._spaces.observation)
 
     @property
     def action_space(self) -> gymnasium.Space[Any]:
         """Gymnasium's space of the actions of all rows, each with the bounds of env 0. UsageError if the envs have none."""
-        return self._spaces.action
+        return _declared("action_space", self._spaces.action)
 
     @property
     def single_observation_space(self) -> gymnasium.Space[Any]:
         """Gymnasium's space of one row's observation, as env 0 has it. UsageError if the envs have none."""
-        return self._spaces.single_observation
+        return _declared("observation_space", self._spaces.single_observation)
 
     @property
     def single_action_space(self) -> gymnasium.Space[Any]:
         """Gymnasium's space of one row's action, as env 0 has it. UsageError if the envs have none."""
-        return self._spaces.single_action
+        return _declared("action_space", self._spaces.single_action)
 
     def stats(self) -> PoolStats:
         """Return where the time went since the start, and what was counted."""
@@ -357,3 +357,9 @@ class Pool:
 
     def __repr__(self) -> str:
         return f"Pool(num_envs={self.num_envs}, num_workers={self.num_workers}{', closed' * self._resources.is_closed})"
+
+
+def _declared(name: str, space: gymnasium.Space[Any] | None) -> gymnasium.Space[Any]:
+    if space is None:
+        raise UsageError(f"the envs declare no {name}; set the attribute {name} of each env to a gymnasium.Space")
+    return space

@@ -153,7 +153,7 @@ class PoolPort:
         return self._receiver.has_news(min_envs, max_envs)
 
     def watch(self, num_envs: int) -> bool:
-        """Make the descriptor `event_fd` readable when `num_envs` of the stepping envs may be ready, or something else happens.
+        """Make the descriptor `event_fd` readable when `num_envs` of the stepping envs, or all, may be ready, or something else happens.
 
         Returns:
             False if that is so now: receive first. A call that waits for the pool ends this.

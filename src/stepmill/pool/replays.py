@@ -248,7 +248,8 @@ class Replays:
         if view.is_between:
             return None
         if not view.is_logged:
-            return "its log is incomplete: it was too long or cut short, or the actions have no fixed size"
+            limit = f"restarts.replay_log_bytes={self._limit_bytes}"
+            return f"its log is incomplete: it grew over {limit}, or was cut short"
         is_called = any(place > view.first_place and call.kind is RequestKind.CALL for place, call in placed)
         if is_called and not replay.is_new:
             return "it was called since its episode began, and only a new worker process could undo that"

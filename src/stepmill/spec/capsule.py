@@ -5,6 +5,7 @@
                flags    [T+1] uint8     1 terminated, 2 truncated
                hashes   [T+1] uint16    of the observations
                action.K [U, ...]        leaf K of the actions: of the T steps, and of the step that failed, if it was one
+               opaque_actions.json      their parts without a fixed size, as a list of U lists; only if there are any
 
 There is no pickle in it: reading a capsule runs no code. The size of a capsule is limited, both when it is written and when it
 is read.
@@ -32,9 +33,11 @@ from stepmill.spec.errors import UsageError
 FORMAT = "stepmill crash capsule 2"
 FACTS_NAME = "capsule.json"
 MAX_FACTS_BYTES = 4 << 20
+OPAQUES_NAME = "opaque_actions.json"
 MAX_ARRAY_BYTES = 64 << 20  # of all arrays
+MAX_OPAQUE_BYTES = 16 << 20  # of the actions' parts without a fixed size, as JSON
 MAX_MEMBERS = 256
-MAX_FILE_BYTES = MAX_ARRAY_BYTES + MAX_FACTS_BYTES + (1 << 20)
+MAX_FILE_BYTES = MAX_ARRAY_BYTES + MAX_OPAQUE_BYTES + MAX_FACTS_BYTES + (1 << 20)
 MAX_NDIM = 32
 MAX_DEPTH = 256  # of the facts; the result of `to_plain` is less deep
 _MEMBER_MARK = b"PK\x01\x02"
@@ -64,6 +67,7 @@ class Capsule:
         attributes: the attributes that were set on the env with `set_attr`.
         versions, pool: the versions of libraries, and the options of the pool.
         notes: what the capsule lacks, and why.
+        opaque_actions: of each action, its parts without a fixed size, in the form of `to_plain`; empty if there are none.
     """
 
     made: str
@@ -92,11 +96,17 @@ class Capsule:
     pool: dict[str, object]
     notes: list[str]
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
+    opaque_actions: list[list[object]] = field(default_factory=list, repr=False)
 
     @property
     def num_steps(self) -> int:
         """The number of steps in the log, without the one that failed."""
         return max(len(self.arrays["rewards"]) - 1, 0) if "rewards" in self.arrays else 0
+
+    @property
+    def num_actions(self) -> int:
+        """The number of actions: of the steps in the log, and of the step that failed, if it was one."""
+        return len(self.arrays.get("action.0", self.opaque_actions))
 
     def action(self, step: int) -> list[NDArray[Any]]:
         """Return the leaves of one step's action, in the dtypes and shapes of the slab."""
@@ -132,6 +142,7 @@ _ALLOWED_VALUES = {
     "kind": ("raised", "bad_output", "bad_action", "died", "timed_out", "neighbour"),
     "command": ("step", "reset", "call", "construct", ""),
 }
+_OWN_MEMBERS = ("arrays", "opaque_actions")  # fields that are not among the facts
 _RESULTS = {"rewards": np.float64, "flags": np.uint8, "hashes": np.uint16}
 
 
@@ -141,12 +152,14 @@ def write_capsule(capsule: Capsule, folder: str, name: str) -> str:
     Raises:
         OSError: the capsule could not be written; no partial file remains.
     """
-    facts = {"format": FORMAT, **{key: value for key, value in asdict(capsule).items() if key != "arrays"}}
+    facts = {"format": FORMAT, **{key: value for key, value in asdict(capsule).items() if key not in _OWN_MEMBERS}}
     path = os.path.join(folder, f"{name}-{secrets.token_hex(3)}.npz")
     partial = f"{path}.part"
     try:
         with open(partial, "xb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(FACTS_NAME, json.dumps(facts, indent=1))
+            if capsule.opaque_actions:
+                archive.writestr(OPAQUES_NAME, json.dumps(capsule.opaque_actions))
             _write_arrays(archive, capsule.arrays)
         os.replace(partial, path)
     except BaseException:
@@ -176,8 +189,7 @@ def read_capsule(path: str) -> Capsule:
         raise UsageError(f"{path!r} is not a crash capsule: {exc}; give another file") from exc
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            facts, arrays = _read_members(archive)
-        return _checked(facts, arrays)
+            return _checked(*_read_members(archive))
     except (MemoryError, RecursionError) as exc:
         raise UsageError(f"{path} is not a crash capsule: it needs too much memory; give another file") from exc
     except Exception as exc:  # zipfile, zlib and json raise many kinds of errors for invalid bytes
@@ -202,18 +214,19 @@ def _read_file(path: str) -> bytes:
     return data
 
 
-def _read_members(archive: zipfile.ZipFile) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def _read_members(archive: zipfile.ZipFile) -> tuple[dict[str, Any], dict[str, NDArray[Any]], object]:
     members = archive.infolist()
     if len(members) > MAX_MEMBERS:
         raise ValueError(f"it has {len(members)} members, and at most {MAX_MEMBERS} are allowed")
-    left = MAX_ARRAY_BYTES + MAX_FACTS_BYTES
+    left = MAX_ARRAY_BYTES + MAX_OPAQUE_BYTES + MAX_FACTS_BYTES
     arrays: dict[str, NDArray[Any]] = {}
     facts: object = None
+    opaque_actions: object = []
     for member in members:
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{member.filename!r} is compressed with a method that capsules do not use")
         # The size in the archive's header may be wrong: unpack no more than the bytes that are left.
-        limit = MAX_FACTS_BYTES if member.filename == FACTS_NAME else left
+        limit = {FACTS_NAME: MAX_FACTS_BYTES, OPAQUES_NAME: MAX_OPAQUE_BYTES}.get(member.filename, left)
         with archive.open(member) as file:
             data = file.read(limit + 1)
         if len(data) > limit:
@@ -221,11 +234,13 @@ def _read_members(archive: zipfile.ZipFile) -> tuple[dict[str, Any], dict[str, N
         left -= len(data)
         if member.filename == FACTS_NAME:
             facts = json.loads(data)
+        elif member.filename == OPAQUES_NAME:
+            opaque_actions = json.loads(data)
         elif member.filename.endswith(".npy"):
             arrays[member.filename.removesuffix(".npy")] = _read_array(data)
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise ValueError(f"its {FACTS_NAME} does not have the format {FORMAT!r}")
-    return facts, arrays
+    return facts, arrays, opaque_actions
 
 
 def _read_array(data: bytes) -> NDArray[Any]:
@@ -247,20 +262,22 @@ def _read_array(data: bytes) -> NDArray[Any]:
     return np.frombuffer(body, dtype).reshape(shape)
 
 
-def _checked(facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Capsule:
-    _check_depth(facts)
-    values = {entry.name: facts[entry.name] for entry in fields(Capsule) if entry.name != "arrays"}
+def _checked(facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], opaque_actions: Any) -> Capsule:
+    _check_depth([facts, opaque_actions])
+    values = {entry.name: facts[entry.name] for entry in fields(Capsule) if entry.name not in _OWN_MEMBERS}
     for name, types in _TYPES.items():
         if type(values[name]) not in types:
             raise ValueError(f"{name} is a {type(values[name]).__name__}")
     for name, known in _ALLOWED_VALUES.items():
         if values[name] not in known:
             raise ValueError(f"{name} is {values[name]!r:.40}")
-    _check_arrays(arrays, is_step=values["command"] == "step")
-    return Capsule(**values, arrays=arrays)
+    if not isinstance(opaque_actions, list) or not all(isinstance(parts, list) for parts in opaque_actions):
+        raise ValueError(f"its {OPAQUES_NAME} is not a list of lists")
+    _check_arrays(arrays, opaque_actions, is_step=values["command"] == "step")
+    return Capsule(**values, arrays=arrays, opaque_actions=opaque_actions)
 
 
-def _check_arrays(arrays: Mapping[str, NDArray[Any]], *, is_step: bool) -> None:
+def _check_arrays(arrays: Mapping[str, NDArray[Any]], opaque_actions: list[object], *, is_step: bool) -> None:
     results = {name: array for name, array in arrays.items() if name in _RESULTS}
     actions = {name: array for name, array in arrays.items() if name not in _RESULTS}
     if any(array.ndim != 1 or array.dtype != _RESULTS[name] for name, array in results.items()):
@@ -270,7 +287,7 @@ def _check_arrays(arrays: Mapping[str, NDArray[Any]], *, is_step: bool) -> None:
     ):
         raise ValueError("its actions have the wrong names or shapes")
     num_results = {len(results[name]) if name in results else 0 for name in _RESULTS}
-    num_actions = {len(array) for array in actions.values()}
+    num_actions = {len(array) for array in actions.values()} | ({len(opaque_actions)} if opaque_actions else set())
     if len(num_results) > 1 or len(num_actions) > 1:
         raise ValueError("its arrays have different lengths")
     least = max(*num_results, 1) - 1 + is_step

@@ -6,6 +6,7 @@
     {"@": "tuple", "items": […]}
     {"@": "dict", "items": [[key, value], …]}
     {"@": "array", "dtype": …, "values": […]}
+    {"@": "bytes", "hex": …}
 
 Only `from_plain` runs code: it imports the names and makes the calls.
 """
@@ -44,6 +45,8 @@ def to_plain(value: object, depth: int = 0) -> Any:
         raise NotPlain("it is nested too deeply")
     if value is None or type(value) in (bool, int, float, str):
         return value
+    if type(value) is bytes:
+        return {_TAG: "bytes", "hex": value.hex()}
     if type(value) is list:
         return [to_plain(item, depth + 1) for item in value]
     if type(value) is tuple:
@@ -65,7 +68,7 @@ def _plain_dict(value: Mapping[object, object], depth: int) -> Any:
 
 
 def _plain_array(value: np.ndarray[Any, Any], *, is_scalar: bool) -> Any:
-    if value.dtype.kind not in "biuf" or value.nbytes > MAX_ARRAY_BYTES:
+    if value.dtype.kind not in "biufU" or value.nbytes > MAX_ARRAY_BYTES:
         raise NotPlain(f"it holds an array of {value.nbytes} bytes of {value.dtype}")
     shape = list(value.shape)
     return {
@@ -234,6 +237,7 @@ _MAKERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "tuple": lambda plain: tuple(from_plain(item) for item in plain["items"]),
     "dict": lambda plain: {from_plain(key): from_plain(item) for key, item in plain["items"]},
     "array": _make_array,
+    "bytes": lambda plain: bytes.fromhex(plain["hex"]),
     "object": lambda plain: load_name(plain["name"]),
     "call": lambda plain: _make_partial(plain)(),
     "partial": _make_partial,

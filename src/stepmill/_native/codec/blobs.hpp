@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "codec/overflow.hpp"
@@ -14,7 +15,7 @@ namespace stepmill {
 constexpr std::uint64_t BLOB_IN_ROW = UINT64_MAX;  // as the offset of a blob: it is in the server's row
 
 // Writes a blob that fits in the row, without a system call. Returns false if it does not fit.
-inline bool write_small_blob(const Slab& slab, std::uint32_t server, const std::vector<std::uint8_t>& bytes) noexcept {
+inline bool write_small_blob(const Slab& slab, std::uint32_t server, std::span<const std::uint8_t> bytes) noexcept {
     if (bytes.size() > slab.plan.blob.row_bytes) return false;
     const ServerLocation location = slab.server_locations[server];
     const ServerWords& words = slab.words[location.worker];

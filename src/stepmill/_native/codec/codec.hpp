@@ -42,9 +42,11 @@ class Encoder {
     [[nodiscard]] bool encode(PyObject* obj, std::vector<std::uint8_t>& out, EncodeContext context = {});
 
     PyObject* pickler() const { return pickler_; }  // borrowed, for tp_traverse
+    bool has_pickled() const { return has_pickled_; }  // the last encode(): equal values have equal bytes only if it has not pickled
 
    private:
     PyObject* pickler_;
+    bool has_pickled_ = false;
 };
 
 // The other arguments of decode().

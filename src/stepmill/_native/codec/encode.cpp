@@ -70,6 +70,7 @@ class Writer {
 
     Outcome value(PyObject* obj, int depth);
     Outcome pickle(PyObject* obj);
+    bool has_pickled() const { return has_pickled_; }
     const std::string& failed_at() const { return failed_at_; }  // path of the part that could not be encoded, for example "['x'][2]"
 
    private:
@@ -120,6 +121,7 @@ class Writer {
     PyObject** objects_;
     std::string failed_at_;
     std::size_t num_nodes_{0};
+    bool has_pickled_{false};
 };
 
 // Saves the current exception while Python code runs that must not see it. The destructor restores it.
@@ -180,6 +182,7 @@ Outcome Writer::pickle(PyObject* obj) {
                      Py_TYPE(pickled.get())->tp_name, Py_TYPE(obj)->tp_name);
         return Outcome::FAILED;
     }
+    has_pickled_ = true;
     blob(Tag::PICKLE, PyBytes_AS_STRING(pickled.get()), static_cast<std::size_t>(PyBytes_GET_SIZE(pickled.get())));
     return Outcome::DONE;
 }
@@ -337,6 +340,7 @@ Encoder::Encoder(Encoder&& other) noexcept : pickler_(std::exchange(other.pickle
 
 bool Encoder::encode(PyObject* obj, std::vector<std::uint8_t>& out, EncodeContext context) {
     const std::size_t before = out.size();
+    has_pickled_ = false;
     Outcome outcome = Outcome::FAILED;
     try {
         Writer writer(pickler_, out, context.objects);
@@ -345,6 +349,7 @@ bool Encoder::encode(PyObject* obj, std::vector<std::uint8_t>& out, EncodeContex
             out.resize(before);
             outcome = writer.pickle(obj);
         }
+        has_pickled_ = writer.has_pickled();
         if (outcome == Outcome::FAILED && context.name != nullptr) name_failure(context.name + writer.failed_at());
     } catch (const std::bad_alloc&) {
         PyErr_NoMemory();

@@ -22,7 +22,7 @@ class PayloadWriter {
             std::memcpy(slab_.payload(words_.row[local]), bytes.data(), bytes.size());
         } else {
             OverflowRef ref;
-            if (const int error = overflow_.write(local, bytes.data(), bytes.size(), ref); error != 0) return set_os_error(error);
+            if (const int error = overflow_.write(local, bytes.data(), bytes.size(), ref); error != 0) return set_size_error(error, bytes.size());
             words_.payload_offset[local] = ref.offset;
             words_.payload_generation[local] = ref.generation;
             words_.result[local] |= RESULT_REMOTE;

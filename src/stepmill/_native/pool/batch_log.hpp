@@ -9,6 +9,7 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include <nanobind/nanobind.h>
@@ -36,14 +37,25 @@ struct LoggedEpisode {
     const ObsHash* hash = nullptr;    // where the server publishes the hash of the newest observation
     std::vector<std::byte> actions;   // of each step, all leaves one after another
     std::vector<Outcome> outcomes;    // of the reset, then of each step
-    nb::object blob;                  // seed and options of the explicit reset that began the episode
+    std::vector<std::uint8_t> blobs;  // of each step, the blob of its command: the parts of its action without a fixed size
+    std::vector<std::uint64_t> blob_ends;  // of each step, in `blobs`
+    std::vector<std::uint8_t> newest_blob; // of the newest step sent; empty if the log is incomplete
+    nb::object reset_blob;            // seed and options of the explicit reset that began the episode
     std::uint64_t episode = 0;        // number of episodes begun so far
     std::uint64_t length_before = 0;  // length of the previous episode
 
-    std::size_t size_bytes() const noexcept { return actions.capacity() + outcomes.capacity() * sizeof(Outcome); }
+    std::span<const std::uint8_t> blob_of(std::size_t step) const {  // of the steps in `outcomes`, from 1 on
+        const std::size_t begin = step > 1 ? blob_ends.at(step - 2) : 0;
+        return {blobs.data() + begin, blob_ends.at(step - 1) - begin};
+    }
+    std::size_t size_bytes() const noexcept {
+        return actions.capacity() + outcomes.capacity() * sizeof(Outcome) + blobs.capacity() + blob_ends.capacity() * sizeof blob_ends[0] + newest_blob.capacity();
+    }
     void free() noexcept {  // `= {}` would keep the memory
         std::vector<std::byte>().swap(actions);
         std::vector<Outcome>().swap(outcomes);
+        std::vector<std::uint8_t>().swap(blobs), std::vector<std::uint8_t>().swap(newest_blob);
+        std::vector<std::uint64_t>().swap(blob_ends);
     }
 };
 

@@ -41,20 +41,33 @@ int CommandWriter::traverse(visitproc visit, void* arg) const {
     return 0;
 }
 
-void CommandWriter::write_blob(std::uint32_t server, PyObject* blob) {
-    const ServerLocation location = slab_.server_locations[server];
-    const ServerWords& words = slab_.words[location.worker];
+const std::vector<std::uint8_t>& CommandWriter::encode(PyObject* blob) {
     buffer_.clear();
     if (!encoder_.encode(blob, buffer_)) throw nb::python_error();
-    if (!write_small_blob(slab_, server, buffer_)) {
+    return buffer_;
+}
+
+void CommandWriter::write_blob(std::uint32_t server, std::span<const std::uint8_t> blob) {
+    const ServerLocation location = slab_.server_locations[server];
+    const ServerWords& words = slab_.words[location.worker];
+    if (!write_small_blob(slab_, server, blob)) {
         OverflowRef ref;
-        const int error = blobs_[location.worker].write(location.local, buffer_.data(), buffer_.size(), ref);
-        if (error != 0 && !set_os_error(error)) throw nb::python_error();
+        if (const int error = blobs_[location.worker].write(location.local, blob.data(), blob.size(), ref); error != 0 && !set_size_error(error, blob.size())) throw nb::python_error();
         words.blob_offset[location.local] = ref.offset;
         words.blob_bytes[location.local] = ref.size;
         words.blob_generation[location.local] = ref.generation;
     }
     words.flags[location.local] |= FLAG_BLOB;
+}
+
+void CommandWriter::repeat_blob(std::uint32_t server, std::span<const std::uint8_t> blob) {
+    const auto [words, local] = slab_.server_words(server);
+    words.flags[local] |= FLAG_BLOB;
+    words.blob_offset[local] = BLOB_IN_ROW, words.blob_bytes[local] = UINT64_MAX;
+    try {
+        write_blob(server, blob);
+    } catch (nb::python_error&) {
+    }
 }
 
 // Tells the thread that sends commands to other machines that there are new ones.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "codec/codec.hpp"
@@ -35,7 +36,9 @@ class CommandWriter {
         set_command(words, location.local, command);
         put(words.slot[location.local], static_cast<std::uint8_t>(slot));
     }
-    void write_blob(std::uint32_t server, PyObject* blob);
+    const std::vector<std::uint8_t>& encode(PyObject* blob);  // valid until the next call
+    void write_blob(std::uint32_t server, std::span<const std::uint8_t> blob);
+    void repeat_blob(std::uint32_t server, std::span<const std::uint8_t> blob);  // the same without an exception: if it fails, the worker finds no blob, and its env has a fault
 
     // Adds one command of several. deliver() then wakes their workers.
     void add(std::uint32_t server, ServerLocation location) {

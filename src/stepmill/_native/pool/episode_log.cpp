@@ -20,7 +20,7 @@ std::vector<BatchLog::Kind> action_kinds(const Tree& tree, std::uint32_t batch_s
 
 EpisodeLog::EpisodeLog(const Slab& slab, const Tree& actions, std::uint32_t num_envs, bool is_batched, std::uint64_t limit_bytes)
     : slab_(slab),
-      is_possible_(actions.num_opaques == 0),
+      has_blobs_(actions.num_opaques != 0),
       is_simple_(slab.plan.outcome.is_plain() && !is_batched),
       limit_bytes_(limit_bytes),
       episodes_(num_envs),
@@ -50,7 +50,7 @@ Outcome EpisodeLog::outcome_of(std::uint32_t id) const {
     return outcome;
 }
 
-void EpisodeLog::begin(std::uint32_t id, bool has_seed, nb::object blob) {
+void EpisodeLog::begin(std::uint32_t id, bool has_seed, nb::object reset_blob) {
     LoggedEpisode& episode = episodes_[id];
     ++episode.episode;
     episode.length_before = std::exchange(episode.length, 0);
@@ -58,10 +58,22 @@ void EpisodeLog::begin(std::uint32_t id, bool has_seed, nb::object blob) {
     if (episode.size_bytes() > KEPT_LOG_BYTES) episode.free();
     episode.actions.clear();
     episode.outcomes.clear();
+    episode.blobs.clear(), episode.blob_ends.clear();
     episodes_bytes_ += episode.size_bytes();
-    episode.blob = std::move(blob);
+    episode.reset_blob = std::move(reset_blob);
     episode.first = batches_.end();
-    episode.is_whole = has_seed && is_possible_;
+    episode.is_whole = has_seed;
+}
+
+// A blob that alone exceeds the limit is not copied: its episode cannot be replayed.
+void EpisodeLog::set_blob(std::uint32_t id, std::span<const std::uint8_t> blob) {
+    LoggedEpisode& episode = episodes_[id];
+    if (!episode.is_whole) return;
+    if (blob.size() > limit_bytes_) return drop(episode);
+    episodes_bytes_ -= episode.size_bytes();
+    episode.newest_blob.assign(blob.begin(), blob.end());
+    episodes_bytes_ += episode.size_bytes();
+    enforce_limit();
 }
 
 void EpisodeLog::add_result(std::uint32_t id, bool is_in_batch) {
@@ -77,6 +89,11 @@ void EpisodeLog::add_result(std::uint32_t id, bool is_in_batch) {
         const std::size_t size = episode.actions.size();
         episode.actions.resize(size + slab_.action_bytes());
         slab_.read_action(id, episode.actions.data() + size);
+        if (has_blobs_) {
+            episode.blobs.insert(episode.blobs.end(), episode.newest_blob.begin(), episode.newest_blob.end());
+            episode.blob_ends.push_back(episode.blobs.size());
+            if (episode.newest_blob.capacity() > KEPT_LOG_BYTES) std::vector<std::uint8_t>().swap(episode.newest_blob);
+        }
     }
     episode.outcomes.push_back(outcome);
     episodes_bytes_ += episode.size_bytes();

@@ -16,13 +16,15 @@ class EpisodeLog {
     EpisodeLog(const Slab& slab, const Tree& actions, std::uint32_t num_envs, bool is_batched, std::uint64_t limit_bytes);
 
     bool is_on() const noexcept { return limit_bytes_ != 0; }
-    bool logs_batches() const noexcept { return is_on() && is_possible_; }
+    bool logs_batches() const noexcept { return is_on() && !has_blobs_; }
+    bool has_blobs() const noexcept { return is_on() && has_blobs_; }
     const LoggedEpisode& of(std::uint32_t id) const { return episodes_.at(id); }
     const LoggedEpisode& complete(std::uint32_t id) { return move_rows(id, UINT64_MAX), episodes_.at(id); }  // including its rows in the batch log
     void set_server(std::uint32_t id, ServerLocation location) { episodes_[id].hash = &slab_.words[location.worker].hash[location.local]; }
     Outcome outcome_of(std::uint32_t id) const;  // of the newest result
 
-    void begin(std::uint32_t id, bool has_seed, nb::object blob);
+    void begin(std::uint32_t id, bool has_seed, nb::object reset_blob);
+    void set_blob(std::uint32_t id, std::span<const std::uint8_t> blob);  // of the step that is about to be sent
     void drop(std::uint32_t id) { drop(episodes_[id]); }
     void add_result(std::uint32_t id, bool is_in_batch);
     void count_in_batch(std::uint32_t id) {  // the fast case of add_result()
@@ -46,7 +48,7 @@ class EpisodeLog {
     std::uint64_t num_logged(const LoggedEpisode& episode) const noexcept { return episode.outcomes.size() + (batches_.end() - std::min(episode.first, batches_.end())); }
 
     const Slab& slab_;
-    bool is_possible_;      // all actions have a fixed size
+    bool has_blobs_;        // actions have parts without a fixed size
     bool is_simple_;        // an outcome is one number and two flags
     bool is_needed_ = false;  // an env in the batch being written has a complete log
     std::uint64_t limit_bytes_, episodes_bytes_ = 0;  // limit 0: logging is off

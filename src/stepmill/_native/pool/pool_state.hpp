@@ -104,6 +104,7 @@ class PoolState {
     void add_workers_to_recycle(Ids& found) const;
     bool is_between_episodes(std::uint32_t server) const;
     void write_actions(nb::handle actions, const Ids& ids, std::vector<nb::list>& opaques);
+    void write_opaque_action(std::uint32_t id, const nb::list& opaques);
     nb::object plain_actions(const Leaf& leaf, PyObject* value, npy_intp rows) const;
     void write_reset_seed(std::uint32_t id, ServerWords& words, std::uint32_t local, nb::handle seed) const;
     void choose_slots(const Ids& ids);

@@ -12,7 +12,7 @@ namespace stepmill {
 
 namespace {
 
-nb::bytes bytes_of(const std::vector<std::byte>& bytes) { return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size()); }
+nb::bytes bytes_of(std::span<const std::byte> bytes) { return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size()); }
 
 }  // namespace
 
@@ -105,10 +105,13 @@ nb::dict PoolState::episode_log(std::uint32_t env_id) {
     log["episode"] = episode;
     log["seed"] = seed_of(env_id, episode);
     log["next_seed"] = seed_of(env_id, begins ? env.episode : env.episode + 1);
-    const nb::object& blob = is_explicit ? env.reset_blob : episode_log.blob;
+    const nb::object& blob = is_explicit ? env.reset_blob : episode_log.reset_blob;
     log["blob"] = blob ? blob : nb::none();
     log["actions"] = bytes_of(is_whole ? episode_log.actions : std::vector<std::byte>());
     log["action"] = bytes_of(action);
+    nb::list blobs;
+    for (std::size_t step = 1; is_whole && step <= episode_log.blob_ends.size(); ++step) blobs.append(bytes_of(std::as_bytes(episode_log.blob_of(step))));
+    log["blobs"] = blobs, log["newest_blob"] = bytes_of(std::as_bytes(std::span(episode_log.newest_blob)));
     log["rewards"] = rewards, log["flags"] = flags, log["hashes"] = hashes;
     return log;
 }
@@ -148,6 +151,7 @@ void PoolState::visit_outcome(std::uint32_t id, Copy copy) const {
 std::unique_ptr<Replay> PoolState::make_replay(std::uint32_t id) const {
     auto replay = std::make_unique<Replay>();
     replay->action.resize(slab_->action_bytes());
+    replay->blob = log_.of(id).newest_blob;
     replay->sums.resize((slab_->plan.outcome.episode_return.row_bytes + sizeof(std::int64_t)) * batch_size_);
     std::size_t size_bytes = 0;
     if (unclaimed_.is_unclaimed(id)) visit_outcome(id, [&](std::byte*, std::size_t size) { size_bytes += size; });
@@ -228,7 +232,7 @@ void PoolState::begin_replay(Decision& decision) {
     replay.places = std::move(decision.places);
     replay.is_finished_here = decision.is_finished_here;
     replay.slot = 0;
-    const bool has_blob = static_cast<bool>(log_.of(id).blob);  // prepare() has written it
+    const bool has_blob = static_cast<bool>(log_.of(id).reset_blob);  // prepare() has written it
     words.flags[local] = static_cast<std::uint8_t>(FLAG_SEED | FLAG_EPISODE | (has_blob ? FLAG_BLOB : 0));
     words.seed[local] = env.base_seed;
     words.episode[local] = env.episode;
@@ -240,6 +244,7 @@ void PoolState::issue_replayed(std::uint32_t id) {
     const EnvRecord& env = envs_[id];
     const LoggedEpisode& episode = log_.of(id);
     Replay& replay = *env.replay;
+    if (!episode.is_whole) return pause(id, ReplayEvent::FAILED);  // dropped since the replay began: Python sees that and cuts the episode short
     if (replay.step == episode.outcomes.size()) {
         if (!replay.is_finished_here) return pause(id, ReplayEvent::PLAYED);
         has_news_ |= waits_for_replays_;
@@ -248,6 +253,7 @@ void PoolState::issue_replayed(std::uint32_t id) {
     const ServerLocation location = slab_->server_locations[env.server];
     if (replay.step == 1) slab_->words[location.worker].flags[location.local] = replay.was_last ? FLAG_LAST : 0;
     if (replay.step > 0) slab_->write_action(id, episode.actions.data() + (replay.step - 1) * slab_->action_bytes());
+    if (replay.step > 0 && log_.has_blobs()) commands_.repeat_blob(env.server, episode.blob_of(replay.step));
     replay.slot = 0;
     while (replay.slot == env.latest || replay.slot == env.target) ++replay.slot;
     envs_.move(id, ObjectPhase::REPLAYING);
@@ -270,7 +276,7 @@ void PoolState::advance_replays() {
             if (!commands_.is_restarting(lane) && slab_->workers[lane]->reaped.load(std::memory_order_acquire) != 0) pause(id, ReplayEvent::FAILED);
         }
         if (envs_[id].object() != ObjectPhase::REPLAYING || !commands_.is_done(envs_[id].server)) continue;
-        if (has_fault(id)) pause(id, ReplayEvent::FAILED);
+        if (has_fault(id) || !log_.of(id).is_whole) pause(id, ReplayEvent::FAILED);
         else if (!(log_.outcome_of(id) == log_.of(id).outcomes[replay.step])) pause(id, ReplayEvent::DIFFERS);
         else if (std::ranges::count(replay.places, ++replay.step) != 0) pause(id, ReplayEvent::AT_PLACE);
         else issue_replayed(id);
@@ -282,10 +288,11 @@ void PoolState::finish_replay(std::uint32_t id) {
     const EnvRecord& env = envs_[id];
     const auto [words, local] = slab_->server_words(env.server);
     words.flags[local] = 0;
+    if (log_.has_blobs() && env.is_commanded()) commands_.repeat_blob(env.server, env.replay->blob);
     resume_env(id);
     if (env.is_masked()) empty_row(id);  // an exhausted env's row stays empty
     if (!env.is_commanded()) return;
-    if (is_last(env)) words.flags[local] = FLAG_LAST;
+    if (is_last(env)) words.flags[local] |= FLAG_LAST;
     issue(id, Command::STEP, env.target);
 }
 

@@ -28,6 +28,7 @@ struct Replay {
     bool is_finished_here = false;     // once the log is played, no decision is needed
     std::vector<std::uint32_t> places; // numbers of commands after which the replay pauses AT_PLACE
     std::vector<std::byte> action;     // of the pending command
+    std::vector<std::uint8_t> blob;    // of the pending command: the parts of its action without a fixed size
     std::vector<std::byte> sums;       // return and length of the episode, as of the newest result received
     std::vector<std::byte> outcome;    // of an unclaimed result: its columns except the observation
 };

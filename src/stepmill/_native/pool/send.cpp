@@ -115,8 +115,21 @@ void PoolState::write_actions(nb::handle actions, const Ids& ids, std::vector<nb
         if (!spares_.is_staged(envs_[id].server) && !envs_[id].is_suspended()) slab_->words[location.worker].flags[location.local] = 0;
     }
     for (std::size_t i = 0; i < opaques.size(); ++i) {
-        const std::uint32_t server = envs_[ids[i]].server;
-        if (!spares_.is_staged(server) && !envs_[ids[i]].is_suspended()) commands_.write_blob(server, nb::make_tuple(nb::none(), nb::none(), opaques[i]).ptr());
+        if (!spares_.is_staged(envs_[ids[i]].server)) write_opaque_action(ids[i], opaques[i]);
+    }
+}
+
+// Writes the parts of an action without a fixed size: to the log, and for its worker unless the env is suspended, whose replay uses the row.
+void PoolState::write_opaque_action(std::uint32_t id, const nb::list& opaques) {
+    const nb::object blob = nb::make_tuple(nb::none(), nb::none(), opaques);
+    try {
+        const std::vector<std::uint8_t>& bytes = commands_.encode(blob.ptr());
+        log_.set_blob(id, bytes);
+        if (envs_[id].is_suspended()) envs_[id].replay->blob = bytes;
+        else commands_.write_blob(envs_[id].server, bytes);
+    } catch (nb::python_error& error) {
+        if (!error.matches(PyExc_Exception) || error.matches(PyExc_MemoryError)) throw;
+        raise(errors().usage, "the action of env " + std::to_string(id) + " cannot be sent: " + text_of(error.value()) + "; give values that can be pickled, and that fit");
     }
 }
 
@@ -200,7 +213,7 @@ void PoolState::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blob
         spares_.discard_staged(env.server);
         env.reset_blob = blob.is_none() ? nb::object() : blob;
         write_reset_seed(ids[i], slab_->words[location.worker], location.local, seed);
-        if (env.reset_blob) commands_.write_blob(env.server, blob.ptr());
+        if (env.reset_blob) commands_.write_blob(env.server, commands_.encode(blob.ptr()));
         if (spares_.has_spares()) spares_.record_explicit_reset(env.server, ids.size() == num_envs_ && ids[i] == 0, !env.has_blob_seed());
     }
     dispatch(ids, Command::RESET);

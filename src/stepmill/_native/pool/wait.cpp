@@ -111,15 +111,18 @@ std::optional<WaitResult> PoolState::prepare_wait(const Ids& ids, std::uint32_t 
     }
 }
 
-// An event loop waits for the pool's eventfd, between the calls of its other tasks: commands may be sent meanwhile.
+// An event loop waits for the pool's eventfd, between the calls of its other tasks: commands may be sent meanwhile. If nothing is pending,
+// it waits for an event.
 bool PoolState::watch(std::uint32_t num_envs) {
     const InUse in_use(*this);
     PoolControl& pool = *slab_->pool;
     pool.eager.store(1, std::memory_order_relaxed);
+    num_envs -= std::min(num_envs, num_unclaimed_ready());
+    if (!pending_.empty()) num_envs = std::min(num_envs, static_cast<std::uint32_t>(pending_.size()));
     std::uint32_t seen = 0;
     do {
         stop_watching(pool);
-        if (prepare_wait(pending_, num_envs - std::min(num_envs, num_unclaimed_ready()), seen)) return false;
+        if (prepare_wait(pending_, num_envs, seen)) return false;
     } while (!watch_bell(pool, seen));
     return true;
 }

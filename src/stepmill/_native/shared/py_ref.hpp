@@ -5,6 +5,7 @@
 #include <Python.h>
 
 #include <cerrno>
+#include <cstring>
 #include <memory>
 
 namespace stepmill {
@@ -39,6 +40,14 @@ inline void set_exception(PyObject* exception) { PyErr_SetObject(reinterpret_cas
 inline bool set_os_error(int error) {
     errno = error;
     PyErr_SetFromErrno(PyExc_OSError);
+    return false;
+}
+
+// Sets the OSError of a value for which there is no shared memory; returns false.
+inline bool set_size_error(int error, std::size_t size_bytes) {
+    const PyRef text(PyUnicode_FromFormat("%s: a value of %zu bytes must fit in the free memory, and in the largest file that `ulimit -f` allows", std::strerror(error), size_bytes));
+    const PyRef exception(text != nullptr ? PyObject_CallFunction(PyExc_OSError, "iO", error, text.get()) : nullptr);
+    if (exception != nullptr) set_exception(exception.get());
     return false;
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
+#include <string_view>
 
 #include "shared/signals.hpp"
 #include "shared/tree_visit.hpp"
@@ -81,7 +83,13 @@ bool Loop::write_payload(std::uint32_t local, Result& result, const nb::object& 
         return is_encoded;
     };
     buffer_.clear();
-    bool is_done = !opaques || (encode(opaques, "observation part ") && encode(final_opaques, "observation part "));
+    auto add_to_hash = [&] {
+        if (pool_->hashing.load(std::memory_order_relaxed) == 0 || encoder_.has_pickled()) return true;  // pickles of equal values may differ
+        const std::string_view bytes(reinterpret_cast<const char*>(buffer_.data()), buffer_.size());
+        words_.hash[local] = static_cast<ObsHash>(words_.hash[local] ^ std::hash<std::string_view>()(bytes));
+        return true;
+    };
+    bool is_done = !opaques || (encode(opaques, "observation part ") && add_to_hash() && encode(final_opaques, "observation part "));
     is_done = is_done && encode_info();
     if (objects != nullptr) objects_of(local) = nb::steal(objects);
     return is_done && payloads_.write(local, buffer_);

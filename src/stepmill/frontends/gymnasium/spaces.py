@@ -22,7 +22,7 @@ def read_spaces(env_specs: Sequence[EnvSpec], *, allows_vectors: bool = False) -
     """Return (observation space, action space) of each env. Envs with equal pickled spaces share the objects.
 
     Raises:
-        UsageError: rewards are vectors, and not `allows_vectors`.
+        UsageError: rewards are vectors, and not `allows_vectors`; or an env declares no space.
     """
     if env_specs[0].reward_space and not allows_vectors:
         raise UsageError(
@@ -32,7 +32,15 @@ def read_spaces(env_specs: Sequence[EnvSpec], *, allows_vectors: bool = False) -
     known: dict[bytes, SpacePair] = {}
     for spec in env_specs:
         if spec.spaces not in known:
-            known[spec.spaces] = pickle.loads(spec.spaces)
+            pair: Any = pickle.loads(spec.spaces) if spec.spaces else (None, None)
+            names = ("observation_space", "action_space")
+            missing = [name for name, space in zip(names, pair, strict=True) if space is None]
+            if missing:
+                raise UsageError(
+                    f"the envs declare no {' and no '.join(missing)}, which this front-end needs; set it to a gymnasium.Space in "
+                    "each env, or use stepmill.Pool"
+                )
+            known[spec.spaces] = pair
     return [known[spec.spaces] for spec in env_specs]
 
 

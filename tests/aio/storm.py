@@ -1,0 +1,115 @@
+"""Many tasks lease envs that die, hang and raise at random, and are cancelled at random; every reply is checked by its content.
+
+    python -m tests.aio.storm [--seconds 60] [--on-fault raise|truncate|replay] [--seed 0]
+
+An observation names its env, its episode, its step and the action before it, so that a reply that is late, doubled or of another task
+is seen. A fault must be an exception, or be marked in the info; under "replay" there is none, but for what replays cannot repeat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import time
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import stepmill
+from tests.chaos.envs import ACTION, CLOCK, IDENTITY, LENGTH, TAG, ChaosEnv
+
+NUM_ENVS, NUM_TASKS = 32, 48
+KILL_CHANCE, HANG_CHANCE, RAISE_CHANCE, CANCEL_CHANCE = 0.004, 0.002, 0.004, 0.01
+STEP_TIMEOUT_S = 1.0
+
+
+class StormEnv(ChaosEnv):
+    """Fails by chance, with a generator that no seed reaches: a replay of the same steps goes on."""
+
+    def __init__(self, identity: int, can_raise: bool) -> None:
+        super().__init__(identity)
+        self._chance = random.Random(f"{os.getpid()} {identity} {time.monotonic_ns()}")
+        self._can_raise = can_raise
+
+    def step(self, action: Any) -> Any:
+        """Fail, or step."""
+        drawn = self._chance.random()
+        if drawn < KILL_CHANCE:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif drawn < KILL_CHANCE + HANG_CHANCE:
+            time.sleep(600)
+        elif self._can_raise and drawn < KILL_CHANCE + HANG_CHANCE + RAISE_CHANCE:
+            raise ValueError("by chance")
+        return super().step(action)
+
+
+def tag_of(seed: int) -> int:
+    """Return what the observations of an episode with this seed have in common."""
+    return int(ChaosEnv(0).reset(seed=seed)[0][TAG])
+
+
+async def play(env: stepmill.EnvLease, seed: int, rng: random.Random, counts: Counter[str]) -> None:
+    """Play one episode, and check each of its replies."""
+    tag, action = tag_of(seed), -1
+    obs, _ = await env.reset(seed=seed)
+    for clock in range(LENGTH + 1):
+        wanted = [env.env_id, tag, clock, action]
+        assert [int(obs[column]) for column in (IDENTITY, TAG, CLOCK, ACTION)] == wanted, (obs, wanted)
+        if clock == LENGTH:
+            break
+        action = rng.randrange(9)
+        step = env.step(action)
+        limit_s = rng.random() * 0.002 if rng.random() < CANCEL_CHANCE else None
+        obs, reward, terminated, truncated, info = await asyncio.wait_for(step, limit_s)
+        counts["steps"] += 1
+        if "fault" in info:
+            assert (terminated, truncated, reward) == (False, True, 0.0)
+            counts["marked"] += 1
+            return
+        assert (reward, terminated, truncated) == (clock + 1, False, clock + 1 == LENGTH)
+    counts["episodes"] += 1
+
+
+async def play_until(deadline: float, pool: stepmill.AsyncPool, rng: random.Random, counts: Counter[str]) -> None:
+    """Lease one env after the other."""
+    while time.monotonic() < deadline:
+        try:
+            async with pool.lease() as env:
+                await play(env, rng.randrange(2**31), rng, counts)
+        except (TimeoutError, asyncio.TimeoutError):
+            counts["cancelled"] += 1
+        except stepmill.UsageError:
+            raise
+        except stepmill.StepmillError as error:
+            counts[type(error).__name__.partition("_")[0]] += 1
+
+
+async def storm(seconds: float, on_fault: Any, seed: int) -> Counter[str]:
+    """Return what happened."""
+    counts: Counter[str] = Counter()
+    fns = [partial(StormEnv, env_id, on_fault != "replay") for env_id in range(NUM_ENVS)]
+    options: Any = {"on_fault": on_fault, "restarts": {"max_restarts": 10**6, "max_env_errors": 10**6}}
+    if on_fault == "replay":
+        options["seeding"] = "per_episode"
+    async with stepmill.AsyncPool(fns, num_workers=8, step_timeout_s=STEP_TIMEOUT_S, **options) as pool:
+        deadline = time.monotonic() + seconds
+        players = [play_until(deadline, pool, random.Random(f"{seed} {place}"), counts) for place in range(NUM_TASKS)]
+        await asyncio.gather(*players)
+        counts["deaths"] = sum(worker.deaths for worker in pool.pool.stats().workers)
+    return counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--on-fault", choices=["raise", "truncate", "replay"], default="raise")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    print(arguments.on_fault, dict(asyncio.run(storm(arguments.seconds, arguments.on_fault, arguments.seed))))
+
+
+if __name__ == "__main__":
+    main()
