@@ -196,7 +196,7 @@ void a_lane_that_hangs_ends_the_process_and_the_others_are_its_neighbours() {
     parent.wait({0, 1}, 2);
     CHECK(parent.fault(0) == Fault::TIMED_OUT && parent.fault(1) == Fault::NEIGHBOUR);
     house.wait_until_dead();
-    house.reaper->watch(0);
+    house.reaper->watch(0, Reaper::NO_PIDFD);
     for (const WorkerControl* lane : house.slab->workers) CHECK(lane->dead.load() == 0 && lane->reaped.load() == 0);
 }
 
