@@ -252,6 +252,18 @@ inline check_deadlines() {
 	}
 }
 
+#if LANES
+/* C++: end_overdue (reaper.cpp), for the other lanes of a worker. The worker of the model is one of them: it may be given up at any point. */
+inline end_with_lane() {
+	LOCK;
+	if
+	:: is_watched[w] && dead[w] == NONE -> end_overdue()
+	:: else
+	fi;
+	UNLOCK
+}
+#endif
+
 /* The reaper looks at a stuck worker once more. A stopped worker is given up after at most two more looks. */
 #if STOPS
 #define IS_STUCK (frozen[0] && IS_ANY_WAITING(0) && looks < 2)
@@ -293,7 +305,14 @@ on_event:
 #if LIMITS
 	:: false ->
 on_tick:
+#if LANES
+		if
+		:: check_deadlines()
+		:: end_with_lane()
+		fi
+#else
 		check_deadlines()
+#endif
 #endif
 	od;
 died:

@@ -52,6 +52,10 @@ BOUNDS = {
     "overdue": Bounds(
         {"W": 1, "R": 2, "T": 1, "LIMITS": 1, "EAGER": 0}, "a process exceeds a deadline, and is killed at any point"
     ),
+    "lanes": Bounds(
+        {"W": 1, "R": 2, "T": 1, "LIMITS": 1, "LANES": 1, "EAGER": 0},
+        "the same, and another thread of the process may exceed one at any point",
+    ),
     "overlap": Bounds(
         {"W": 1, "R": 1, "T": 2, "LIMITS": 1, "OVERLAP": 1, "HANGS": 1, "EAGER": 0},
         "an early reset hangs",

@@ -22,6 +22,9 @@
 #ifndef LIMITS
 #define LIMITS 0        /* looks of the reaper that may find a command overdue */
 #endif
+#ifndef LANES
+#define LANES 0         /* 1: the worker is one thread of several in its process, and another one may be overdue at any look */
+#endif
 #ifndef HANGS
 #define HANGS 0         /* commands that never end */
 #endif

@@ -100,7 +100,7 @@ class Slab:
         Write where the description for programs that attach is. Called once, by the pool, before a worker attaches.
         """
 
-    def is_dead(self, worker: int) -> bool: ...
+    def is_dead(self, lane: int) -> bool: ...
 
 class Lease:
     """
@@ -271,8 +271,8 @@ class PoolState:
         Return reward, flags (1 terminated, 2 truncated) and observation hash of an env's newest result.
         """
 
-    def view_worker(self, worker: int) -> Any:
-        """Return what a worker did last, a WorkerView of pool/events.py."""
+    def view_lane(self, lane: int) -> Any:
+        """Return what a lane did last, a LaneView of pool/events.py."""
 
     def usage(self) -> tuple[int, int]:
         """
@@ -298,8 +298,8 @@ class PoolState:
         Return the server of the env; numbers from num_envs on: the servers in the queue.
         """
 
-    def post_request(self, worker: int) -> None:
-        """Notify a worker of a slow request in its mailbox."""
+    def post_request(self, lane: int) -> None:
+        """Notify a lane of a slow request in its mailbox."""
 
     def close(self) -> None:
         """
@@ -464,12 +464,12 @@ class Reaper:
     def declare_dead(self, worker: int) -> None:
         """Treat a worker thread that has ended as a process that died."""
 
-    def num_requests(self, worker: int) -> int:
+    def num_requests(self, lane: int) -> int:
         """
-        Return how many slow requests were ever posted to a worker and its predecessors.
+        Return how many slow requests were ever posted to a lane and its predecessors.
         """
 
-    def record_answered(self, worker: int, num_requests: int) -> None:
+    def record_answered(self, lane: int, num_requests: int) -> None:
         """
         Record that the first num_requests requests are answered: no deadline includes them.
         """

@@ -110,7 +110,7 @@ class Traps:
 
     def set(self, where: str, identity: int, how: int, times: int = 1) -> None:
         """Make the next `times` steps, resets, calls or builds (`where`) of an env object fail."""
-        fresh = self._folder / "fresh"
+        fresh = self._folder / f"fresh-{where}-{identity}"
         fresh.write_text(f"{how} {times}")
         fresh.rename(self._folder / f"{where}-{identity}")
 
@@ -122,7 +122,7 @@ class Traps:
         except FileNotFoundError:
             return
         if times > 1:
-            trap.write_text(f"{how} {times - 1}")
+            self.set(where, identity, how, times - 1)  # whole, even if another env ends this process now
         else:
             trap.unlink()
         fail(how, self._hang_s)

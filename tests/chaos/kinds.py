@@ -29,6 +29,7 @@ class Kind:
         has_unreadable: whether some infos have a value that cannot be unpickled.
         rows_each, is_ragged: rows of each env object, and whether their episodes end at different times.
         backend: only processes, also those of nodes, get signals; a hang in a thread ends after `hang_s`.
+        num_threads: threads of each worker that run envs.
         has_capsules: whether a crash capsule of each fault is written and read.
     """
 
@@ -46,6 +47,7 @@ class Kind:
     is_ragged: bool = False
     backend: str = "process"
     num_workers: int = 3
+    num_threads: int = 1
     has_capsules: bool = False
 
     @property
@@ -97,7 +99,7 @@ class Kind:
             "autoreset_mode": self.mode,
             "step_timeout_s": None if self.backend == "serial" else STEP_TIMEOUT_S,
             "reset_timeout_s": None if self.backend == "serial" else STEP_TIMEOUT_S,
-            "workers": {"call_timeout_s": CALL_TIMEOUT_S},
+            "workers": {"call_timeout_s": CALL_TIMEOUT_S, "threads_per_worker": self.num_threads},
             "crash_dir": crash_dir if self.has_capsules else None,
             "restarts": {"max_restarts": 1_000_000, "restart_window_s": 0.02},
             **self.options,
@@ -191,6 +193,21 @@ _SCRIBBLED = (
     # Only in steps: a crash in the reset of a replay counts as another crash of the step that is replayed.
     Kind(name="scribbles, replay", fatal=(), steps=_STRAY, resets=(RAISE,), calls=(), options=_REPLAY),
 )
+_SEVERAL_THREADS = (
+    Kind(name="lanes", num_threads=3, resets=_ONCE, has_capsules=True),
+    Kind(name="lanes, same step", num_threads=2, options=_SAME, steps=_ONCE, resets=_ONCE),
+    Kind(name="lanes, disabled, spares", num_threads=4, options={**_DISABLED, **_SPARES}, resets=_ONCE),
+    Kind(name="lanes, raise", num_threads=3, options=_RAISE, resets=_ONCE),
+    Kind(
+        name="lanes, retries in new processes",
+        num_threads=3,
+        options={"resets": {"retries": 2, "retry_in": "new", "retry_wait_s": 0.01}},
+        resets=_ONCE,
+    ),
+    _replayed("lanes, replay", num_threads=3, options=_REPLAY, builds=_FAILING_BUILDS),
+    _replayed("lanes, replay with spares", num_threads=2, options={**_REPLAY, **_SPARES}),
+    _replayed("ctrl-c, lanes, replay", num_threads=3, options=_REPLAY, is_interrupted=True),
+)
 _OTHER_BACKENDS = (
     Kind(name="threads", backend="thread", fatal=(RAISE, HANG), resets=_IN_THREADS, calls=_IN_THREADS),
     Kind(
@@ -230,5 +247,6 @@ KINDS = (
     *_REBUILT,
     *_UNREADABLE,
     *_SCRIBBLED,
+    *_SEVERAL_THREADS,
     *_OTHER_BACKENDS,
 )

@@ -7,7 +7,7 @@ import os
 import pytest
 
 import stepmill
-from stepmill.pool.start import plan_workers
+from stepmill.pool.plans import plan_workers
 from stepmill.spec.options import PoolOptions
 from stepmill.testing.envs import CountingEnv
 from tests.harness.pools import kill_worker, make_pool

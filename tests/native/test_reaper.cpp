@@ -84,7 +84,8 @@ enum class Habit { ANSWERS, LIES, LIES_BUSILY, MOVES, HANGS, HANGS_PUBLISHING, H
 // A worker process, and a reaper that watches it. Forked before the reaper has its thread.
 class Household {
    public:
-    Household(Habit habit, Limits limits) : slab(make_arena(1, 2)), pid(fork()) {
+    // num_lanes: 1, with two servers; or 2 with a server each. The process runs the first.
+    Household(Habit habit, Limits limits, std::uint32_t num_lanes = 1) : slab(make_lanes(num_lanes)), pid(fork()) {
         if (pid == 0) {
             mprotect(slab->base, slab->plan.size_bytes, PROT_READ | PROT_WRITE);  // as if the worker had mapped it
             live(*slab, habit);
@@ -109,7 +110,15 @@ class Household {
         while (slab->words[0].state[0].load(std::memory_order_acquire) != state_word(ticket, Phase::RUNNING)) std::this_thread::yield();
     }
     void wait_until_dead() const {
-        while (slab->workers[0]->dead.load() != static_cast<std::uint32_t>(Death::DIED)) std::this_thread::yield();
+        for (const WorkerControl* lane : slab->workers) {
+            while (lane->dead.load() != static_cast<std::uint32_t>(Death::DIED)) std::this_thread::yield();
+        }
+    }
+
+    static std::shared_ptr<Slab> make_lanes(std::uint32_t num_lanes) {
+        std::shared_ptr<Slab> made = make_arena(num_lanes, 2 / num_lanes);
+        if (num_lanes == 2) made->lanes = {{0, 1}}, made->worker_of = {0, 0};
+        return made;
     }
 
     std::shared_ptr<Slab> slab;
@@ -165,6 +174,30 @@ void a_hanging_process_is_killed_at_its_limit() {
     house.wait_until_dead();
     CHECK(parent.fault(0) == Fault::TIMED_OUT && parent.fault(1) == Fault::NEIGHBOUR);
     CHECK(house.slab->pool->count.load() == 2);
+}
+
+void a_killed_process_takes_all_its_lanes_with_it() {
+    const Household house(Habit::HANGS, Limits{}, 2);
+    Parent parent(*house.slab);
+    parent.command({0, 1});
+    house.wait_until_running(1);
+    kill(house.pid, SIGKILL);
+    parent.wait({0, 1}, 2);
+    CHECK(parent.fault(0) == Fault::DIED && parent.fault(1) == Fault::DIED);
+    house.wait_until_dead();
+}
+
+void a_lane_that_hangs_ends_the_process_and_the_others_are_its_neighbours() {
+    const Household house(Habit::HANGS, Limits{LIMIT_NS, LIMIT_NS}, 2);
+    Parent parent(*house.slab);
+    house.slab->workers[1]->serving.store(1);  // lane 1 is in a request: its command may wait without limit
+    house.slab->workers[1]->requests.store(1);
+    parent.command({0, 1});
+    parent.wait({0, 1}, 2);
+    CHECK(parent.fault(0) == Fault::TIMED_OUT && parent.fault(1) == Fault::NEIGHBOUR);
+    house.wait_until_dead();
+    house.reaper->watch(0, Reaper::NO_PIDFD);
+    for (const WorkerControl* lane : house.slab->workers) CHECK(lane->dead.load() == 0 && lane->reaped.load() == 0);
 }
 
 void a_reset_has_a_limit_of_its_own() {
@@ -400,6 +433,8 @@ int main() {
         {"a process that dies idle is only marked", a_process_that_dies_idle_is_only_marked},
         {"a command to a dead worker becomes a fault at once", a_command_to_a_dead_worker_becomes_a_fault_at_once},
         {"a hanging process is killed at its limit", a_hanging_process_is_killed_at_its_limit},
+        {"a killed process takes all its lanes with it", a_killed_process_takes_all_its_lanes_with_it},
+        {"a lane that hangs ends the process, and the others are its neighbours", a_lane_that_hangs_ends_the_process_and_the_others_are_its_neighbours},
         {"a reset has a limit of its own", a_reset_has_a_limit_of_its_own},
         {"an idle worker is never overdue", an_idle_worker_is_never_overdue},
         {"a reaper without limits sleeps until something happens", a_reaper_without_limits_sleeps_until_something_happens},

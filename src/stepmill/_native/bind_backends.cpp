@@ -42,8 +42,8 @@ void bind_reaper(nb::module_& module) {
             "Watch a new worker: the process behind `pidfd` (duplicated), or a thread if it is -1.")
         .def("forget", &Reaper::forget, "worker"_a, "Stop watching a worker, whose end is expected.")
         .def("declare_dead", &Reaper::declare_dead, "worker"_a, "Treat a worker thread that has ended as a process that died.")
-        .def("num_requests", &Reaper::num_requests, "worker"_a, "Return how many slow requests were ever posted to a worker and its predecessors.")
-        .def("record_answered", &Reaper::record_answered, "worker"_a, "num_requests"_a, "Record that the first num_requests requests are answered: no deadline includes them.")
+        .def("num_requests", &Reaper::num_requests, "lane"_a, "Return how many slow requests were ever posted to a lane and its predecessors.")
+        .def("record_answered", &Reaper::record_answered, "lane"_a, "num_requests"_a, "Record that the first num_requests requests are answered: no deadline includes them.")
         .def("stop", &Reaper::stop, "End the thread; idempotent. No deaths are noticed afterwards.");
 }
 

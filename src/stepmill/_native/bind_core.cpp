@@ -59,6 +59,7 @@ SlabPlan parse_plan(nb::dict fields) {
     auto offsets = [&](const char* name) { return nb::cast<std::vector<std::size_t>>(fields[name]); };
     plan.learner_words = offsets("learner_words"), plan.worker_words = offsets("worker_words"), plan.segments = offsets("segments"), plan.worker_traces = offsets("worker_traces");
     for (nb::handle servers : fields["servers"]) plan.servers.push_back(nb::cast<std::vector<std::uint32_t>>(servers));
+    if (fields.contains("lanes")) plan.lanes = nb::cast<std::vector<std::vector<std::uint32_t>>>(fields["lanes"]);
     if (fields.contains("pool_servers")) plan.pool_servers = nb::cast<std::vector<std::uint32_t>>(fields["pool_servers"]);
     plan.observation = parse_columns(fields["observation"]);
     plan.final_observation = parse_columns(fields["final_observation"]);
@@ -117,7 +118,7 @@ void bind_slab(nb::module_& module) {
                  slab.pool->description_offset = offset;
                  slab.pool->description_bytes = size_bytes;
              }, "offset"_a, "size_bytes"_a, "Write where the description for programs that attach is. Called once, by the pool, before a worker attaches.")
-        .def("is_dead", [](const Slab& slab, std::uint32_t worker) { return slab.workers.at(worker)->dead.load() != 0; }, "worker"_a);
+        .def("is_dead", [](const Slab& slab, std::uint32_t lane) { return slab.workers.at(lane)->dead.load() != 0; }, "lane"_a);
     nb::class_<Lease>(module, "Lease", "Base object of leased arrays: while it lives, nothing writes to their slot.");
 }
 
@@ -181,7 +182,7 @@ void bind_pool_state(nb::module_& module) {
         .def("limit_logs", &PoolState::limit_logs, "size_bytes"_a, "Limit the memory of all episode logs.")
         .def("episode_log", &PoolState::episode_log, "env_id"_a, nb::sig("def episode_log(self, env_id: int) -> dict[str, typing.Any]"), "Return what a crash capsule contains about an env's episode and its outstanding command.")
         .def("newest_outcome", &PoolState::newest_outcome, "env_id"_a, nb::sig("def newest_outcome(self, env_id: int) -> tuple[float, int, int]"), "Return reward, flags (1 terminated, 2 truncated) and observation hash of an env's newest result.")
-        .def("view_worker", &PoolState::view_worker, "worker"_a, nb::sig("def view_worker(self, worker: int) -> typing.Any"), "Return what a worker did last, a WorkerView of pool/events.py.")
+        .def("view_lane", &PoolState::view_lane, "lane"_a, nb::sig("def view_lane(self, lane: int) -> typing.Any"), "Return what a lane did last, a LaneView of pool/events.py.")
         .def("usage", &PoolState::usage, nb::sig("def usage(self) -> tuple[int, int]"), "Return how many result slots are leased, and the bytes of all episode logs.")
         .def("release_staged", &PoolState::release_staged, "env_ids"_a.none(), nb::kw_only(), "is_whole"_a,
              "Before a reset: make the staged episodes of these envs their next results. is_whole: first assign each env to the server of its number, and queue the spares.")
@@ -189,7 +190,7 @@ void bind_pool_state(nb::module_& module) {
         .def("num_ended", &PoolState::num_ended, nb::sig("def num_ended(self) -> list[int]"), "Return per env how many episodes of its budget have ended.")
         .def("num_pending", &PoolState::num_pending, "Return how many envs have a command whose result was not received.")
         .def("server_of", &PoolState::server_of, "env_id"_a, "Return the server of the env; numbers from num_envs on: the servers in the queue.")
-        .def("post_request", &PoolState::post_request, "worker"_a, "Notify a worker of a slow request in its mailbox.")
+        .def("post_request", &PoolState::post_request, "lane"_a, "Notify a lane of a slow request in its mailbox.")
         .def("close", &PoolState::close, "Stop the workers, wake a waiter, and refuse further use. From any thread.")
         .def("release", &PoolState::release, "Drop all references to Python objects.");
 }

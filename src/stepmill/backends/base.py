@@ -51,10 +51,10 @@ class Backend(Protocol):
         """
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
-        """Let the workers serve a slab. `ring(worker)` counts a request for a worker and rings its doorbell."""
+        """Let the workers serve a slab. `ring(lane)` counts a request for a lane and rings its doorbell."""
 
     def call(self, requests: Mapping[int, Request]) -> list[Future]:
-        """Send a slow request to each of some workers, without waiting.
+        """Send a slow request to each of some lanes, without waiting. A worker with one thread is the lane of its number.
 
         Raises:
             UsageError: a payload cannot be sent to its worker. No request was sent.
@@ -158,6 +158,7 @@ class Future:
         wait: Callable[[Future, float | None], None],
         *,
         unpack: Callable[[Outcome], Outcome] = lambda outcome: outcome,
+        lane: int | None = None,
     ) -> None:
         """Made by a backend.
 
@@ -167,9 +168,11 @@ class Future:
             timeout_s: how long `result` waits by default.
             wait: `wait(future, deadline)` returns when the future is done, or at the deadline.
             unpack: converts a received outcome. It may run code of the user, in the thread that asks for the result.
+            lane: the thread that serves it; None if workers have one thread, which has the worker's number.
         """
         self.request = request
         self.worker = worker
+        self.lane = worker if lane is None else lane
         self._timeout_s = timeout_s
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._wait = wait
@@ -328,9 +331,9 @@ def start_timeout_error(plan: WorkerPlan, building: int | None, timeout_s: float
     )
 
 
-def num_before(plan: WorkerPlan, building: int | None) -> int:
-    """Return how many envs a worker has built before the one that it constructs; see `start_timeout_error` for `building`."""
-    return plan.env_ids.index(building) if building in plan.env_ids else 0
+def num_before(env_ids: Sequence[int], building: int | None) -> int:
+    """Return how many of these envs a thread has built before the one that it constructs; see `start_timeout_error`."""
+    return env_ids.index(building) if building in env_ids else 0
 
 
 def is_stopped(pid: int) -> bool:

@@ -74,6 +74,7 @@ class ProcessBackend:
         self._program = None if settings.context is Context.FORK else ProgramState.read()
         self._pid = os.getpid()
         self._links: list[WorkerLink] = []
+        self._worker_of: dict[int, int] = {}  # by lane
         self._launcher: LauncherClient | None = None
         self._slab: SharedSlab | None = None
         self._ring: Callable[[int], None] | None = None
@@ -105,7 +106,7 @@ class ProcessBackend:
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
         self._slab, self._ring = slab, ring
-        with self._all_or_nothing(slab.num_workers):
+        with self._all_or_nothing(len(self._links)):
             self._attach(self._links)
 
     @contextlib.contextmanager
@@ -128,7 +129,8 @@ class ProcessBackend:
         with allow_signals():  # pickling runs code of the user
             build_messages = [self._dump_build(plan) for plan in plans]
         self._launcher = LauncherClient(self._settings, plans)
-        self._build_progress = BuildProgress.make(1 + max(plan.worker for plan in plans))
+        self._worker_of = {lane: plan.worker for plan in plans for lane in plan.lanes}
+        self._build_progress = BuildProgress.make(1 + max(self._worker_of))
         for plan in plans:
             # Appended one by one, so that they are closed if this process runs out of descriptors.
             self._links.append(self._make_link(plan))
@@ -141,7 +143,7 @@ class ProcessBackend:
 
     def _dump_build(self, plan: WorkerPlan) -> bytes:
         data = None if self._program is None else dump_plan(plan)
-        return dump(Build(self._settings, plan.worker, plan.env_ids, data, self._program))
+        return dump(Build(self._settings, plan.worker, plan.lanes, data, self._program))
 
     def _launch(self, links: Sequence[WorkerLink], build_messages: Sequence[bytes]) -> None:
         launcher = self._require_launcher()
@@ -171,10 +173,9 @@ class ProcessBackend:
             raise EngineBug("workers cannot attach before there is a slab")
         for link in links:
             link.setup_result = None
-            message = Attach(
-                slab.plan_for(link.plan.worker), slab.num_workers, link.num_posted, tuple(settings_requests)
-            )
-            link.send(dump(message), slab.fds_of(link.plan.worker))
+            lanes, num_posted = link.plan.lanes, tuple(link.num_posted.values())
+            message = Attach(slab.plan_for(lanes), slab.num_lanes, num_posted, tuple(settings_requests))
+            link.send(dump(message), slab.fds_of(lanes))
         wait_setup(links, launcher, self._settings.start_timeout_s)
         for link in links:
             if not isinstance(link.setup_result, Attached):
@@ -186,7 +187,8 @@ class ProcessBackend:
         packed = [self._pack(request) for request in requests.values()]
         timeout_s = self._settings.call_timeout_s
         futures = [
-            Future(request, worker, timeout_s, self._wait, unpack=self._unpack) for worker, request in requests.items()
+            Future(request, self._worker_of[lane], timeout_s, self._wait, unpack=self._unpack, lane=lane)
+            for lane, request in requests.items()
         ]
         with defer_signals():  # to all workers or to none
             for future, request in zip(futures, packed, strict=True):

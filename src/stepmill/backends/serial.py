@@ -60,7 +60,7 @@ class SerialBackend:
         progress = StartProgress(len(self._plan.env_ids), is_wanted=self._settings.show_progress)
         try:
             with defer_signals():
-                return [self._build(lambda env_id: progress.show(num_before(self._plan, env_id)))]
+                return [self._build(lambda env_id: progress.show(num_before(self._plan.env_ids, env_id)))]
         finally:
             progress.close()
 

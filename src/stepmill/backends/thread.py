@@ -265,7 +265,7 @@ class ThreadWorker:
         """How many of its envs the thread has built."""
         if self.is_set_up.is_set():
             return len(self.plan.env_ids)
-        return num_before(self.plan, self.building)
+        return num_before(self.plan.env_ids, self.building)
 
     def wait_set_up(self, deadline: float, on_wait: Callable[[], None] = lambda: None) -> bool:
         """Wait until the thread has built its envs, or attached, or failed to; return False at the deadline.

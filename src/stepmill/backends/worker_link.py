@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 
@@ -10,7 +11,7 @@ from stepmill._native import OwnedFd
 from stepmill.backends.base import Future, num_before
 from stepmill.backends.process_link import ProcessLink
 from stepmill.spec.errors import StepmillError
-from stepmill.worker.build_progress import IN_WORKER_INIT, BuildProgress
+from stepmill.worker.build_progress import BUILT, IN_WORKER_INIT, BuildProgress
 from stepmill.worker.channel import NO_FD, ChannelClosed
 from stepmill.worker.env_host import Fault
 from stepmill.worker.messages import Attached, Closed, Failed, Ready, Reply, Request, WorkerPlan, dump
@@ -25,7 +26,7 @@ class WorkerLink(ProcessLink):
 
     Attributes:
         setup_result: the worker's message after Build or Attach; None until it comes.
-        num_posted: how many requests were announced to this worker and its predecessors.
+        num_posted: by lane, how many requests were announced to this worker and its predecessors.
         close_faults: of envs that raised in close().
         is_reviving: it is the successor of a worker, and does not serve yet.
     """
@@ -35,28 +36,32 @@ class WorkerLink(ProcessLink):
         super().__init__()
         self.plan = plan
         self._progress = progress
-        progress.begin(plan.worker, None)
+        self._lanes = plan.lanes
+        for lane in self._lanes:
+            progress.begin(lane, None)
         self.setup_result: SetupResult | None = None
-        self.num_posted = 0
+        self.num_posted = dict.fromkeys(self._lanes, 0)
         self.close_faults: tuple[Fault, ...] = ()
         self.is_reviving = False
         self._futures: dict[int, Future] = {}
-        self._unsent: list[bytes] = []
+        self._unsent: list[tuple[int, bytes]] = []
 
     @property
     def building(self) -> int | None:
         """The env_id that the worker is constructing, or constructed last; or IN_WORKER_INIT."""
-        found = self._progress.read(self.plan.worker)
-        return (
-            found if found in (*self.plan.env_ids, IN_WORKER_INIT) else None
-        )  # an env may write anywhere in its worker's memory
+        found = map(self._progress.read, self._lanes)
+        # An env may write anywhere in its worker's memory.
+        return next((each for each in found if each in (*self.plan.env_ids, IN_WORKER_INIT)), None)
 
     @property
     def num_built(self) -> int:
         """How many of its envs the worker has built."""
         if self.setup_result is not None:
             return len(self.plan.env_ids)
-        return num_before(self.plan, self.building)
+        found = {lane: self._progress.read(lane) for lane in self._lanes}
+        return sum(
+            len(own) if found[lane] == BUILT else num_before(own, found[lane]) for lane, own in self._lanes.items()
+        )
 
     @property
     def build_fds(self) -> list[int]:
@@ -76,30 +81,31 @@ class WorkerLink(ProcessLink):
 
     def post(self, request: Request, future: Future, ring: Callable[[int], None]) -> bool:
         """Send a request and announce it in the slab. Return False if this link is closed."""
-        data = dump(request)
+        lane = future.lane
+        data = dump(dataclasses.replace(request, lane=list(self._lanes).index(lane)))
         # Both or neither: otherwise the worker would reply to each later request one announcement too late.
         with defer_signals(), self._lock, contextlib.suppress(ChannelClosed):
             if self.is_closed:
                 return False
             self._futures[request.id] = future
             if self.is_reviving:
-                self._unsent.append(data)  # Build and Attach must be sent first
+                self._unsent.append((lane, data))  # Build and Attach must be sent first
             else:
-                self._announce(data, ring)
+                self._announce(lane, data, ring)
         return True
 
-    def _announce(self, data: bytes, ring: Callable[[int], None]) -> None:
+    def _announce(self, lane: int, data: bytes, ring: Callable[[int], None]) -> None:
         self.channel.send(data)
-        self.num_posted += 1
+        self.num_posted[lane] += 1
         # The doorbell may ring before the request has arrived whole: the worker waits for the rest.
-        ring(self.plan.worker)
+        ring(lane)
 
     def begin_serving(self, ring: Callable[[int], None]) -> None:
         """Send the requests that were posted while the worker was restarted."""
         with defer_signals(), self._lock, contextlib.suppress(ChannelClosed):
             self.is_reviving = False
             while self._unsent:
-                self._announce(self._unsent.pop(0), ring)
+                self._announce(*self._unsent.pop(0), ring)
 
     def _receive(self, message: object, fds: tuple[OwnedFd, ...]) -> None:
         if isinstance(message, Reply):

@@ -83,7 +83,7 @@ class Recorder(CloseAtEnd):
         self._seconds = seconds
         self._max_events = max_events
         self._reader = TraceReader(slab.description)
-        self._parts: list[list[NDArray[Any]]] = [[] for _ in range(1 + slab.num_workers)]
+        self._parts: list[list[NDArray[Any]]] = [[] for _ in range(1 + slab.num_lanes)]
         self._stop = threading.Event()
         self._num_events = 0
         with slab.view() as memory:

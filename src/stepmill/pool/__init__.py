@@ -3,6 +3,7 @@
 pool           the public Pool
 port           what front-ends use of a pool beside its public names
 arguments      checks of arguments
+plans          which backend, and which envs each worker and thread has
 start          from env functions to a running pool
 spinning       how long workers and the pool's thread spin before they sleep
 pump           the loop in which the pool's thread waits

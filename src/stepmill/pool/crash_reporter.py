@@ -100,12 +100,12 @@ class CrashReporter:
         """Write a capsule of a worker's death. It is of the env that the worker ran; `env_ids` were pending."""
         if self._folder is None:
             return error
-        running = self._state.view_worker(worker).running_env if self._state is not None else None
+        running = self._workers.running_envs(worker) if self._state is not None else []
         views = self._state.view(self._plans[worker].env_ids) if self._state is not None else ()
         served = sorted(view.env_id for view in views if view.env_id is not None)
         guess = next(iter((*env_ids, *served, *self._plans[worker].env_ids)))
         own = error.env_id if isinstance(error, (EnvError, EnvTimeout)) else None
-        env_id = own if own is not None else guess if running is None else running
+        env_id = own if own is not None else next(iter(running), guess)
         kind = None if isinstance(error, EnvError) else FaultKind.DIED if own is None else FaultKind.TIMED_OUT
         return self.report_fault(error, env_id, kind)
 

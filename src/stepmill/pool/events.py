@@ -243,8 +243,8 @@ class ServerView(NamedTuple):
         return self.is_pending or self.is_staged
 
 
-class WorkerView(NamedTuple):
-    """What the core knows of a worker that may be dead.
+class LaneView(NamedTuple):
+    """What the core knows of a thread of a worker that may be dead.
 
     Attributes:
         running_env: the env whose command it ran last; None: a spare, or no command.

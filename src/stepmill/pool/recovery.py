@@ -195,11 +195,12 @@ class Recovery:
 
     def _record_failure_of_running_env(self, worker: int, error: StepmillError) -> None:
         """Count the failure of the env that a worker was running when it died, if it ran one and could be started."""
-        env_id = self.workers.state.view_worker(worker).running_env
-        # A worker that was stopped took no command: the env that it ran is not known.
-        is_known = error.env_id == env_id if isinstance(error, EnvTimeout) else isinstance(error, WorkerDied)
-        if is_known and env_id is not None:
-            self.replays.record_failure(self.workers.view_of(env_id), error)
+        running = self.workers.running_envs(worker)
+        # A worker that was stopped took no command: the env that it ran is not known. Nor is the one of several that it ran.
+        if isinstance(error, EnvTimeout):
+            running = [env_id for env_id in running if env_id == error.env_id]
+        if len(running) == 1 and isinstance(error, (EnvTimeout, WorkerDied)):
+            self.replays.record_failure(self.workers.view_of(running[0]), error)
 
     def _retry_resets(self, worker: int, faults: Sequence[EnvFailed], settled: set[int]) -> list[Decision]:
         """Restart a worker in which resets failed, and repeat them. Its other envs are treated as if the worker had died."""

@@ -39,7 +39,7 @@ from stepmill.pool.workers import WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EnvTimeout, StepmillError, WorkerDied
 from stepmill.spec.options import OnFault, PoolOptions
 from stepmill.worker.calls import MODIFYING_KINDS, SETTING_KINDS
-from stepmill.worker.messages import Request, RequestKind, Value, load
+from stepmill.worker.messages import Request, RequestKind, Value, load, server_locations
 
 TICKETS = 1 << 32  # they wrap around
 MAX_PLAYS = 3  # of one episode, if each replay fails in a new way
@@ -117,7 +117,8 @@ class Replays:
         self._on_reset_repeated = on_reset_repeated
         self._warn = warn
         plans = [record.plan for record in workers.records]
-        self._locations = {env: (plan.worker, place) for plan in plans for place, env in enumerate(plan.env_ids)}
+        self._locations = server_locations(plans)
+        self._owners = {server: plan.worker for plan in plans for server in plan.env_ids}
         self._ids = itertools.count(-1, -1)  # of repeated requests; those of the user count upwards
         self._failures = RepeatedFailures()
         self._replays: dict[int, EpisodeReplay] = {}  # by env; the core may have finished some
@@ -137,12 +138,13 @@ class Replays:
 
     def restart_log(self, worker: int) -> None:
         """Clear the log of a worker whose envs will be rebuilt without a replay, which get only their settings."""
-        servers = self._workers.records[worker].plan.env_ids
-        for server in servers:
+        plan = self._workers.records[worker].plan
+        lanes = list(plan.lanes.values())
+        for server in plan.env_ids:
             self.log.clear(server)
-        for request in self._workers.records[worker].settings.requests(servers):
+        for request in self._workers.records[worker].settings.requests(plan.env_ids):
             for position, place in enumerate(request.servers):
-                self.log.add(servers[place], request, None, position, (-1, 0))
+                self.log.add(lanes[request.lane][place], request, None, position, (-1, 0))
         self._share_memory()
 
     def _share_memory(self) -> None:
@@ -262,7 +264,7 @@ class Replays:
         return decisions
 
     def _worker_of(self, repeated: RepeatedCalls) -> int:
-        return self._locations[repeated.server][0]
+        return self._owners[repeated.server]
 
     def _advance(self, replay: EpisodeReplay, event: ReplayPaused) -> list[Decision]:
         if isinstance(event, ReplayAt):
@@ -366,9 +368,9 @@ class Replays:
             self._after_apply.append(post)
 
     def _post(self, server: int, call: LoggedCall, ticket: int) -> Future:
-        worker, place = self._locations[server]
+        lane, place = self._locations[server]
         request = Request(next(self._ids), call.kind, (place,), (ticket,), load(call.payload))
-        return self._backend.call({worker: request})[0]
+        return self._backend.call({lane: request})[0]
 
 
 def _await_replies(futures: Iterable[Future]) -> None:

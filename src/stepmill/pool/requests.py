@@ -10,7 +10,7 @@ from typing import Any
 from stepmill.backends.base import Future
 from stepmill.pool.arguments import checked_ids
 from stepmill.pool.crash_reporter import PositionedCall
-from stepmill.pool.events import FaultKind, WorkerView
+from stepmill.pool.events import FaultKind, LaneView
 from stepmill.pool.settings import Name
 from stepmill.pool.start import PoolRuntime
 from stepmill.pool.workers import WorkerState
@@ -40,13 +40,13 @@ class EnvCall:
 
 @dataclass(frozen=True, eq=False)
 class SentPart:
-    """The part of a call that was sent to one worker.
+    """The part of a call that was sent to one lane.
 
     Attributes:
-        future: the reply of the worker.
+        future: the reply of the lane.
         places: the places of the call that the reply is for.
         generation: of the worker, when the request was sent.
-        num_requests: how many requests the worker had been sent then, this one included.
+        num_requests: how many requests the lane had been sent then, this one included.
     """
 
     future: Future
@@ -122,7 +122,7 @@ class PoolFuture:
                     if not isinstance(outcome, Value)
                 ]
             elif part in self._unserved or (
-                part.future.has_failed and self._requests.died_in_request(part.future.worker)
+                part.future.has_failed and self._requests.died_in_request(part.future.lane)
             ):
                 failed += part.places
         return failed
@@ -203,34 +203,34 @@ class EnvRequests:
         self._recovery.raise_errors()
 
     def _post(self, call: EnvCall, places: Iterable[int]) -> list[SentPart]:
-        """Send a request to each worker of the envs at these places."""
+        """Send a request to each lane of the envs at these places."""
         workers, state, replays = self._recovery.workers, self._recovery.workers.state, self._recovery.replays
         servers = {place: state.server_of(call.env_ids[place]) for place in places}
         places_of: dict[int, list[int]] = {}
         for place, server in servers.items():
-            places_of.setdefault(self._server_locations[server].worker, []).append(place)
+            places_of.setdefault(self._server_locations[server].lane, []).append(place)
         requests = {
-            worker: Request(
+            lane: Request(
                 id=next(self.ids),
                 kind=call.kind,
                 servers=tuple(self._server_locations[servers[place]].local_index for place in own),
                 after=tuple(view.ticket for view in state.view([servers[place] for place in own])),
                 payload=call.payload_for(own),
             )
-            for worker, own in places_of.items()
+            for lane, own in places_of.items()
         }
         parts = []
         for future in self._backend.call(requests):
-            worker, own = future.worker, places_of[future.worker]
-            parts.append(SentPart(future, own, workers.records[worker].generation, workers.num_requests(worker)))
+            own, generation = places_of[future.lane], workers.records[future.worker].generation
+            parts.append(SentPart(future, own, generation, workers.num_requests(future.lane)))
             replays.add_request([servers[place] for place in own], future)
         return parts
 
     # ---- what becomes of a part -------------------------------------------------------------------------------------
 
     def record_reply(self, part: SentPart) -> None:
-        """Record that the worker has replied to a part, and so to all requests before it."""
-        self._recovery.workers.record_replies(part.future.worker, part.num_requests)
+        """Record that the lane has replied to a part, and so to all requests before it."""
+        self._recovery.workers.record_replies(part.future.lane, part.num_requests)
 
     def report_death(self, error: WorkerDied, part: SentPart) -> None:
         """Record that the death of a worker is about to be raised as the result of a part."""
@@ -239,26 +239,26 @@ class EnvRequests:
     def is_left_to_successor(self, call: EnvCall, part: SentPart) -> bool:
         """Whether a setting that a dead worker did not get to is applied to its successor. The next step reports the death."""
         is_kept = call.kind in SETTING_KINDS and self._recovery.policy.leaves_settings
-        return is_kept and not self.died_in_request(part.future.worker)
+        return is_kept and not self.died_in_request(part.future.lane)
 
     def may_repeat(self, part: SentPart) -> bool:
         """Whether a part of a dead worker can be sent to its successor, as if the worker had not died.
 
         So it is if the policy replays deaths, the worker died before it read the request, and nothing was sent since.
         """
-        workers, worker, request = self._recovery.workers, part.future.worker, part.future.request
-        if not self._recovery.policy.replays or self.died_in_request(worker):
+        workers, lane, request = self._recovery.workers, part.future.lane, part.future.request
+        if not self._recovery.policy.replays or self.died_in_request(lane):
             return False
-        record = workers.check_process(worker)
+        record = workers.check_process(part.future.worker)
         if record.state is not WorkerState.DEAD_UNREPORTED or record.generation != part.generation:
             return False
-        servers = [record.plan.env_ids[local] for local in request.servers]
+        servers = [record.plan.lanes[lane][local] for local in request.servers]
         return tuple(view.ticket for view in workers.state.view(servers)) == request.after
 
-    def died_in_request(self, worker: int) -> bool:
-        """Whether a dead worker may have begun a request before it died; True if the pool is closed."""
+    def died_in_request(self, lane: int) -> bool:
+        """Whether a lane of a dead worker may have begun a request before it died; True if the pool is closed."""
         try:
-            view: WorkerView = self._recovery.workers.state.view_worker(worker)
+            view: LaneView = self._recovery.workers.state.view_lane(lane)
         except ClosedPoolError:
             return True
         return view.is_in_request

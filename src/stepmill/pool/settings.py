@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from stepmill.worker.calls import set_payload
@@ -20,9 +20,9 @@ class AppliedSettings:
     A value is identified by the kind of its request, a name, and the env object (server) that has it.
     """
 
-    def __init__(self, places: Mapping[int, int]) -> None:
-        """`places`: the position of each server in its worker."""
-        self._places = places
+    def __init__(self, lanes: Iterable[Sequence[int]]) -> None:
+        """`lanes`: the servers of each thread of the worker."""
+        self._places = {server: (lane, place) for lane, own in enumerate(lanes) for place, server in enumerate(own)}
         self._values: dict[tuple[RequestKind, Name], dict[int, Any]] = {}
 
     def put(self, kind: RequestKind, name: Name, server: int, value: Any) -> object:
@@ -52,9 +52,12 @@ class AppliedSettings:
         """Return requests that set everything on these env objects again, in the order of the first settings."""
         requests = []
         for (kind, name), values in list(self._values.items()):
-            owned = [server for server in servers if server in values]
-            if owned:
-                payload = set_payload(name, [values[server] for server in owned])
-                places = tuple(self._places[server] for server in owned)
-                requests.append(Request(0, kind, places, (0,) * len(owned), payload))
+            owned: dict[int, list[int]] = {}  # by lane
+            for server in servers:
+                if server in values:
+                    owned.setdefault(self._places[server][0], []).append(server)
+            for lane, own in owned.items():
+                payload = set_payload(name, [values[server] for server in own])
+                places = tuple(self._places[server][1] for server in own)
+                requests.append(Request(0, kind, places, (0,) * len(own), payload, lane))
         return requests

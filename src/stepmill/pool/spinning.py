@@ -65,6 +65,10 @@ def set_spinning(slab: SharedSlab, options: PoolOptions, num_workers: int) -> No
         # The choice is fixed. If the first worker to wait got a permit, it would often be the one that has just woken the
         # parent and runs on its core.
         num_permits = num_workers_allowed = min(share, worker_cores(options))
+    if options.workers.threads_per_worker > 1:
+        num_workers_allowed = (
+            0  # their envs block for longer than a spin, and a thread that spins delays the others of its process
+        )
     slab.native.set_spinning(num_permits, num_workers_allowed, _spin_ns(options))
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import atexit
 import errno
-import itertools
 import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 
@@ -22,17 +20,17 @@ from stepmill.backends.process import ProcessBackend
 from stepmill.backends.serial import SerialBackend
 from stepmill.backends.thread import ThreadBackend
 from stepmill.pool import events
-from stepmill.pool.auto_backend import auto_backend
 from stepmill.pool.payloads import InfoMaker, describe_unreadable, reserved_keys
+from stepmill.pool.plans import EnvFn, choose_backend, count_threads, plan_workers
 from stepmill.pool.recovery import Recovery
 from stepmill.pool.revival import Revival
-from stepmill.pool.spinning import check_affinity, parent_spin_ns, set_spinning, worker_cores
+from stepmill.pool.spinning import check_affinity, parent_spin_ns, set_spinning
 from stepmill.slab.layout import lay_out
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
 from stepmill.spec.notices import warn
-from stepmill.spec.option_values import common_cores, cores_of, environment_of
+from stepmill.spec.option_values import common_cores
 from stepmill.spec.options import BackendName, OnFault, PoolOptions, RetryIn, Seeding
 from stepmill.spec.ray_options import hosts_kernels
 from stepmill.spec.records import changed
@@ -40,8 +38,6 @@ from stepmill.worker.messages import ServerLocation, WorkerPlan, WorkerReport, W
 from stepmill.worker.native_settings import native_settings
 from stepmill.worker.process_setup import DUMP_SIGNAL
 from stepmill.worker.signals import defer_signals
-
-EnvFn = Callable[[], object]
 
 NO_LIMIT = (1 << 64) - 1
 CLOSE_TIMEOUT_S = 1.5  # how long workers may take to close their envs before they are killed
@@ -215,14 +211,14 @@ def _start(
     specs = _specs_in_order(plans, reports)
     check_specs(specs)
     check_budget(specs[0], options)
-    owned = [plan.env_ids for plan in plans]
+    owned = [env_ids for plan in plans for env_ids in plan.lanes.values()]
     layout = lay_out(specs[0], owned, lease_slots=options.tuning.slots, num_spares=options.resets.spare_envs)
-    resources.slab = slab = SharedSlab(
-        layout, len(plans), backend=type(backend).__name__.removesuffix("Backend").lower()
-    )
-    set_spinning(slab, options, len(plans))
-    settings = _state_settings(specs, options, backend, len(plans))
-    settings["pids"] = {report.worker: report.pid for report in reports}
+    layout.plan["lanes"] = [list(plan.lanes) for plan in plans]
+    name = type(backend).__name__.removesuffix("Backend").lower()
+    resources.slab = slab = SharedSlab(layout, len(owned), backend=name)
+    set_spinning(slab, options, len(owned))
+    settings = _state_settings(specs, options, backend, len(owned))
+    settings["pids"] = {lane: report.pid for plan, report in zip(plans, reports, strict=True) for lane in plan.lanes}
     resources.state = state = _native.PoolState(slab.native, settings)
     traits = traits_of(backend)
     if traits.monitor is not None:
@@ -324,7 +320,7 @@ def _warn_unused(choice: BackendName | Backend, options: PoolOptions, names: Seq
 
 
 # `context` is not among them: on a backend without processes the user loses nothing by it.
-_ONLY_PROCESSES = ("workers.env", "workers.threads")
+_ONLY_PROCESSES = ("workers.env", "workers.threads", "workers.threads_per_worker")
 _WITHOUT_EFFECT = {
     BackendName.SERIAL: (
         "step_timeout_s",
@@ -337,61 +333,6 @@ _WITHOUT_EFFECT = {
     BackendName.KERNEL: ("reset_timeout_s", "start.timeout_s", "workers.call_timeout_s", *_ONLY_PROCESSES),
 }
 _WITHOUT_EFFECT_ON_NODES = ("reset_timeout_s", *_ONLY_PROCESSES)  # if they run kernels
-
-
-def choose_backend(num_envs: int, options: PoolOptions) -> BackendName | Backend:
-    """Return the backend of the options; "auto" is serial for one env or no workers, and else processes.
-
-    How long a step takes is not known here; `make_vec` knows it for some envs.
-    """
-    if options.backend is BackendName.AUTO:
-        return auto_backend(num_envs, num_workers=options.num_workers)
-    return cast("BackendName | Backend", options.backend)
-
-
-def plan_workers(env_fns: Sequence[EnvFn], options: PoolOptions) -> list[WorkerPlan]:
-    """Divide the envs among the workers: contiguous, and as evenly as possible. The spares come last, and are spread evenly."""
-    num_envs = len(env_fns)
-    if choose_backend(num_envs, options) in (BackendName.SERIAL, BackendName.ENVPOOL, BackendName.KERNEL):
-        num_workers = 1
-    elif hosts_kernels(options.ray):
-        num_workers = options.ray.num_nodes or 1  # `connect_ray` has set it
-    elif options.envs_per_worker is not None:
-        num_workers = -(-num_envs // options.envs_per_worker)
-    else:
-        num_workers = options.num_workers or worker_cores(options)
-    num_workers = min(num_workers, num_envs)
-    bounds = [worker * num_envs // num_workers for worker in range(num_workers + 1)]
-    sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
-    spares: list[list[int]] = [[] for _ in sizes]
-    for place in range(options.resets.spare_envs):
-        worker = num_workers - 1 - place * num_workers // options.resets.spare_envs
-        while len(spares[worker]) == sizes[worker]:
-            worker -= 1  # worker 0 comes last, and is never the only one with space left
-        spares[worker].append(num_envs - options.resets.spare_envs + place)
-    ids = iter(range(num_envs - options.resets.spare_envs))
-    shares = [(*itertools.islice(ids, size - len(extra)), *extra) for size, extra in zip(sizes, spares, strict=True)]
-    return [
-        WorkerPlan(
-            worker,
-            own,
-            tuple(env_fns[i] for i in own),
-            init=options.workers.init,
-            affinity=cores_of(options.workers.affinity, worker),
-            environ={
-                **environment_of(options.workers.env, worker),
-                "STEPMILL_WORKER": str(worker),
-                "STEPMILL_NUM_WORKERS": str(num_workers),
-                "STEPMILL_ENV_IDS": ",".join(map(str, own)),
-            },
-        )
-        for worker, own in enumerate(shares)
-    ]
-
-
-def count_threads(num_envs: int, options: PoolOptions) -> int:
-    """Return how many threads run the envs of a kernel, including the caller's."""
-    return min(options.num_workers or worker_cores(options), num_envs)
 
 
 def _specs_in_order(plans: Sequence[WorkerPlan], reports: Sequence[WorkerReport]) -> tuple[EnvSpec, ...]:

@@ -65,16 +65,16 @@ def read_timers(pool: Pool) -> timers.Tree:
 
 def _read_workers(runtime: PoolRuntime, request_ids: Iterator[int]) -> list[timers.Tree]:
     """Return the trees of all workers that reply."""
-    alive = [plan.worker for plan in runtime.plans if not runtime.slab.native.is_dead(plan.worker)]
+    alive = [lane for plan in runtime.plans for lane in plan.lanes if not runtime.slab.native.is_dead(lane)]
     trees: list[Any] = []
     for future in runtime.backend.call(
-        {worker: Request(next(request_ids), RequestKind.TIMERS, (0,), (0,), None) for worker in alive}
+        {lane: Request(next(request_ids), RequestKind.TIMERS, (0,), (0,), None) for lane in alive}
     ):
         try:
             outcome = future.result()[0]
         except StepmillError:
             continue  # it has died; the next command reports that
         if isinstance(outcome, Value) and isinstance(outcome.value, dict):
-            outcome.value["metadata"]["worker"] = future.worker
+            outcome.value["metadata"]["worker"] = future.lane
             trees.append(outcome.value)
     return trees

@@ -158,7 +158,7 @@ class WorkerSupervisor:
             WorkerRecord(
                 plan,
                 limit=FailureLimit(options.restarts.max_restarts, options.restarts.restart_window_s),
-                settings=AppliedSettings({server: index for index, server in enumerate(plan.env_ids)}),
+                settings=AppliedSettings(plan.lanes.values()),
             )
             for plan in plans
         ]
@@ -258,14 +258,19 @@ class WorkerSupervisor:
                     self._move(record, WorkerState.DEAD_REPORTED)
             name_envs(error, self.envs_of(error.worker))
 
-    def num_requests(self, worker: int) -> int:
-        """Return how many requests a worker has been sent; 0 if no reaper counts them."""
-        return 0 if self._reaper is None else self._reaper.num_requests(worker)
+    def running_envs(self, worker: int) -> list[int]:
+        """Return the envs whose commands a worker's threads ran last, also of a worker that has died; at most one per thread."""
+        views = [self.state.view_lane(lane) for lane in self.records[worker].plan.lanes]
+        return [view.running_env for view in views if view.running_env is not None]
 
-    def record_replies(self, worker: int, num_requests: int) -> None:
-        """Report to the reaper that a worker has replied to its first `num_requests` requests."""
+    def num_requests(self, lane: int) -> int:
+        """Return how many requests a lane has been sent; 0 if no reaper counts them."""
+        return 0 if self._reaper is None else self._reaper.num_requests(lane)
+
+    def record_replies(self, lane: int, num_requests: int) -> None:
+        """Report to the reaper that a lane has replied to its first `num_requests` requests."""
         if self._reaper is not None:
-            self._reaper.record_answered(worker, num_requests)
+            self._reaper.record_answered(lane, num_requests)
 
     # ---- restarts ---------------------------------------------------------------------------------------------------
 
@@ -314,8 +319,11 @@ class WorkerSupervisor:
         """Return a function that lets a living worker reply to its requests, close its envs and end, within limits of time."""
 
         def end() -> None:
+            lanes = self.records[worker].plan.lanes
+            requests = {lane: Request(END_ID - lane, RequestKind.END, (0,), (0,), None) for lane in lanes}
             with contextlib.suppress(StepmillError):  # it has died, hangs, or the pool was closed
-                self._backend.call({worker: Request(END_ID, RequestKind.END, (0,), (0,), None)})[0].result()
+                for future in self._backend.call(requests):
+                    future.result()
             deadline, monitor = time.monotonic() + END_S, self._traits.monitor
             while monitor is not None and time.monotonic() < deadline:
                 if wait_ready({monitor.pidfds[worker]: select.POLLIN}, deadline):
@@ -391,8 +399,9 @@ class WorkerSupervisor:
 
     def reapply_settings(self, worker: int, servers: Sequence[int]) -> None:
         """Re-apply settings to env objects of a worker that serves. Does not wait for it."""
-        for request in self.records[worker].settings.requests(servers):
-            self._backend.call({worker: request})
+        record = self.records[worker]
+        for request in record.settings.requests(servers):
+            self._backend.call({list(record.plan.lanes)[request.lane]: request})
 
     @property
     def num_restarts(self) -> int:

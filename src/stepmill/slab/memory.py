@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
@@ -21,21 +21,21 @@ from stepmill.spec.stats import NodeStats, PoolStats
 class SharedSlab:
     """A slab, and the descriptors of its memory, which it owns."""
 
-    def __init__(self, layout: Layout, num_workers: int, *, backend: str = "") -> None:
+    def __init__(self, layout: Layout, num_lanes: int, *, backend: str = "") -> None:
         """Make the memory, zeroed, and write its header. `backend`: its name, for programs that attach.
 
         Raises:
             OSError: there is no memory or no descriptor left.
         """
         self.plan: Mapping[str, object] = layout.plan  # sent to the workers
-        self.num_workers = num_workers
+        self.num_lanes = num_lanes
         self._memory = OwnedFd.memfd("stepmill-slab", can_be_sealed=True)
         os.ftruncate(self._memory.fileno(), layout.size_bytes)
         # If the mapped file could shrink, access to it could end the learner by SIGBUS.
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(self._memory.fileno(), fcntl.F_ADD_SEALS, seals)
-        commands = [OwnedFd.memfd(f"stepmill-commands-{worker}") for worker in range(num_workers)]
-        results = [OwnedFd.memfd(f"stepmill-results-{worker}") for worker in range(num_workers)]
+        commands = [OwnedFd.memfd(f"stepmill-commands-{worker}") for worker in range(num_lanes)]
+        results = [OwnedFd.memfd(f"stepmill-results-{worker}") for worker in range(num_lanes)]
         mapping = _native.Slab.owning(
             self._memory.fileno(), dict(layout.plan), commands, results, OwnedFd.eventfd(), _whole_range(layout.plan)
         )
@@ -57,21 +57,23 @@ class SharedSlab:
 
     @property
     def fds(self) -> list[int]:
-        """The slab's memfd, then each worker's command memfd and result memfd; the slab owns them."""
-        return [self._memory.fileno(), *(fd for worker in range(self.num_workers) for fd in self.native.fds_of(worker))]
+        """The slab's memfd, then each lane's command memfd and result memfd; the slab owns them."""
+        return self.fds_of(range(self.num_lanes))[:-1]
 
     @property
     def event(self) -> int:
         """The descriptor of the pool's eventfd, for the event loop that waits for it."""
         return self.native.event_fd
 
-    def fds_of(self, worker: int) -> tuple[int, int, int, int]:
-        """Return what one worker needs: the memfds of the slab, of its commands and of its results, and the pool's eventfd."""
-        return (self._memory.fileno(), *self.native.fds_of(worker), self.event)
+    def fds_of(self, lanes: Iterable[int]) -> list[int]:
+        """Return what a worker with these lanes needs: the memfds of the slab and of each lane's commands and results, the pool's eventfd."""
+        pairs = (fd for lane in lanes for fd in self.native.fds_of(lane))
+        return [self._memory.fileno(), *pairs, self.event]
 
-    def plan_for(self, worker: int) -> Mapping[str, object]:
-        """Return the plan for one worker process. "writable" are the ranges of bytes that it may write."""
-        return {**self.plan, "writable": cast("WritableParts", self.plan["writable"]).ranges(worker)}
+    def plan_for(self, lanes: Iterable[int]) -> Mapping[str, object]:
+        """Return the plan for one worker process. "writable" are the ranges of bytes that each of its lanes may write."""
+        writable = cast("WritableParts", self.plan["writable"])
+        return {**self.plan, "writable": {lane: writable.ranges(lane) for lane in lanes}}
 
     def read_stats(self, *, leased_slots: int, replay_log_bytes: int, nodes: tuple[NodeStats, ...] = ()) -> PoolStats:
         """Return the statistics of now."""

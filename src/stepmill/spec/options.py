@@ -41,7 +41,7 @@ _BACKEND_METHODS = ("start", "attach", "call", "revive", "close")
 _MIN_SIMILARITY = 0.65  # of 1; at difflib's default of 0.6 "gravity" is like "ray"
 MAX_SLOTS = 252  # a slot's number fits in a byte, and three slots are private
 _ONLY_OF_PYTHON_ENVS = ("envs_per_worker", "resets.retries", "resets.spare_envs", "resets.overlap", "workers.init")
-_NOT_OF_ENVPOOL = (*_ONLY_OF_PYTHON_ENVS, "num_workers", "workers.affinity", "seeding")
+_NOT_OF_ENVPOOL = (*_ONLY_OF_PYTHON_ENVS, "num_workers", "workers.threads_per_worker", "workers.affinity", "seeding")
 _NOT_OF_KERNELS = (*_ONLY_OF_PYTHON_ENVS, "tuning.timers_every")
 
 
@@ -121,6 +121,8 @@ class Workers(Record):
         env: environment variables, in addition to the learner's: a mapping for all; or a list of mappings, of which worker w
             has item w modulo its length; or a function of w that returns its mapping.
         threads: number of torch and OpenMP threads in each worker; None does not change it.
+        threads_per_worker: how many threads of a worker process run envs. Each has envs of its own. For envs that block, which
+            then wait side by side in one process; without num_workers there are as many processes as give each env a thread.
         affinity: numbers of the cores that the workers may use, all of them together; a list of such lists or a function
             for each worker, as with env; None is those of the learner.
         call_timeout_s: time limit for a call.
@@ -132,6 +134,7 @@ class Workers(Record):
 
     env: Environment = checked({}, lambda _, value: checked_environment(value))
     threads: int | None = count(1, 1, may_be_none=True)
+    threads_per_worker: int = count(1, 1)
     affinity: Cores = checked(None, lambda _, value: checked_cores(value))
     call_timeout_s: float = amount(120.0)
     init: Callable[[], object] | None = checked(None, lambda _, value: checked_function(value))
@@ -262,6 +265,11 @@ class PoolOptions(Record):
             raise UsageError(
                 f"num_workers=0 leaves the {_name_of(self.backend)} backend without workers; "
                 "use backend='serial', or at least 1 worker"
+            )
+        if self.workers.threads_per_worker > 1 and self.backend is BackendName.RAY:
+            raise UsageError(
+                f"workers.threads_per_worker={self.workers.threads_per_worker} does not work with backend='ray', whose nodes "
+                "exchange the commands of whole workers; leave it out, and give one worker per env with envs_per_worker=1"
             )
 
     def _check_envpool(self) -> None:

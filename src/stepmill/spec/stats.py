@@ -87,17 +87,17 @@ def _since(now: _Stats, earlier: _Stats, counts: str) -> _Stats:
 
 @dataclass(frozen=True)
 class WorkerStats:
-    """One worker since the start of the pool. On the serial backend the worker is the caller.
+    """One worker since the start of the pool, or one of its threads. On the serial backend the worker is the caller.
 
     Attributes:
-        worker: its number.
+        worker: its number; with `workers.threads_per_worker` that of the thread, counted over all workers.
         pid: of its newest process; of the learner if it is a thread.
         step_s, reset_s: seconds in the envs' `step` and `reset`. Estimates, as not every short call is timed.
         publish_s: seconds in which it built actions and wrote results.
         wait_s: seconds in which it waited for commands.
         steps, resets: calls of the envs.
         reset_retries: repeated attempts of resets.
-        restarts, deaths: how often it was replaced, and how often it died or was given up.
+        restarts, deaths: how often it was replaced, and how often it died or was given up; of several threads the first has these.
         current: the env object whose command runs now; None if none does.
         is_dead: whether it is dead now.
         recycles: how many restarts were those of `recycle_after_episodes` and `recycle_above_mb`.

@@ -1,4 +1,4 @@
-"""Which env each worker constructs: one word per worker, in memory that the workers share with the learner.
+"""Which env each lane constructs: one word per lane, in memory that the workers share with the learner.
 
 A worker writes its word before each construction, so that the learner knows the env if the worker then dies or hangs. A message
 for each env would cost more than most envs take.
@@ -15,12 +15,13 @@ from stepmill._native import OwnedFd
 _WORD: Literal["q"] = "q"
 _WORD_SIZE = 8
 _NONE = 0
-_FIRST = 2  # the word is this + env_id
+_FIRST = 3  # the word is this + env_id
 IN_WORKER_INIT = -1  # in place of an env_id, while the worker calls `worker_init`
+BUILT = -2  # the lane has built its envs, and other lanes of its worker have not
 
 
 class BuildProgress:
-    """The words of all workers of a pool. Each has one writer: its worker, or the learner while the worker does not run."""
+    """The words of all lanes of a pool. Each has one writer: its worker, or the learner while the worker does not run."""
 
     def __init__(self, fd: OwnedFd) -> None:
         """Map the memory that `make` has made in this process or in the learner."""
@@ -28,10 +29,10 @@ class BuildProgress:
         self._words = memoryview(mmap.mmap(fd.fileno(), 0)).cast(_WORD)
 
     @classmethod
-    def make(cls, num_workers: int) -> BuildProgress:
-        """Return new memory, in which no worker constructs an env."""
+    def make(cls, num_lanes: int) -> BuildProgress:
+        """Return new memory, in which no lane constructs an env."""
         fd = OwnedFd.memfd("stepmill-build")
-        os.truncate(fd.fileno(), num_workers * _WORD_SIZE)
+        os.truncate(fd.fileno(), num_lanes * _WORD_SIZE)
         return cls(fd)
 
     @property
@@ -39,14 +40,14 @@ class BuildProgress:
         """The descriptor of the memory, for workers."""
         return self._fd.fileno()
 
-    def begin(self, worker: int, env_id: int | None) -> None:
-        """Write that a worker begins to construct an env, or to call `worker_init`; or that it does neither."""
-        self._words[worker] = _NONE if env_id is None else env_id + _FIRST
+    def begin(self, lane: int, env_id: int | None) -> None:
+        """Write that a lane begins to construct an env, or to call `worker_init`, or has BUILT its envs; None: none of these."""
+        self._words[lane] = _NONE if env_id is None else env_id + _FIRST
 
-    def read(self, worker: int) -> int | None:
-        """Return the env that a worker constructs, or constructed last; IN_WORKER_INIT; None if there is none."""
+    def read(self, lane: int) -> int | None:
+        """Return the env that a lane constructs, or constructed last; IN_WORKER_INIT or BUILT; None if there is none."""
         words = self._words
-        word = words[worker] if words else _NONE
+        word = words[lane] if words else _NONE
         return None if word == _NONE else word - _FIRST
 
     def close(self) -> None:

@@ -120,24 +120,24 @@ def call_worker_init(
     return ()
 
 
-def map_slab(plan: Mapping[str, object], num_workers: int, worker: int, fds: Sequence[int]) -> _native.Slab:
-    """Map a slab in a worker process, which uses its own words and rows only, without the memory files of other workers.
+def map_slab(plan: Mapping[str, object], num_lanes: int, lane: int, fds: Sequence[int]) -> _native.Slab:
+    """Map a slab in a worker process for one lane, which uses its own words and rows only, without the memory files of others.
 
-    The memory of other workers is read-only: an env that writes to it ends this process by SIGSEGV.
+    The memory of other lanes is read-only: an env that writes to it ends this process by SIGSEGV.
 
     Args:
-        plan: the layout of the slab, with the ranges of bytes that the worker may write.
-        num_workers: the number of workers in the pool.
-        worker: the worker that uses the mapping.
-        fds: four descriptors: the slab, this worker's commands, its results, the pool's eventfd. They may be closed afterwards.
+        plan: the layout of the slab, with the ranges of bytes that each lane may write.
+        num_lanes: the number of lanes in the pool.
+        lane: the lane that uses the mapping.
+        fds: four descriptors: the slab, this lane's commands, its results, the pool's eventfd. They may be closed afterwards.
 
     Raises:
         RuntimeError: the memory is not a slab of this version.
     """
-    commands, results = [NO_FD] * num_workers, [NO_FD] * num_workers
-    commands[worker], results[worker] = fds[1:3]
-    writable = cast("list[tuple[int, int]]", plan["writable"])
-    return _native.Slab(fds[0], dict(plan), commands, results, fds[3], writable, worker)
+    commands, results = [NO_FD] * num_lanes, [NO_FD] * num_lanes
+    commands[lane], results[lane] = fds[1:3]
+    writable = cast("Mapping[int, list[tuple[int, int]]]", plan["writable"])
+    return _native.Slab(fds[0], dict(plan), commands, results, fds[3], writable[lane], lane)
 
 
 def make_loop(

@@ -11,17 +11,22 @@ import dataclasses
 import errno
 import os
 import socket
+import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from stepmill import _native, timers
 from stepmill._native import OwnedFd
 from stepmill.worker import module_contents, process_setup
-from stepmill.worker.build_progress import BuildProgress
+from stepmill.worker.build_progress import BUILT, BuildProgress
 from stepmill.worker.calls import UnreadablePayload
 from stepmill.worker.channel import Channel, ChannelClosed
 from stepmill.worker.env_host import (
     BuiltEnvs,
+    Fault,
     apply_requests,
     build_envs,
     call_worker_init,
@@ -45,10 +50,16 @@ from stepmill.worker.messages import (
     Request,
     Value,
     WorkerPlan,
+    WorkerSettings,
     dump,
     load,
 )
 from stepmill.worker.module_contents import Contents
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
+
+T = TypeVar("T")
 
 EXIT_FAILED = 1  # the worker cannot serve, and has reported the reason
 EXIT_BUG = 70  # an error in stepmill itself; its traceback is on stderr
@@ -73,21 +84,64 @@ def run_worker(channel: Channel, learner: int, plan: WorkerPlan | None) -> None:
     code = EXIT_BUG
     try:
         code = _Worker(channel, learner).run(plan)
-    except ChannelClosed:
-        code = _native.EXIT_LEARNER_GONE
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as exc:
+        _end_process(exc)
     finally:
         # Code of the process that this one was forked from must not go on here, whatever is raised.
         process_setup.exit_process(code)
 
 
+class _Lane:
+    """One thread of a worker process, with its envs and their loop. It is the mailbox of the loop."""
+
+    def __init__(self, number: int, env_ids: tuple[int, ...], worker: _Worker) -> None:
+        self.number = number
+        self.env_ids = env_ids
+        self.built = BuiltEnvs()
+        self.loop: _native.Loop | None = None
+        self.inbox: deque[Request] = deque()
+        self._worker = worker
+        self._thread: Executor | None = None
+
+    def start(self) -> None:
+        """Start the thread, which is then used by `submit`."""
+        from concurrent.futures import ThreadPoolExecutor  # most workers have one thread, and need no module for more
+
+        self._thread = ThreadPoolExecutor(1, f"stepmill-lane-{self.number}")
+        self._thread.submit(int).result()
+
+    def submit(self, work: Callable[[_Lane], T]) -> Future[T]:
+        """Call `work(self)` in the thread. The process ends if it raises."""
+        assert self._thread is not None  # `start` comes first
+        return self._thread.submit(self._run, work)
+
+    def _run(self, work: Callable[[_Lane], T]) -> T:
+        try:
+            return work(self)
+        except BaseException as exc:
+            _end_process(exc)  # the other lanes may run without limit
+
+    def next(self) -> Request | None:
+        request = self._worker.receive_request(self)
+        return None if request is None else _load_payload(request)
+
+    def reply(self, reply: Reply) -> None:
+        self._worker.send(Reply(reply.id, tuple(_dump_value(outcome) for outcome in reply.outcomes)))
+
+    def close_envs(self) -> tuple[Fault, ...]:
+        """Close the envs, once; return the faults of those that raised."""
+        envs, self.built.envs = self.built.envs, []
+        return close_envs(self.env_ids, envs)
+
+
 class _Worker:
-    """One worker process. It is the mailbox of its own loop."""
+    """One worker process. Its first lane runs in the calling thread, further ones in threads of their own."""
 
     def __init__(self, channel: Channel, learner: int) -> None:
         self._channel = channel
         self._learner = learner
+        self._lanes: list[_Lane] = []
+        self._receiving = threading.Lock()
         _native.watch_parent(learner)
         process_setup.restore_sigint_in_children()
 
@@ -99,68 +153,140 @@ class _Worker:
             process_setup.write_traces_to(fd.fileno())
         process_setup.seed_global_generators(build_message.settings.entropy, build_message.worker)
         process_setup.limit_threads(build_message.settings.worker_threads)
-        timers.enable(build_message.settings.timers_every)
-        built, modules = _build(build_message, plan, fds[0] if fds else None)
+        self._lanes = [_Lane(number, env_ids, self) for number, env_ids in build_message.lanes.items()]
+        faults, modules = self._build(build_message, plan, fds[0] if fds else None)
         process_setup.limit_threads(build_message.settings.worker_threads)  # for libraries that an env has imported
-        if built.faults:
-            return self._fail(Failed(tuple(built.faults)))
-        ready_or_failed = _make_ready(build_message.env_ids, built, modules)
+        if faults:
+            return self._fail(Failed(tuple(faults)))
+        ready_or_failed = _make_ready(self._lanes, modules)
         if isinstance(ready_or_failed, Failed):
-            close_envs(build_message.env_ids, built.envs)
             return self._fail(ready_or_failed)
-        self._send(ready_or_failed)
-        try:
-            return self._attach_and_serve(build_message, built)
-        except ChannelClosed:
-            close_envs(build_message.env_ids, built.envs)
-            raise
+        self.send(ready_or_failed)
+        return self._attach_and_serve(build_message.settings)
 
-    def _attach_and_serve(self, build_message: Build, built: BuiltEnvs) -> int:
-        message, fds = self._receive_message()
+    def _for_lanes(self, work: Callable[[_Lane], T], *, is_serial: bool = False) -> list[T]:
+        """Call `work` with each lane in the lane's thread, one after the other if `is_serial`; return the results."""
+        if is_serial:
+            return [work(self._lanes[0]), *(lane.submit(work).result() for lane in self._lanes[1:])]
+        others = [lane.submit(work) for lane in self._lanes[1:]]
+        return [work(self._lanes[0]), *(other.result() for other in others)]
+
+    def _build(self, message: Build, inherited: WorkerPlan | None, fd: OwnedFd | None) -> tuple[list[Fault], Contents]:
+        """Build the envs; return the faults, and the content of the user's modules, which is empty in a fork of the learner.
+
+        `fd` is that of the pool's BuildProgress; None if this process may open no more files.
+        """
+        with contextlib.ExitStack() as stack:
+            progress = None if fd is None else stack.enter_context(contextlib.closing(BuildProgress(fd)))
+
+            def begin(lane: _Lane, env_id: int | None) -> None:
+                if progress is not None:
+                    progress.begin(lane.number, env_id)
+
+            loaded = _load_plan(message, inherited, partial(begin, self._lanes[0]))
+            if loaded.plan is None:
+                return list(loaded.faults), {}
+            env_fns = dict(zip(loaded.plan.env_ids, loaded.plan.env_fns, strict=True))
+            registering = threading.Lock()
+
+            def build(lane: _Lane) -> None:
+                def begin_env(env_id: int) -> None:
+                    begin(lane, env_id)
+                    with registering:
+                        loaded.register_all()
+
+                timers.enable(message.settings.timers_every)
+                own = tuple(env_fns[env_id] for env_id in lane.env_ids)
+                lane.built = build_envs(WorkerPlan(message.worker, lane.env_ids, own), on_begin=begin_env)
+                if lane.built.faults:  # its envs are closed
+                    lane.built.envs.clear()
+                if len(self._lanes) > 1:
+                    begin(lane, BUILT)
+
+            try:
+                for lane in self._lanes[1:]:
+                    lane.start()
+            except RuntimeError as exc:  # the system refuses more threads
+                return list(worker_fault(exc, "launch")), {}
+            self._for_lanes(build, is_serial=message.settings.start_serially)
+        faults = [fault for lane in self._lanes for fault in lane.built.faults]
+        if (
+            not faults and inherited is None
+        ):  # an env may have imported more; what it has changed itself is no difference
+            envs = () if loaded.has_init else [env for lane in self._lanes for env in lane.built.envs]
+            return [], {**loaded.modules, **module_contents.read_contents(loaded.modules, envs)}
+        return faults, loaded.modules
+
+    def _attach_and_serve(self, settings: WorkerSettings) -> int:
+        try:
+            message, fds = self._receive_message()
+        except ChannelClosed:
+            self._for_lanes(_Lane.close_envs)
+            raise
         if not isinstance(message, Attach):
             raise TypeError(f"the worker got a {type(message).__name__} after Build; it expects Attach")
+
+        def attach(lane: _Lane) -> tuple[Fault, ...]:
+            at = self._lanes.index(lane)
+            try:
+                lane.loop = make_loop(slabs[at], lane.number, lane.built, settings, is_inline=False)
+                requests = [_load_payload(each) for each in message.settings_requests if each.lane == at]
+                faults = apply_requests(lane.loop, lane.env_ids, lane.built.envs, requests)
+                if not faults:
+                    lane.loop.refresh()
+            except Exception as exc:
+                return _attach_fault(exc)
+            return faults
+
+        def serve_lane(lane: _Lane) -> tuple[Fault, ...]:
+            assert lane.loop is not None  # made by `attach`
+            num_requests = message.num_requests[self._lanes.index(lane)]
+            is_told = serve(lane.loop, lane.built.envs, lane, num_requests=num_requests)
+            close_faults = lane.close_envs()
+            if not is_told:
+                raise ChannelClosed
+            return close_faults
+
         try:
-            if not fds:
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            slab = map_slab(message.plan, message.num_workers, build_message.worker, [fd.fileno() for fd in fds])
-            for fd in fds:  # so that an env that writes to a closed descriptor of its own cannot write into the slab
-                fd.close()
-            loop = make_loop(slab, build_message.worker, built, build_message.settings, is_inline=False)
-            faults = apply_requests(
-                loop,
-                build_message.env_ids,
-                built.envs,
-                [_load_payload(request) for request in message.settings_requests],
-            )
+            slabs = self._map_slabs(message, fds)
         except Exception as exc:
-            is_refused = isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE)
-            faults = worker_fault(exc, "launch" if is_refused else "attach")
+            faults = _attach_fault(exc)
+        else:
+            faults = tuple(fault for own in self._for_lanes(attach) for fault in own)
         if faults:
-            close_envs(build_message.env_ids, built.envs)
             return self._fail(Failed(faults))
-        loop.refresh()
-        self._send(Attached())
-        if not serve(loop, built.envs, self, num_requests=message.num_requests):
-            raise ChannelClosed
-        self._send(Closed(close_envs(build_message.env_ids, built.envs)))
+        self.send(Attached())
+        self.send(Closed(tuple(fault for own in self._for_lanes(serve_lane) for fault in own)))
         self._channel.flush(_FINAL_FLUSH_S)
         return 0
 
-    # ---- the mailbox ----------------------------------------------------------------------------------------------
-
-    def next(self) -> Request | None:
-        try:
-            request = self._receive_message()[0]
-        except ChannelClosed:
-            return None
-        if not isinstance(request, Request):
-            raise TypeError(f"the worker got a {type(request).__name__} while it serves; it expects Request")
-        return _load_payload(request)
-
-    def reply(self, reply: Reply) -> None:
-        self._send(Reply(reply.id, tuple(_dump_value(outcome) for outcome in reply.outcomes)))
+    def _map_slabs(self, message: Attach, fds: Sequence[OwnedFd]) -> list[_native.Slab]:
+        """Map the slab for each lane. `fds` are closed."""
+        if not fds:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        first, *own, event = (fd.fileno() for fd in fds)
+        slabs = [
+            map_slab(message.plan, message.num_lanes, lane.number, [first, *own[2 * at : 2 * at + 2], event])
+            for at, lane in enumerate(self._lanes)
+        ]
+        for fd in fds:  # so that an env that writes to a closed descriptor of its own cannot write into the slab
+            fd.close()
+        return slabs
 
     # ---- messages -------------------------------------------------------------------------------------------------
+
+    def receive_request(self, lane: _Lane) -> Request | None:
+        """Wait for the next request of a lane; return None if the learner has exited. A lane that waits receives those of all."""
+        with self._receiving:
+            while not lane.inbox:
+                try:
+                    request = self._receive_message()[0]
+                except ChannelClosed:
+                    return None
+                if not isinstance(request, Request):
+                    raise TypeError(f"the worker got a {type(request).__name__} while it serves; it expects Request")
+                self._lanes[request.lane].inbox.append(request)
+            return lane.inbox.popleft()
 
     def _receive_message(self) -> tuple[object, tuple[OwnedFd, ...]]:
         frame = self._channel.receive(None, peer_fd=self._learner)
@@ -168,34 +294,52 @@ class _Worker:
             raise ChannelClosed
         return load(frame.data), frame.fds
 
-    def _send(self, message: object) -> None:
+    def send(self, message: object) -> None:
+        """Send a message to the learner, without waiting. Any thread may call this."""
         self._channel.send(dump(message))
 
     def _fail(self, message: Failed) -> int:
-        self._send(message)
+        self._for_lanes(_Lane.close_envs)
+        self.send(message)
         self._channel.flush(_FINAL_FLUSH_S)
         return EXIT_FAILED
 
 
-def _build(message: Build, inherited: WorkerPlan | None, fd: OwnedFd | None) -> tuple[BuiltEnvs, Contents]:
-    """Build the envs; return them, and the content of the user's modules, which is empty in a fork of the learner.
+def _end_process(exc: BaseException) -> NoReturn:
+    """End the process because of an exception that is not one of its envs."""
+    if not isinstance(exc, ChannelClosed):
+        traceback.print_exception(exc)
+    process_setup.exit_process(_native.EXIT_LEARNER_GONE if isinstance(exc, ChannelClosed) else EXIT_BUG)
 
-    `fd` is that of the pool's BuildProgress; None if this process may open no more files.
+
+def _attach_fault(exc: Exception) -> tuple[Fault, ...]:
+    is_refused = isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE)
+    return worker_fault(exc, "launch" if is_refused else "attach")
+
+
+class _LoadedPlan(NamedTuple):
+    """The plan of a worker, after `workers.init` was called.
+
+    Attributes:
+        plan: None if there are faults.
+        modules: the content of the user's modules; empty in a fork of the learner.
+        register_all: see `ProgramState.load_registries`.
+        has_init: whether a function of the user was called.
     """
-    with contextlib.ExitStack() as stack:
-        progress = None if fd is None else stack.enter_context(contextlib.closing(BuildProgress(fd)))
 
-        def begin(env_id: int | None) -> None:
-            if progress is not None:
-                progress.begin(message.worker, env_id)
-
-        if inherited is not None:
-            process_setup.apply_own_settings(inherited.environ, inherited.affinity)
-            return build_envs(inherited, on_begin=begin), {}
-        return _load_and_build(message, begin)
+    plan: WorkerPlan | None
+    faults: tuple[Fault, ...] = ()
+    modules: Contents = {}
+    register_all: Callable[[], None] = lambda: None
+    has_init: bool = False
 
 
-def _load_and_build(message: Build, begin: Callable[[int | None], None]) -> tuple[BuiltEnvs, Contents]:
+def _load_plan(message: Build, inherited: WorkerPlan | None, begin: Callable[[int | None], None]) -> _LoadedPlan:
+    """Apply the worker's own settings, call `workers.init`, and load the env_fns."""
+    if inherited is not None:
+        process_setup.apply_own_settings(inherited.environ, inherited.affinity)
+        faults = call_worker_init(inherited, begin)
+        return _LoadedPlan(None if faults else inherited, faults)
     phase = "load_init"
     try:
         packed, program = load(message.plan or b""), message.program
@@ -207,32 +351,25 @@ def _load_and_build(message: Build, begin: Callable[[int | None], None]) -> tupl
         before = module_contents.read_contents() if packed.plan.init is not None else {}
         faults = call_worker_init(packed.plan, begin)
         if faults:
-            return BuiltEnvs(faults=list(faults)), {}
+            return _LoadedPlan(None, faults)
         begin(None)
-        plan = dataclasses.replace(packed.unpack(), init=None)
+        plan = packed.unpack()
         program.apply_filters()  # a second time, because loading them has imported modules that filters refer to
         register_all = program.load_registries()
         # What worker_init has changed on purpose is no difference.
         modules = module_contents.unchanged(module_contents.read_contents(), before)
     except BaseException as exc:
-        return BuiltEnvs(faults=list(worker_fault(exc, phase))), {}
-
-    def begin_env(env_id: int) -> None:
-        begin(env_id)
-        register_all()
-
-    built = build_envs(plan, on_begin=begin_env)
-    if not built.faults:  # an env may have imported more; what it has changed itself is no difference
-        envs = built.envs if packed.plan.init is None else ()  # a function of the user may change packages on purpose
-        modules.update(module_contents.read_contents(modules, envs))
-    return built, modules
+        return _LoadedPlan(None, worker_fault(exc, phase))
+    # A function of the user may change packages on purpose.
+    return _LoadedPlan(plan, (), modules, register_all, has_init=packed.plan.init is not None)
 
 
-def _make_ready(env_ids: Sequence[int], built: BuiltEnvs, modules: module_contents.Contents) -> Ready | Failed:
+def _make_ready(lanes: Sequence[_Lane], modules: module_contents.Contents) -> Ready | Failed:
     """Return the specs of the envs as bytes, or the fault of the first env whose spec cannot be rebuilt from its bytes."""
-    # Equal specs of one worker are one object (see `build_envs`), so they can be compared by identity.
+    # Equal specs of one lane are one object (see `build_envs`), so they can be compared by identity.
     packed: dict[int, bytes] = {}
-    for env_id, spec in zip(env_ids, built.specs, strict=True):
+    specs = [spec for lane in lanes for spec in lane.built.specs]
+    for env_id, spec in zip((env_id for lane in lanes for env_id in lane.env_ids), specs, strict=True):
         if id(spec) in packed:
             continue
         try:
@@ -243,7 +380,7 @@ def _make_ready(env_ids: Sequence[int], built: BuiltEnvs, modules: module_conten
             text = f"its spaces or metadata cannot be sent to another process: {record['message']}"
             return Failed(((env_id, {**record, "message": text}),))
     indices = {key: index for index, key in enumerate(packed)}
-    return Ready(os.getpid(), tuple(packed.values()), tuple(indices[id(spec)] for spec in built.specs), modules)
+    return Ready(os.getpid(), tuple(packed.values()), tuple(indices[id(spec)] for spec in specs), modules)
 
 
 def _load_payload(request: Request) -> Request:

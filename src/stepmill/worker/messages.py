@@ -12,6 +12,7 @@ worker ──► learner     Ready · Failed · Attached · Reply · Closed
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -88,6 +89,7 @@ class WorkerPlan:
     """The envs of one worker, in the order of its servers. A spare has an env_id of num_envs or more.
 
     Attributes:
+        first_lane, num_lanes: the numbers of its threads among those of all workers; without the first, that of the worker.
         init: the option `workers.init`; None if there is none, or if it has been called.
         affinity: cores that the worker may use; None does not limit them.
         environ: environment variables that are the worker's own. Only a process sets them.
@@ -99,6 +101,15 @@ class WorkerPlan:
     init: EnvFn | None = None
     affinity: tuple[int, ...] | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
+    first_lane: int | None = None
+    num_lanes: int = 1
+
+    @property
+    def lanes(self) -> dict[int, tuple[int, ...]]:
+        """The envs of each thread of the worker, by the number of the lane: contiguous, and as even as possible."""
+        first = self.worker if self.first_lane is None else self.first_lane
+        bounds = [lane * len(self.env_ids) // self.num_lanes for lane in range(self.num_lanes + 1)]
+        return {first + lane: self.env_ids[begin:end] for lane, (begin, end) in enumerate(itertools.pairwise(bounds))}
 
 
 @dataclass(frozen=True)
@@ -115,15 +126,16 @@ class PackedPlan:
 
 
 class ServerLocation(NamedTuple):
-    """Where a server is: its worker, and its index among the servers of that worker."""
+    """Where a server is: its lane, and its index among the servers of that lane."""
 
-    worker: int
+    lane: int
     local_index: int
 
 
 def server_locations(plans: Sequence[WorkerPlan]) -> tuple[ServerLocation, ...]:
     """Return the location of each server, in the order of servers."""
-    found = {server: ServerLocation(plan.worker, i) for plan in plans for i, server in enumerate(plan.env_ids)}
+    lanes = [each for plan in plans for each in plan.lanes.items()]
+    found = {server: ServerLocation(lane, i) for lane, owned in lanes for i, server in enumerate(owned)}
     return tuple(found[server] for server in range(len(found)))
 
 
@@ -155,14 +167,15 @@ class RequestKind(IntEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """A slow request to some envs of one worker.
+    """A slow request to some envs of one lane.
 
     Attributes:
         id: unique within the pool.
         kind: what to do.
-        servers: the envs, as local indices in the worker (0 is the first env of its plan).
+        servers: the envs, as local indices in the lane (0 is its first env).
         after: per env, the ticket of the command last sent to it. The request runs after that command.
         payload: see `kind`; between processes as bytes made by `dump`.
+        lane: which thread of the worker, counted from 0.
     """
 
     id: int
@@ -170,6 +183,7 @@ class Request:
     servers: tuple[int, ...]
     after: tuple[int, ...]
     payload: object
+    lane: int = 0
 
 
 @dataclass(frozen=True)
@@ -197,13 +211,14 @@ class Build(NamedTuple):
     """Build these envs. The descriptor of the pool's `BuildProgress` comes first with the message.
 
     Attributes:
+        lanes: the envs of each thread, by the number of the lane in the pool.
         plan: a PackedPlan as bytes; None for a fork of the learner, which has inherited it.
         program: the state of the learner's program; None for a fork, which has inherited it.
     """
 
     settings: WorkerSettings
     worker: int
-    env_ids: tuple[int, ...]
+    lanes: Mapping[int, tuple[int, ...]]
     plan: bytes | None
     program: ProgramState | None
 
@@ -212,16 +227,16 @@ class Attach(NamedTuple):
     """Serve this slab.
 
     Attributes:
-        plan: of the slab's layout, for this worker. The descriptors of the slab and of the worker's two memory files come with
-            the message.
-        num_workers: of the pool.
-        num_requests: how many requests were posted to this worker's predecessors.
+        plan: of the slab's layout. "writable" has what each lane of this worker may write. The descriptors of the slab and of
+            two memory files for each lane come with the message.
+        num_lanes: of the pool.
+        num_requests: by lane of this worker, how many requests were posted to it before.
         settings_requests: requests to do before the worker serves.
     """
 
     plan: Mapping[str, object]
-    num_workers: int
-    num_requests: int
+    num_lanes: int
+    num_requests: tuple[int, ...]
     settings_requests: tuple[Request, ...] = ()
 
 

@@ -17,6 +17,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
+from typing import NoReturn
 
 import numpy as np
 
@@ -155,7 +156,7 @@ def flush_stdio() -> None:
             stream.flush()
 
 
-def exit_process(code: int) -> None:
+def exit_process(code: int) -> NoReturn:
     """End this process at once. Exit functions that it has registered run; the parent's do not, nor do finalizers."""
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()

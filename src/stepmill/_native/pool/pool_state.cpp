@@ -41,7 +41,7 @@ PoolState::PoolState(std::shared_ptr<Slab> slab, nb::dict settings)
       leases_(std::make_shared<LeaseTable>(*slab_)),
       num_envs_(nb::cast<std::uint32_t>(settings["num_envs"])),
       batch_size_(slab_->plan.batch_size),
-      num_workers_(static_cast<std::uint32_t>(slab_->workers.size())),
+      num_workers_(static_cast<std::uint32_t>(slab_->lanes.size())),
       obs_(Tree::parse(settings["observation"], settings["observation_leaves"], slab_->plan.observation)),
       action_(Tree::parse(settings["action"], settings["action_leaves"], slab_->plan.action)),
       info_(Tree::parse(settings["info"], settings["info_leaves"], slab_->plan.info)),
@@ -79,8 +79,8 @@ PoolState::PoolState(std::shared_ptr<Slab> slab, nb::dict settings)
     format_ = {obs_.root, nb::object(), std::vector<std::vector<std::byte>>(obs_.leaves.size())};
     for (const char* name : EVENT_NAMES) event_types_.push_back(settings["event_types"].attr(name));
     for (const char* name : Decision::NAMES) decision_types_.push_back(settings["event_types"].attr(name));
-    view_type_ = settings["event_types"].attr("ServerView"), worker_view_type_ = settings["event_types"].attr("WorkerView");
-    for (const auto& [worker, pid] : nb::dict(settings["pids"])) slab_->workers.at(nb::cast<std::size_t>(worker))->pid.store(nb::cast<std::uint32_t>(pid));
+    view_type_ = settings["event_types"].attr("ServerView"), lane_view_type_ = settings["event_types"].attr("LaneView");
+    for (const auto& [lane, pid] : nb::dict(settings["pids"])) slab_->workers.at(nb::cast<std::size_t>(lane))->pid.store(nb::cast<std::uint32_t>(pid));
     envs_.resize(num_envs_);
     ended_.resize(std::size_t{num_envs_} * batch_size_);
     was_alive_.resize(ended_.size() * slab_->plan.outcome.alive.row_bytes);
@@ -154,9 +154,9 @@ void PoolState::close() {
     ring_pool(*slab_->pool);
 }
 
-void PoolState::post_request(std::uint32_t worker) {
+void PoolState::post_request(std::uint32_t lane) {
     if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool is closed; make a new one");
-    commands_.post_request(worker);
+    commands_.post_request(lane);
 }
 
 const PoolState::Ids& PoolState::parse_ids(nb::handle env_ids, Ids& storage) const {

@@ -63,10 +63,10 @@ class PoolState {
     void discard_results(nb::handle env_ids);
     nb::list drain(bool acknowledge);
     std::uint32_t apply(nb::handle decisions);                    // returns how many were stale
-    void clear_dead_worker(std::uint32_t worker);                 // the worker does not run any more: aborts its commands. Any thread that holds the GIL
+    void clear_dead_worker(std::uint32_t worker);                 // the process does not run any more: aborts its commands. Any thread that holds the GIL
     void notify();                                                // ends a wait of the pool's thread with EVENT; from any thread
     nb::list view(const std::vector<std::uint32_t>& servers);     // a ServerView of pool/events.py for each
-    nb::object view_worker(std::uint32_t worker) const;           // a WorkerView of pool/events.py
+    nb::object view_lane(std::uint32_t lane) const;               // a LaneView of pool/events.py
     void limit_logs(std::uint64_t size_bytes);
     nb::dict episode_log(std::uint32_t env_id);                   // for a crash capsule
     nb::tuple newest_outcome(std::uint32_t env_id) const;         // (reward, flags, hash of the observation)
@@ -76,7 +76,7 @@ class PoolState {
     nb::tuple usage() const { return nb::make_tuple(leases_ ? leases_->num_held() : 0, log_.size_bytes()); }  // leased slots, bytes of logs
     std::uint32_t server_of(std::uint32_t env_id) const;
     void release_staged(nb::handle env_ids, bool is_whole);       // before a reset: makes staged episodes of these envs their next results
-    void post_request(std::uint32_t worker);
+    void post_request(std::uint32_t lane);
     void close();                                                 // from any thread: wakes a waiter and refuses further use
     void release();                                               // drops the slab and all Python objects as soon as no call runs
     int traverse(visitproc visit, void* arg) const;
@@ -86,7 +86,7 @@ class PoolState {
     void clear();
     void check_open() const;
     nb::object view_of(std::uint32_t server) const;
-    std::uint32_t worker_of(std::uint32_t env_id) const { return slab_->server_locations[envs_[env_id].server].worker; }
+    std::uint32_t lane_of(std::uint32_t env_id) const { return slab_->server_locations[envs_[env_id].server].worker; }
     using Ids = std::vector<std::uint32_t>;
 
     const Ids& parse_ids(nb::handle env_ids, Ids& storage) const;
@@ -126,10 +126,15 @@ class PoolState {
     std::uint64_t deadline_of(nb::handle timeout_s) const;
     bool abort_commands_of_dead_workers(const Ids& ids);
     bool has_event();
+    nb::list events_of_now();
+    std::uint32_t count_dead() const;
     nb::object failure_of(std::uint32_t id);
-    bool is_dead(std::uint32_t worker) const { return slab_->workers[worker]->dead.load() != 0; }
+    const Ids& lanes_of(std::uint32_t worker) const { return slab_->lanes[worker]; }
+    WorkerControl& process_words(std::uint32_t worker) const { return *slab_->workers[lanes_of(worker).front()]; }  // its first lane has the counts of the process
+    bool is_restarting(std::uint32_t worker) const { return commands_.is_restarting(lanes_of(worker).front()); }
+    bool is_dead(std::uint32_t worker) const { return std::ranges::any_of(lanes_of(worker), [&](std::uint32_t lane) { return slab_->workers[lane]->dead.load() != 0; }); }
     bool was_at_reset(std::uint32_t env_id) const;
-    void free_overflow(std::uint32_t worker);
+    void free_overflow(std::uint32_t lane);
     void resume_env(std::uint32_t id);
     void resume_with_fault(std::uint32_t id);
     void dispatch_suspended(std::uint32_t id);
@@ -253,7 +258,7 @@ class PoolState {
     CallSampler send_sampler_, run_sampler_, gather_sampler_;
     UnclaimedTime unclaimed_time_;
     std::vector<nb::object> event_types_, decision_types_;  // by Event, by Decision::Kind
-    nb::object view_type_, worker_view_type_;
+    nb::object view_type_, lane_view_type_;
     nb::object make_info_, describe_unreadable_, unpickler_, reaper_object_;
     Reaper* reaper_ = nullptr;
     static constexpr int NO_SLOT = -1;

@@ -31,15 +31,35 @@ void PoolState::count_fault(std::uint32_t id, std::uint32_t kind) {
 
 // Counts each death once.
 void PoolState::count_death(std::uint32_t worker) {
-    WorkerControl& control = *slab_->workers[worker];
+    WorkerControl& control = process_words(worker);
     const std::uint32_t life = control.num_restarts.load() + 1;
     control.num_deaths += std::exchange(counted_lives_[worker], life) != life;
 }
 
 // Everything that Python must decide about, as objects of pool/events.py. Called again, it returns the same events, until a decision
-// moves their envs or workers on. Deaths are read last: the reaper writes a death before the faults of its commands.
+// moves their envs or workers on. A death comes with the faults of all its commands: the reaper writes it before them, lane by lane.
 nb::list PoolState::drain(bool acknowledge) {
     const InUse in_use(*this);
+    nb::list events;
+    for (std::uint32_t num_dead = UINT32_MAX; num_dead != count_dead();) {
+        num_dead = count_dead();
+        if (num_dead != 0 && reaper_ != nullptr) reaper_->finish_marking();
+        events = events_of_now();
+    }
+    if (acknowledge) {  // last: an exception above must not lose what the next wait would return
+        is_notified_.store(false, std::memory_order_release);
+        has_news_ = false;
+    }
+    return events;
+}
+
+std::uint32_t PoolState::count_dead() const {
+    std::uint32_t num_dead = 0;
+    for (std::uint32_t worker = 0; worker < num_workers_; ++worker) num_dead += is_dead(worker);
+    return num_dead;
+}
+
+nb::list PoolState::events_of_now() {
     nb::list events;
     for (const std::uint32_t id : pending_) {
         if (is_done(id) && has_fault(id)) events.append(failure_of(id));
@@ -50,13 +70,9 @@ nb::list PoolState::drain(bool acknowledge) {
         events.append(event_types_[static_cast<std::size_t>(Event::REPLAY_PAUSED) + static_cast<std::size_t>(replay.event)](id, *envs_[id].ticket, replay.step));
     }
     for (std::uint32_t worker = 0; worker < num_workers_; ++worker) {
-        if (!is_dead(worker) || commands_.is_restarting(worker)) continue;
+        if (!is_dead(worker) || is_restarting(worker)) continue;
         count_death(worker);
-        events.append(event_types_[static_cast<std::size_t>(Event::WORKER_DIED)](worker, slab_->workers[worker]->num_restarts.load()));
-    }
-    if (acknowledge) {  // last: an exception above must not lose what the next wait would return
-        is_notified_.store(false, std::memory_order_release);
-        has_news_ = false;
+        events.append(event_types_[static_cast<std::size_t>(Event::WORKER_DIED)](worker, process_words(worker).num_restarts.load()));
     }
     return events;
 }
@@ -75,7 +91,7 @@ nb::object PoolState::failure_of(std::uint32_t id) {
         } catch (nb::python_error&) {  // unreadable: the fault has no text
         }
     }
-    return event_types_[static_cast<std::size_t>(Event::ENV_FAILED)](id, kind, record, location.worker, *env.ticket, env.begins_episode(), was_at_reset(id));
+    return event_types_[static_cast<std::size_t>(Event::ENV_FAILED)](id, kind, record, slab_->worker_of[location.worker], *env.ticket, env.begins_episode(), was_at_reset(id));
 }
 
 // Drops the results of envs that are done.
@@ -103,15 +119,15 @@ bool PoolState::was_at_reset(std::uint32_t env_id) const {
     return get_command(slab_->words[location.worker], location.local) == Command::RESET;
 }
 
-// What a worker did last, also of one whose death the reaper has not noticed. If the pool was closed meanwhile, nothing is known.
-nb::object PoolState::view_worker(std::uint32_t worker) const {
-    if (!slab_) return worker_view_type_(nb::none(), true);
-    const WorkerControl& control = *slab_->workers.at(worker);
-    const std::vector<std::uint32_t>& servers = slab_->plan.servers[worker];
+// What a lane did last, also of a worker whose death the reaper has not noticed. If the pool was closed meanwhile, nothing is known.
+nb::object PoolState::view_lane(std::uint32_t lane) const {
+    if (!slab_) return lane_view_type_(nb::none(), true);
+    const WorkerControl& control = *slab_->workers.at(lane);
+    const std::vector<std::uint32_t>& servers = slab_->plan.servers[lane];
     const std::uint32_t local = control.current.load(std::memory_order_acquire);
     const std::uint32_t id = local < servers.size() ? spares_.env_of(servers[local]) : NO_ENV;
     const bool is_in_request = control.serving.load(std::memory_order_acquire) != 0 && local == NO_SERVER;
-    return worker_view_type_(id == NO_ENV ? nb::none() : nb::object(nb::int_(id)), is_in_request);
+    return lane_view_type_(id == NO_ENV ? nb::none() : nb::object(nb::int_(id)), is_in_request);
 }
 
 // ---- ends of episodes -------------------------------------------------------------------------------------------
@@ -320,23 +336,32 @@ bool PoolState::is_between_episodes(std::uint32_t server) const {
 // Adds the workers that have played enough episodes or use too much memory, if none of their envs is in an episode.
 void PoolState::add_workers_to_recycle(Ids& found) const {
     for (std::uint32_t worker = 0; worker < num_workers_; ++worker) {
-        const WorkerControl& control = *slab_->workers[worker];
-        const bool is_due = control.num_ended.load(std::memory_order_relaxed) >= recycle_episodes_ || control.resident_bytes.load(std::memory_order_relaxed) > recycle_bytes_;
-        if (!is_due || is_dead(worker) || commands_.is_restarting(worker)) continue;
-        if (std::ranges::all_of(slab_->plan.servers[worker], [&](std::uint32_t server) { return is_between_episodes(server); })) found.push_back(worker);
+        std::uint64_t num_ended = 0, resident_bytes = 0;
+        bool is_between = !is_dead(worker) && !is_restarting(worker);
+        for (const std::uint32_t lane : lanes_of(worker)) {
+            num_ended += slab_->workers[lane]->num_ended.load(std::memory_order_relaxed);
+            resident_bytes = std::max<std::uint64_t>(resident_bytes, slab_->workers[lane]->resident_bytes.load(std::memory_order_relaxed));
+        }
+        if (!is_between || (num_ended < recycle_episodes_ && resident_bytes <= recycle_bytes_)) continue;
+        for (const std::uint32_t lane : lanes_of(worker)) {
+            is_between = is_between && std::ranges::all_of(slab_->plan.servers[lane], [&](std::uint32_t server) { return is_between_episodes(server); });
+        }
+        if (is_between) found.push_back(worker);
     }
 }
 
 // Commands wait until finish_restart(): the old worker may still live, the successor may fail although it serves, and repeated calls
 // come first.
 void PoolState::begin_restart(Decision& decision) {
-    slab_->workers[decision.id]->num_recycles += decision.is_recycling;
+    process_words(decision.id).num_recycles += decision.is_recycling;
     const bool is_replayed = decision.remedy == Remedy::KEEP;
-    commands_.begin_restart(decision.id);
-    for (const std::uint32_t server : slab_->plan.servers[decision.id]) {
-        const std::uint32_t id = spares_.env_of(server);
-        const bool is_taken = id != NO_ENV && envs_[id].phase() == EnvPhase::PENDING;
-        if ((is_replayed || decision.is_recycling) && !is_taken) spares_.stage_again(server);
+    for (const std::uint32_t lane : lanes_of(decision.id)) commands_.begin_restart(lane);
+    for (const std::uint32_t lane : lanes_of(decision.id)) {
+        for (const std::uint32_t server : slab_->plan.servers[lane]) {
+            const std::uint32_t id = spares_.env_of(server);
+            const bool is_taken = id != NO_ENV && envs_[id].phase() == EnvPhase::PENDING;
+            if ((is_replayed || decision.is_recycling) && !is_taken) spares_.stage_again(server);
+        }
     }
     if (!is_replayed && decision.remedy != Remedy::RAISE) mark_lost(decision.ids, decision.info, decision.remedy);
     for (std::size_t i = 0; i < decision.ids.size(); ++i) {
@@ -353,27 +378,31 @@ void PoolState::begin_restart(Decision& decision) {
 void PoolState::clear_dead_worker(std::uint32_t worker) {
     if (!slab_) return;
     if (reaper_ != nullptr) reaper_->declare_dead(worker);
-    spares_.mark_rebuilt(worker);
-    commands_.rewrite_control_words(worker, is_closed_.load());
-    free_overflow(worker);
+    for (const std::uint32_t lane : lanes_of(worker)) {
+        spares_.mark_rebuilt(lane);
+        commands_.rewrite_control_words(lane, is_closed_.load());
+        free_overflow(lane);
+    }
 }
 
 // Its successor serves the slab.
 void PoolState::finish_restart(Decision& decision) {
     mark_lost_late(decision.ids);
-    commands_.end_restart(decision.id);
-    commands_.check_deaths_of(decision.id);
-    ++slab_->workers[decision.id]->num_restarts;
-    slab_->workers[decision.id]->pid.store(decision.pid);
+    for (const std::uint32_t lane : lanes_of(decision.id)) {
+        commands_.end_restart(lane);
+        commands_.check_deaths_of(lane);
+        slab_->workers[lane]->pid.store(decision.pid);
+    }
+    ++process_words(decision.id).num_restarts;
 }
 
 // There is no successor: pending commands become faults.
 void PoolState::cancel_restart(Decision& decision) {
-    commands_.end_restart(decision.id);
+    for (const std::uint32_t lane : lanes_of(decision.id)) commands_.end_restart(lane);
     for (const std::uint32_t id : decision.ids) {
         if (envs_[id].is_suspended()) resume_with_fault(id);
     }
-    commands_.check_deaths_of(decision.id);
+    for (const std::uint32_t lane : lanes_of(decision.id)) commands_.check_deaths_of(lane);
 }
 
 // The worker stays dead, or is restarted for other envs: its idle envs are FAULTED until a reset or revive() restores them, and so are
@@ -387,16 +416,16 @@ void PoolState::fail_worker(Decision& decision) {
     }
 }
 
-// Frees a dead worker's values that nobody will read. Its successor writes behind the others.
-void PoolState::free_overflow(std::uint32_t worker) {
+// Frees a dead lane's values that nobody will read. Its successor writes behind the others.
+void PoolState::free_overflow(std::uint32_t lane) {
     std::vector<OverflowRef> kept;
     for (std::uint32_t id = 0; id < num_envs_; ++id) {
         const ServerLocation location = slab_->server_locations[envs_[id].server];
         const ServerWords& words = slab_->words[location.worker];
         const bool is_awaited = envs_[id].phase() == EnvPhase::PENDING && is_done(id) && (words.result[location.local] & RESULT_REMOTE);
-        if (location.worker == worker && is_awaited) kept.push_back({words.payload_offset[location.local], words.payload_bytes[location.local], 0});
+        if (location.worker == lane && is_awaited) kept.push_back({words.payload_offset[location.local], words.payload_bytes[location.local], 0});
     }
-    free_all_but(slab_->result_fds.at(worker), std::move(kept));
+    free_all_but(slab_->result_fds.at(lane), std::move(kept));
 }
 
 }  // namespace stepmill

@@ -51,7 +51,7 @@ nb::list PoolState::view(const Ids& servers) {
 // Episodes are counted by commands if there are spares, since the server's env changes; else by results received, since with SAME_STEP
 // only the result says whether a step has begun an episode.
 nb::object PoolState::view_of(std::uint32_t server) const {
-    const std::uint32_t worker = slab_->server_locations.at(server).worker, id = spares_.env_of(server), ticket = commands_.ticket(server);
+    const std::uint32_t worker = slab_->worker_of[slab_->server_locations.at(server).worker], id = spares_.env_of(server), ticket = commands_.ticket(server);
     if (id == NO_ENV) {
         return view_type_(server, worker, nb::none(), ticket, name_of(ObjectPhase::CURRENT), false, spares_.num_begun(server), 0, UINT64_MAX, false, true, spares_.is_staged(server));
     }
@@ -272,8 +272,8 @@ void PoolState::advance_replays() {
     for (const std::uint32_t id : Ids(suspended_)) {
         Replay& replay = *envs_[id].replay;
         if (envs_[id].object() == ObjectPhase::PAUSED && replay.event != ReplayEvent::FAILED) {
-            const std::uint32_t worker = worker_of(id);
-            if (!commands_.is_restarting(worker) && slab_->workers[worker]->reaped.load(std::memory_order_acquire) != 0) pause(id, ReplayEvent::FAILED);
+            const std::uint32_t lane = lane_of(id);
+            if (!commands_.is_restarting(lane) && slab_->workers[lane]->reaped.load(std::memory_order_acquire) != 0) pause(id, ReplayEvent::FAILED);
         }
         if (envs_[id].object() != ObjectPhase::REPLAYING || !commands_.is_done(envs_[id].server)) continue;
         if (has_fault(id) || !log_.of(id).is_whole) pause(id, ReplayEvent::FAILED);

@@ -265,8 +265,8 @@ void PoolState::check_workers(const Ids& ids, Command command) const {
     Ids dead;
     for (const std::uint32_t id : ids) {
         if (command == Command::STEP && envs_[id].phase() == EnvPhase::EXHAUSTED) continue;  // it gets no command
-        const std::uint32_t worker = slab_->server_locations[envs_[id].server].worker;
-        if (slab_->workers[worker]->dead.load(std::memory_order_acquire) == 0 || commands_.is_restarting(worker)) continue;
+        const std::uint32_t lane = lane_of(id), worker = slab_->worker_of[lane];
+        if (slab_->workers[lane]->dead.load(std::memory_order_acquire) == 0 || commands_.is_restarting(lane)) continue;
         if (std::ranges::count(dead, worker) == 0) dead.push_back(worker);
     }
     if (recycles_) add_workers_to_recycle(dead);

@@ -25,8 +25,10 @@ void SpareQueue::reset_server_order() {
 
 std::vector<std::uint32_t> SpareQueue::envs_of(std::uint32_t worker) const {
     std::vector<std::uint32_t> ids;
-    for (const std::uint32_t server : slab_.plan.servers.at(worker)) {
-        if (records_[server].env != NO_ENV) ids.push_back(records_[server].env);
+    for (const std::uint32_t lane : slab_.lanes.at(worker)) {
+        for (const std::uint32_t server : slab_.plan.servers[lane]) {
+            if (records_[server].env != NO_ENV) ids.push_back(records_[server].env);
+        }
     }
     std::ranges::sort(ids);
     return ids;
@@ -34,8 +36,8 @@ std::vector<std::uint32_t> SpareQueue::envs_of(std::uint32_t worker) const {
 
 // Whether the staged episode is lost: its object died with its worker, and no successor has begun it again.
 bool SpareQueue::is_gone(std::uint32_t server) const {
-    const std::uint32_t worker = slab_.server_locations[server].worker;
-    const bool is_dead = commands_.is_restarting(worker) || slab_.workers[worker]->dead.load(std::memory_order_acquire) != 0;
+    const std::uint32_t lane = slab_.server_locations[server].worker;
+    const bool is_dead = commands_.is_restarting(lane) || slab_.workers[lane]->dead.load(std::memory_order_acquire) != 0;
     return is_dead && records_[server].deferred.empty() && commands_.is_done(server);
 }
 
@@ -100,8 +102,8 @@ void SpareQueue::record_explicit_reset(std::uint32_t server, bool is_new_count, 
     record.is_drawn = false;
 }
 
-void SpareQueue::mark_rebuilt(std::uint32_t worker) {
-    for (const std::uint32_t server : slab_.plan.servers[worker]) {
+void SpareQueue::mark_rebuilt(std::uint32_t lane) {
+    for (const std::uint32_t server : slab_.plan.servers[lane]) {
         records_[server].is_rebuilt = records_[server].is_staged && commands_.is_done(server);
         has_deferred_ |= records_[server].is_rebuilt;
     }

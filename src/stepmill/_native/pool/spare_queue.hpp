@@ -48,7 +48,7 @@ class SpareQueue {
     void write_next_seed(std::uint32_t server);     // to the words of a reset that replaces the staged one, or that restores a lost env
     void record_explicit_reset(std::uint32_t server, bool is_new_count, bool is_drawn);
     void stage_again(std::uint32_t server);         // the staged episode was lost with its object: the successor begins it again
-    void mark_rebuilt(std::uint32_t worker);        // its env objects are gone, and there is no successor yet
+    void mark_rebuilt(std::uint32_t lane);          // its env objects are gone, and there is no successor yet
     bool has_deferred() const noexcept { return has_deferred_; }
     void flush_deferred_resets(const std::function<bool(std::uint32_t env_id)>& is_idle);
 

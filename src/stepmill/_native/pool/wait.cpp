@@ -130,12 +130,13 @@ bool PoolState::watch(std::uint32_t num_envs) {
 // Aborts outstanding commands of dead workers. Only after the reaper has finished with them: before that it is about to do the same.
 // Returns whether it aborted any.
 bool PoolState::abort_commands_of_dead_workers(const Ids& ids) {
-    auto is_reaped = [&](std::uint32_t worker) { return slab_->workers[worker]->reaped.load(std::memory_order_seq_cst) != 0 && !commands_.is_restarting(worker); };
+    auto is_reaped = [&](std::uint32_t lane) { return slab_->workers[lane]->reaped.load(std::memory_order_seq_cst) != 0 && !commands_.is_restarting(lane); };
+    const auto num_lanes = static_cast<std::uint32_t>(slab_->workers.size());
     std::uint32_t first = 0;
-    while (first < num_workers_ && !is_reaped(first)) ++first;
-    if (first == num_workers_) return false;
+    while (first < num_lanes && !is_reaped(first)) ++first;
+    if (first == num_lanes) return false;
     bool is_any = false;
-    for (const std::uint32_t id : ids) is_any |= is_reaped(worker_of(id)) && commands_.abort_outstanding(envs_[id].server);
+    for (const std::uint32_t id : ids) is_any |= is_reaped(lane_of(id)) && commands_.abort_outstanding(envs_[id].server);
     return is_any;
 }
 

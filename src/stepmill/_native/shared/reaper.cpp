@@ -51,13 +51,13 @@ void write_fault(ServerWords& words, std::uint32_t local, std::uint32_t ticket, 
 
 }  // namespace
 
-std::uint32_t abort_commands(Slab& slab, std::uint32_t worker, Fault fault) {
+std::uint32_t abort_commands(Slab& slab, std::uint32_t lane, Fault fault) {
     // `dead` is written before the tickets are read, both seq_cst. PoolState::dispatch writes tickets and then reads `dead`: at least one
     // side sees what the other wrote.
-    WorkerControl& control = *slab.workers[worker];
+    WorkerControl& control = *slab.workers[lane];
     const bool is_gone = control.dead.load(std::memory_order_seq_cst) == static_cast<std::uint32_t>(Death::DIED);
-    ServerWords& words = slab.words[worker];
-    const auto num_servers = static_cast<std::uint32_t>(slab.plan.servers[worker].size());
+    ServerWords& words = slab.words[lane];
+    const auto num_servers = static_cast<std::uint32_t>(slab.plan.servers[lane].size());
     std::uint32_t num_aborted = 0;
     for (std::uint32_t local = 0; local < num_servers; ++local) {
         const std::uint32_t ticket = words.ticket[local].load(std::memory_order_seq_cst);
@@ -95,18 +95,18 @@ Reaper::~Reaper() {
 
 bool Reaper::is_forked() const { return getpid() != owner_; }
 
-void Reaper::check_worker(std::uint32_t worker) const {
-    if (worker < watched_.size()) return;
-    throw std::out_of_range("worker " + std::to_string(worker) + " does not exist; the pool has workers 0 to " + std::to_string(watched_.size() - 1));
+void Reaper::check_number(std::uint32_t number, std::size_t stop) const {
+    if (number < stop) return;
+    throw std::out_of_range("worker " + std::to_string(number) + " does not exist; the pool has workers 0 to " + std::to_string(stop - 1));
 }
 
-std::uint32_t Reaper::num_requests(std::uint32_t worker) const {
-    check_worker(worker);
-    return slab_->workers[worker]->requests.load(std::memory_order_acquire);
+std::uint32_t Reaper::num_requests(std::uint32_t lane) const {
+    check_number(lane, watched_.size());
+    return slab_->workers[lane]->requests.load(std::memory_order_acquire);
 }
 
 void Reaper::close_all() {
-    for (std::uint32_t worker = 0; worker < watched_.size(); ++worker) unwatch(worker);
+    for (std::uint32_t worker = 0; worker < slab_->lanes.size(); ++worker) unwatch(worker);
     for (int* fd : {&epoll_, &wake_}) {
         if (*fd >= 0) close(*fd);
         *fd = -1;
@@ -114,18 +114,20 @@ void Reaper::close_all() {
 }
 
 void Reaper::unwatch(std::uint32_t worker) {
-    Watched& watched = watched_[worker];
-    // Nobody answers the requests that were posted to this worker.
-    if (watched.is_watched) watched.num_answered = slab_->workers[worker]->requests.load(std::memory_order_acquire);
-    if (watched.pidfd != NO_PIDFD) {
-        // A forked child shares the epoll set with the learner and must not change it.
-        if (!is_forked()) epoll_ctl(epoll_, EPOLL_CTL_DEL, watched.pidfd, nullptr);
-        close(watched.pidfd);
+    for (const std::uint32_t lane : slab_->lanes[worker]) {
+        // Nobody answers the requests that were posted to this lane.
+        if (watched_[lane].is_watched) watched_[lane].num_answered = slab_->workers[lane]->requests.load(std::memory_order_acquire);
+        watched_[lane].is_watched = false;
     }
-    watched.pidfd = NO_PIDFD;
-    watched.is_watched = false;
-    watched.kill_at_ns = 0;
-    ++watched.generation;
+    Watched& process = watched_[slab_->lanes[worker].front()];
+    if (process.pidfd != NO_PIDFD) {
+        // A forked child shares the epoll set with the learner and must not change it.
+        if (!is_forked()) epoll_ctl(epoll_, EPOLL_CTL_DEL, process.pidfd, nullptr);
+        close(process.pidfd);
+    }
+    process.pidfd = NO_PIDFD;
+    process.kill_at_ns = 0;
+    ++process.generation;
 }
 
 void Reaper::wake() const {
@@ -146,55 +148,58 @@ void Reaper::stop() {
 }
 
 void Reaper::watch(std::uint32_t worker, int pidfd) {
-    check_worker(worker);
+    check_number(worker, slab_->lanes.size());
     if (is_forked()) return;
     const std::lock_guard lock(mutex_);
-    Watched& watched = watched_[worker];
     unwatch(worker);
+    Watched& process = watched_[slab_->lanes[worker].front()];
     if (pidfd != NO_PIDFD) {
-        watched.pidfd = fcntl(pidfd, F_DUPFD_CLOEXEC, 3);
-        if (watched.pidfd < 0) fail(errno, "a worker's process descriptor cannot be duplicated");
+        process.pidfd = fcntl(pidfd, F_DUPFD_CLOEXEC, 3);
+        if (process.pidfd < 0) fail(errno, "a worker's process descriptor cannot be duplicated");
     }
-    WorkerControl& control = *slab_->workers[worker];
-    watched.progress = control.progress.load(std::memory_order_acquire);
-    watched.since_ns = now_ns();
-    watched.untaken_ns = 0;
-    watched.stuck = NO_SERVER;
-    watched.is_watched = true;
-    watched.is_overdue = false;
-    watched.commands.assign(slab_->plan.servers[worker].size(), Outstanding{});
-    control.reaped.store(0, std::memory_order_release);
-    control.dead.store(static_cast<std::uint32_t>(Death::NONE), std::memory_order_seq_cst);
+    for (const std::uint32_t lane : slab_->lanes[worker]) {
+        WorkerControl& control = *slab_->workers[lane];
+        Watched& watched = watched_[lane];
+        watched.progress = control.progress.load(std::memory_order_acquire);
+        watched.since_ns = now_ns();
+        watched.untaken_ns = 0;
+        watched.stuck = NO_SERVER;
+        watched.is_watched = true;
+        watched.is_overdue = false;
+        watched.commands.assign(slab_->plan.servers[lane].size(), Outstanding{});
+        control.reaped.store(0, std::memory_order_release);
+        control.dead.store(static_cast<std::uint32_t>(Death::NONE), std::memory_order_seq_cst);
+    }
 
     if (pidfd == NO_PIDFD) return;
     epoll_event event{};
     event.events = EPOLLIN;
-    event.data.u64 = std::uint64_t{watched.generation} << 32 | worker;
-    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, watched.pidfd, &event) == 0) return;
+    event.data.u64 = std::uint64_t{process.generation} << 32 | worker;
+    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, process.pidfd, &event) == 0) return;
     const int error = errno;
     unwatch(worker);
     fail(error, "a worker's process cannot be watched");
 }
 
 void Reaper::forget(std::uint32_t worker) {
-    check_worker(worker);
+    check_number(worker, slab_->lanes.size());
     if (is_forked()) return;
     const std::lock_guard lock(mutex_);
     unwatch(worker);
 }
 
 void Reaper::declare_dead(std::uint32_t worker) {
-    check_worker(worker);
+    check_number(worker, slab_->lanes.size());
     if (is_forked()) return;
     const std::lock_guard lock(mutex_);
-    if (watched_[worker].is_watched) mark_dead(worker);
+    if (watched_[slab_->lanes[worker].front()].is_watched) mark_dead(worker);
 }
 
-void Reaper::record_answered(std::uint32_t worker, std::uint32_t num_requests) {
-    check_worker(worker);
+void Reaper::record_answered(std::uint32_t lane, std::uint32_t num_requests) {
+    check_number(lane, watched_.size());
     if (is_forked()) return;
     const std::lock_guard lock(mutex_);
-    Watched& watched = watched_[worker];
+    Watched& watched = watched_[lane];
     if (is_later(num_requests, watched.num_answered)) watched.num_answered = num_requests;
 }
 
@@ -248,41 +253,45 @@ void Reaper::skip_absence(std::uint64_t absent_ns) {
 void Reaper::on_event(std::uint64_t data) {
     if (data == WAKE) return;  // written only by stop()
     const auto worker = static_cast<std::uint32_t>(data);
-    const Watched& watched = watched_[worker];
-    if (watched.pidfd != NO_PIDFD && watched.generation == data >> 32) mark_dead(worker);
+    const Watched& process = watched_[slab_->lanes[worker].front()];
+    if (process.pidfd != NO_PIDFD && process.generation == data >> 32) mark_dead(worker);
 }
 
 void Reaper::mark_dead(std::uint32_t worker) {
-    WorkerControl& control = *slab_->workers[worker];
-    const std::uint32_t stuck = std::exchange(watched_[worker].stuck, NO_SERVER);
     unwatch(worker);
+    for (const std::uint32_t lane : slab_->lanes[worker]) mark_lane_dead(lane);
+}
+
+void Reaper::mark_lane_dead(std::uint32_t lane) {
+    WorkerControl& control = *slab_->workers[lane];
+    const std::uint32_t stuck = std::exchange(watched_[lane].stuck, NO_SERVER);
     const std::uint32_t before = control.dead.exchange(static_cast<std::uint32_t>(Death::DIED), std::memory_order_seq_cst);
-    release_spin(*slab_->pool, worker);
+    release_spin(*slab_->pool, lane);
     control.parked.store(0, std::memory_order_relaxed);  // nobody sleeps there: a ring needs no system call
-    ServerWords& words = slab_->words[worker];
+    ServerWords& words = slab_->words[lane];
     if (stuck != NO_SERVER) {
         const std::uint32_t ticket = words.ticket[stuck].load(std::memory_order_seq_cst);
         const bool is_done = words.done[stuck].load(std::memory_order_acquire) == ticket;
         if (!is_done && abort_command(words.state[stuck], ticket, true)) write_fault(words, stuck, ticket, Fault::TIMED_OUT);
     }
     // After a time limit, the command that exceeded it has its fault already; the rest are its neighbours' commands.
-    abort_commands(*slab_, worker, before == static_cast<std::uint32_t>(Death::OVERDUE) ? Fault::NEIGHBOUR : Fault::DIED);
+    abort_commands(*slab_, lane, before == static_cast<std::uint32_t>(Death::OVERDUE) ? Fault::NEIGHBOUR : Fault::DIED);
     // Rings again: the learner may have looked too early, or the dead worker may have overwritten the words that it looked at.
     control.reaped.store(1, std::memory_order_seq_cst);
     ring_pool(*slab_->pool);
 }
 
 void Reaper::check_deadlines(std::uint64_t now) {
-    for (std::uint32_t worker = 0; worker < watched_.size(); ++worker) check_deadline(worker, now);
+    for (std::uint32_t lane = 0; lane < watched_.size(); ++lane) check_deadline(lane, now);
 }
 
-void Reaper::check_deadline(std::uint32_t worker, std::uint64_t now) {
-    Watched& watched = watched_[worker];
-    const WorkerControl& control = *slab_->workers[worker];
+void Reaper::check_deadline(std::uint32_t lane, std::uint64_t now) {
+    Watched& watched = watched_[lane];
+    const WorkerControl& control = *slab_->workers[lane];
     if (!watched.is_watched) return;
     if (watched.kill_at_ns != 0 && now >= watched.kill_at_ns) kill(watched);
     if (watched.is_overdue) return;
-    check_outstanding(worker, now);
+    check_outstanding(lane, now);
     const std::uint64_t progress = control.progress.load(std::memory_order_acquire);
     if (progress != watched.progress) {
         watched.progress = progress;
@@ -293,23 +302,23 @@ void Reaper::check_deadline(std::uint32_t worker, std::uint64_t now) {
     if (watched.is_overdue) return;
     const std::uint32_t local = control.current.load(std::memory_order_acquire);
     // since_ns is later than `now` if the learner did not run meanwhile.
-    if (local < slab_->plan.servers[worker].size() && !is_finished(worker, local)) check_current(worker, local, now - std::min(now, watched.since_ns));
-    else check_untaken(worker, now);
+    if (local < slab_->plan.servers[lane].size() && !is_finished(lane, local)) check_current(lane, local, now - std::min(now, watched.since_ns));
+    else check_untaken(lane, now);
 }
 
 // A faulty worker's words may always show progress, or claim that commands are done. So each command also has a limit of its own, which
 // only the pool's words decide.
-void Reaper::check_outstanding(std::uint32_t worker, std::uint64_t now) {
-    Watched& watched = watched_[worker];
-    const ServerWords& words = slab_->words[worker];
-    const std::uint32_t num_requests = slab_->workers[worker]->requests.load(std::memory_order_acquire);
+void Reaper::check_outstanding(std::uint32_t lane, std::uint64_t now) {
+    Watched& watched = watched_[lane];
+    const ServerWords& words = slab_->words[lane];
+    const std::uint32_t num_requests = slab_->workers[lane]->requests.load(std::memory_order_acquire);
     for (std::uint32_t local = 0; local < watched.commands.size(); ++local) {
         Outstanding& command = watched.commands[local];
         const std::uint32_t ticket = words.ticket[local].load(std::memory_order_acquire);
         const bool is_done = words.done[local].load(std::memory_order_acquire) == ticket;
         if (!is_done && command.since_ns != 0 && command.ticket == ticket) {
-            const std::uint64_t longest = longest_ns(worker, num_requests - watched.num_answered);
-            if (longest != 0 && now > command.since_ns && now - command.since_ns > longest) return end_stuck(worker, local);
+            const std::uint64_t longest = longest_ns(lane, num_requests - watched.num_answered);
+            if (longest != 0 && now > command.since_ns && now - command.since_ns > longest) return end_stuck(lane, local);
             continue;
         }
         // Requests precede the commands that are given after them.
@@ -321,55 +330,55 @@ void Reaper::check_outstanding(std::uint32_t worker, std::uint64_t now) {
 
 // Returns how long a command may be outstanding if every command before it and each of `num_requests` slow requests takes its full
 // limit; 0: without limit. After each request the worker starts again with its first server.
-std::uint64_t Reaper::longest_ns(std::uint32_t worker, std::uint32_t num_requests) const {
+std::uint64_t Reaper::longest_ns(std::uint32_t lane, std::uint32_t num_requests) const {
     if (limits_.step_ns == 0 || limits_.reset_ns == 0 || (num_requests != 0 && limits_.call_ns == 0)) return 0;
     const auto reset_ns = static_cast<double>(std::max(limits_.reset_ns, limits_.attempts_ns));
-    const double sweep_ns = static_cast<double>(watched_[worker].commands.size()) * (static_cast<double>(limits_.step_ns + PUBLISHING_GRACE_NS) + reset_ns);
+    const double sweep_ns = static_cast<double>(watched_[lane].commands.size()) * (static_cast<double>(limits_.step_ns + PUBLISHING_GRACE_NS) + reset_ns);
     const double num_sweeps = 2.0 + num_requests + (slab_->plan.staging.empty() ? 0.0 : MAX_PASSED);
     const double longest = num_sweeps * sweep_ns + reset_ns + static_cast<double>(num_requests) * static_cast<double>(limits_.call_ns);
     return static_cast<std::uint64_t>(std::min(longest, FOREVER_NS));
 }
 
 // Whether the command in `current` is done: then the worker is between commands.
-bool Reaper::is_finished(std::uint32_t worker, std::uint32_t local) const {
-    const ServerWords& words = slab_->words[worker];
-    if (slab_->workers[worker]->running.load(std::memory_order_acquire) == static_cast<std::uint32_t>(Activity::EARLY_RESET)) return false;
+bool Reaper::is_finished(std::uint32_t lane, std::uint32_t local) const {
+    const ServerWords& words = slab_->words[lane];
+    if (slab_->workers[lane]->running.load(std::memory_order_acquire) == static_cast<std::uint32_t>(Activity::EARLY_RESET)) return false;
     const std::uint32_t state = words.state[local].load(std::memory_order_acquire);
     return ticket_part(words.done[local].load(std::memory_order_acquire)) == state_ticket(state);
 }
 
 // Whether the worker has made no progress since the last look. Called after the other words were read: then they belong to the activity
 // that hangs.
-bool Reaper::has_stalled(std::uint32_t worker) const {
-    return slab_->workers[worker]->progress.load(std::memory_order_acquire) == watched_[worker].progress;
+bool Reaper::has_stalled(std::uint32_t lane) const {
+    return slab_->workers[lane]->progress.load(std::memory_order_acquire) == watched_[lane].progress;
 }
 
 // Checks the limit of the activity in `current`, which has run for elapsed_ns.
-void Reaper::check_current(std::uint32_t worker, std::uint32_t local, std::uint64_t elapsed_ns) {
-    const ServerWords& words = slab_->words[worker];
-    const auto activity = static_cast<Activity>(slab_->workers[worker]->running.load(std::memory_order_acquire));
+void Reaper::check_current(std::uint32_t lane, std::uint32_t local, std::uint64_t elapsed_ns) {
+    const ServerWords& words = slab_->words[lane];
+    const auto activity = static_cast<Activity>(slab_->workers[lane]->running.load(std::memory_order_acquire));
     const std::uint64_t limit = limit_ns(activity == Activity::RESET || activity == Activity::EARLY_RESET);
     if (limit == 0 || elapsed_ns <= limit) return;
     const std::uint32_t ticket = words.ticket[local].load(std::memory_order_acquire);
     const std::uint32_t state = words.state[local].load(std::memory_order_acquire);
-    if (!has_stalled(worker)) return;
+    if (!has_stalled(lane)) return;
     // An early reset hangs between commands: the last command is done, and the next one, if any, is late.
     const bool is_early = activity == Activity::EARLY_RESET;
     const bool is_asked = words.done[local].load(std::memory_order_acquire) != ticket;
     const bool is_late = is_early ? state_ticket(state) == ticket_part(ticket - 1) : state == state_word(ticket, Phase::RUNNING);
-    if (is_early && !is_asked) end_overdue(worker);
-    else if (is_late) abandon(worker, local, ticket, state);
-    else if (elapsed_ns > limit + PUBLISHING_GRACE_NS) end_stuck(worker, local);
+    if (is_early && !is_asked) end_overdue(lane);
+    else if (is_late) abandon(lane, local, ticket, state);
+    else if (elapsed_ns > limit + PUBLISHING_GRACE_NS) end_stuck(lane, local);
 }
 
 // Checks commands that the worker does not start because it is stopped or stuck: the first outstanding one counts as late.
-void Reaper::check_untaken(std::uint32_t worker, std::uint64_t now) {
-    Watched& watched = watched_[worker];
-    ServerWords& words = slab_->words[worker];
+void Reaper::check_untaken(std::uint32_t lane, std::uint64_t now) {
+    Watched& watched = watched_[lane];
+    ServerWords& words = slab_->words[lane];
     std::uint32_t local = 0;
-    const auto num_servers = static_cast<std::uint32_t>(slab_->plan.servers[worker].size());
+    const auto num_servers = static_cast<std::uint32_t>(slab_->plan.servers[lane].size());
     while (local < num_servers && words.ticket[local].load(std::memory_order_acquire) == words.done[local].load(std::memory_order_acquire)) ++local;
-    const bool is_busy = is_serving(worker);
+    const bool is_busy = is_serving(lane);
     if (local == num_servers || (is_busy && limits_.call_ns == 0)) {
         watched.untaken_ns = 0;
         return;
@@ -384,50 +393,55 @@ void Reaper::check_untaken(std::uint32_t worker, std::uint64_t now) {
     const std::uint32_t state = words.state[local].load(std::memory_order_acquire);
     // RUNNING: the worker was stopped after it started the command and before it set `current`.
     const bool is_untaken = state_ticket(state) == ticket_part(ticket - 1) || state == state_word(ticket, Phase::RUNNING);
-    if (!has_stalled(worker)) return;
-    if (is_untaken) abandon(worker, local, ticket, state);
-    else if (waited_ns > allowed + PUBLISHING_GRACE_NS) end_stuck(worker, local);
+    if (!has_stalled(lane)) return;
+    if (is_untaken) abandon(lane, local, ticket, state);
+    else if (waited_ns > allowed + PUBLISHING_GRACE_NS) end_stuck(lane, local);
 }
 
 // A faulty worker may claim it although no request waits for a reply.
-bool Reaper::is_serving(std::uint32_t worker) const {
-    return slab_->workers[worker]->serving.load(std::memory_order_acquire) != 0 && num_requests(worker) != watched_[worker].num_answered;
+bool Reaper::is_serving(std::uint32_t lane) const {
+    return slab_->workers[lane]->serving.load(std::memory_order_acquire) != 0 && num_requests(lane) != watched_[lane].num_answered;
 }
 
 // Ends a worker whose late command cannot be aborted while it lives, since its state says PUBLISHING: pickling a value of an info may
 // hang. Or a faulty worker wrote the state. The command is aborted when the worker is dead.
-void Reaper::end_stuck(std::uint32_t worker, std::uint32_t local) {
-    if (watched_[worker].pidfd == NO_PIDFD) return;
-    watched_[worker].stuck = local;
-    end_overdue(worker);
+void Reaper::end_stuck(std::uint32_t lane, std::uint32_t local) {
+    if (process_of(lane).pidfd == NO_PIDFD) return;
+    watched_[lane].stuck = local;
+    end_overdue(lane);
 }
 
 // Aborts the late command, if its state has not changed, and ends its worker.
-void Reaper::abandon(std::uint32_t worker, std::uint32_t local, std::uint32_t ticket, std::uint32_t state) {
-    ServerWords& words = slab_->words[worker];
+void Reaper::abandon(std::uint32_t lane, std::uint32_t local, std::uint32_t ticket, std::uint32_t state) {
+    ServerWords& words = slab_->words[lane];
     // The command may have finished just now.
     if (!words.state[local].compare_exchange_strong(state, state_word(ticket, Phase::ABORTED), std::memory_order_acq_rel)) return;
-    slab_->workers[worker]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE), std::memory_order_seq_cst);
+    slab_->workers[lane]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE), std::memory_order_seq_cst);
     write_fault(words, local, ticket, Fault::TIMED_OUT);
     count_results(*slab_->pool, 1);
-    end_overdue(worker);
+    end_overdue(lane);
 }
 
-void Reaper::end_overdue(std::uint32_t worker) {
-    slab_->workers[worker]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE), std::memory_order_seq_cst);
-    watched_[worker].untaken_ns = 0;
-    watched_[worker].is_overdue = true;
-    kill(watched_[worker]);
-    abort_commands(*slab_, worker, Fault::NEIGHBOUR);
-    ring_worker(*slab_->workers[worker]);  // wakes a thread that came back just now and sleeps already
+void Reaper::end_overdue(std::uint32_t lane) {
+    const std::vector<std::uint32_t>& lanes = slab_->lanes[slab_->worker_of[lane]];
+    for (const std::uint32_t each : lanes) {
+        slab_->workers[each]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE), std::memory_order_seq_cst);
+        watched_[each].untaken_ns = 0;
+        watched_[each].is_overdue = true;
+    }
+    kill(process_of(lane));
+    for (const std::uint32_t each : lanes) {
+        abort_commands(*slab_, each, Fault::NEIGHBOUR);
+        ring_worker(*slab_->workers[each]);  // wakes a thread that came back just now and sleeps already
+    }
 }
 
 // A process that has ended meanwhile is marked dead at the next event. Commands of one that does not die are aborted too.
-void Reaper::kill(Watched& watched) const {
-    if (watched.pidfd == NO_PIDFD) return;
-    const bool may_dump = limits_.dump_signal != 0 && watched.kill_at_ns == 0;
-    watched.kill_at_ns = may_dump ? now_ns() + DUMP_NS : 0;
-    [[maybe_unused]] const int error = signal_pidfd(watched.pidfd, may_dump ? limits_.dump_signal : SIGKILL);
+void Reaper::kill(Watched& process) const {
+    if (process.pidfd == NO_PIDFD) return;
+    const bool may_dump = limits_.dump_signal != 0 && process.kill_at_ns == 0;
+    process.kill_at_ns = may_dump ? now_ns() + DUMP_NS : 0;
+    [[maybe_unused]] const int error = signal_pidfd(process.pidfd, may_dump ? limits_.dump_signal : SIGKILL);
 }
 
 }  // namespace stepmill

@@ -5,6 +5,9 @@
 //
 // Published results stay valid. Needs no Python.
 //
+// A worker process with several threads has a lane for each (Slab::lanes). Its death is that of all its lanes. A lane that is too late costs
+// the process, and so the commands of the other lanes. `worker` is a number of a process here, and `lane` that of a thread.
+//
 // A worker can overwrite its own words at any time (protocol.hpp), for example `progress`, `current`, `state` and `done`. The normal limit
 // uses them, and is exact to a few milliseconds for a correct worker. `ticket`, `command`, `requests` and `dead` belong to the learner.
 // A second, much longer limit uses only these: how long a command may be outstanding.
@@ -22,10 +25,10 @@
 
 namespace stepmill {
 
-// Aborts all outstanding commands of a worker whose `dead` is set (fault, no payload, done = ticket), then rings the pool. Leaves
+// Aborts all outstanding commands of a lane whose `dead` is set (fault, no payload, done = ticket), then rings the pool. Leaves
 // published results alone, and results that a worker which may still run is publishing. Any thread of the learner may call it, several
 // at once: each command is aborted once. Returns how many commands this call aborted.
-std::uint32_t abort_commands(Slab& slab, std::uint32_t worker, Fault fault);
+std::uint32_t abort_commands(Slab& slab, std::uint32_t lane, Fault fault);
 
 // 0: no limit.
 struct Limits {
@@ -50,9 +53,10 @@ class Reaper {
     void watch(std::uint32_t worker, int pidfd);
     void forget(std::uint32_t worker);        // its end is expected
     void declare_dead(std::uint32_t worker);  // its thread has ended
-    // The learner has the replies to the first num_requests slow requests that were ever posted to this worker.
-    void record_answered(std::uint32_t worker, std::uint32_t num_requests);
-    std::uint32_t num_requests(std::uint32_t worker) const;
+    // The learner has the replies to the first num_requests slow requests that were ever posted to this lane.
+    void record_answered(std::uint32_t lane, std::uint32_t num_requests);
+    std::uint32_t num_requests(std::uint32_t lane) const;
+    void finish_marking() const { if (!is_forked()) const std::lock_guard lock(mutex_); }  // waits until all lanes of a worker are marked dead
     void stop();                              // ends the thread; idempotent
 
     static constexpr int NO_PIDFD = -1;
@@ -61,9 +65,10 @@ class Reaper {
     // The newest command of a server, as the reaper saw it.
     struct Outstanding {
         std::uint32_t ticket{0};
-        std::uint32_t num_requests{0};  // posted to the worker when the command was first seen
+        std::uint32_t num_requests{0};  // posted to the lane when the command was first seen
         std::uint64_t since_ns{0};      // when it was first seen; 0: it is done
     };
+    // A lane. The first one of a worker has what belongs to the process: `pidfd`, `generation`, `kill_at_ns`.
     struct Watched {
         int pidfd{NO_PIDFD};
         bool is_watched{false};
@@ -78,7 +83,8 @@ class Reaper {
         std::vector<Outstanding> commands;  // by server
     };
 
-    void check_worker(std::uint32_t worker) const;  // throws std::out_of_range
+    void check_number(std::uint32_t number, std::size_t stop) const;  // throws std::out_of_range
+    Watched& process_of(std::uint32_t lane) { return watched_[slab_->lanes[slab_->worker_of[lane]].front()]; }
     static void* run(void* self);
     void loop();
     int tick_ms() const;
@@ -86,19 +92,20 @@ class Reaper {
     void mark_dead(std::uint32_t worker);
     void check_deadlines(std::uint64_t now);
     void skip_absence(std::uint64_t absent_ns);
-    void check_outstanding(std::uint32_t worker, std::uint64_t now);
-    std::uint64_t longest_ns(std::uint32_t worker, std::uint32_t num_requests) const;
+    void check_outstanding(std::uint32_t lane, std::uint64_t now);
+    std::uint64_t longest_ns(std::uint32_t lane, std::uint32_t num_requests) const;
     std::uint64_t limit_ns(bool is_reset) const { return is_reset ? limits_.reset_ns : limits_.step_ns; }
-    void check_deadline(std::uint32_t worker, std::uint64_t now);
-    void check_current(std::uint32_t worker, std::uint32_t local, std::uint64_t elapsed_ns);
-    void check_untaken(std::uint32_t worker, std::uint64_t now);
-    bool is_serving(std::uint32_t worker) const;
-    bool has_stalled(std::uint32_t worker) const;
-    bool is_finished(std::uint32_t worker, std::uint32_t local) const;
-    void abandon(std::uint32_t worker, std::uint32_t local, std::uint32_t ticket, std::uint32_t state);
-    void end_stuck(std::uint32_t worker, std::uint32_t local);
-    void kill(Watched& watched) const;
-    void end_overdue(std::uint32_t worker);
+    void check_deadline(std::uint32_t lane, std::uint64_t now);
+    void check_current(std::uint32_t lane, std::uint32_t local, std::uint64_t elapsed_ns);
+    void check_untaken(std::uint32_t lane, std::uint64_t now);
+    bool is_serving(std::uint32_t lane) const;
+    bool has_stalled(std::uint32_t lane) const;
+    bool is_finished(std::uint32_t lane, std::uint32_t local) const;
+    void abandon(std::uint32_t lane, std::uint32_t local, std::uint32_t ticket, std::uint32_t state);
+    void end_stuck(std::uint32_t lane, std::uint32_t local);
+    void kill(Watched& process) const;
+    void end_overdue(std::uint32_t lane);
+    void mark_lane_dead(std::uint32_t lane);
     void unwatch(std::uint32_t worker);
     void wake() const;
     bool is_forked() const;
@@ -111,9 +118,9 @@ class Reaper {
     int wake_{-1};
     pthread_t thread_{};
     bool is_running_{false};       // owned by the caller: the thread must be joined
-    std::mutex mutex_;
+    mutable std::mutex mutex_;
     bool is_stopping_{false};      // guarded by mutex_
-    std::vector<Watched> watched_;  // guarded by mutex_
+    std::vector<Watched> watched_;  // by lane; guarded by mutex_
 };
 
 }  // namespace stepmill

@@ -94,7 +94,8 @@ struct SlabPlan {
     std::vector<std::size_t> worker_traces;                // by worker; none: no traces
     std::vector<std::size_t> learner_words, worker_words;  // by worker
     std::vector<std::size_t> segments;                     // by worker: where its part of the split columns begins
-    std::vector<std::vector<std::uint32_t>> servers;       // by worker, in local order
+    std::vector<std::vector<std::uint32_t>> servers;       // by lane, in local order
+    std::vector<std::vector<std::uint32_t>> lanes;         // by worker process: the lanes that are its threads; empty: each lane is a worker of its own
     std::vector<std::uint32_t> pool_servers;               // on a node of a pool, by server: its number in the pool; empty: the same
     std::vector<Column> observation, final_observation, action, info;
     std::vector<Column> staging;                           // first observations of staged episodes, one row per server. Only with spares
@@ -221,7 +222,8 @@ class Slab {
     // slab_plan: after place_rows(). writable: ranges of whole pages that this process may write.
     // event: the pool's eventfd, or none.
     Slab(int fd, SlabPlan slab_plan, OwnFds commands, OwnFds results, OwnFds event, std::span<const ByteRange> writable)
-        : plan(std::move(slab_plan)),
+        : lanes(slab_plan.lanes),
+          plan(std::move(slab_plan)),
           id(file_id(fd)),
           command_fds(std::move(commands)),
           result_fds(std::move(results)),
@@ -241,6 +243,11 @@ class Slab {
             }
         }
         for (WorkerControl& worker : controls) workers.push_back(&worker);
+        for (std::uint32_t lane = 0; lane < workers.size() && plan.lanes.empty(); ++lane) lanes.push_back({lane});
+        worker_of.resize(workers.size());
+        for (std::uint32_t worker = 0; worker < lanes.size(); ++worker) {
+            for (const std::uint32_t lane : lanes[worker]) worker_of.at(lane) = worker;
+        }
     }
 
     // Called once, by the pool that made the memfd, before a worker attaches.
@@ -325,6 +332,8 @@ class Slab {
         for (const RowRun& run : plan.runs) std::memcpy(target + run.first * row_bytes, base + column.at(slot, run.first), row_bytes * run.num);
     }
 
+    std::vector<std::vector<std::uint32_t>> lanes;  // by worker process: its threads. Elsewhere in this file each lane is called a worker
+    std::vector<std::uint32_t> worker_of;           // by lane
     std::vector<ServerWords> words;       // by worker
     std::vector<ServerLocation> server_locations;              // by server
     std::vector<WorkerControl*> workers;  // point into `controls`

@@ -143,7 +143,7 @@ class RayBackend:
             settings = dataclasses.replace(self._settings, entropy=self._settings.entropy ^ (node << 32))
             local_plans = [dataclasses.replace(plan, worker=local) for local, plan in enumerate(own)]
             messages = [
-                Build(settings, each.worker, each.env_ids, dump_plan(each), self._program) for each in local_plans
+                Build(settings, each.worker, each.lanes, dump_plan(each), self._program) for each in local_plans
             ]
             builds = tuple(map(dump, messages))
             ids = tuple(plan.env_ids for plan in own)

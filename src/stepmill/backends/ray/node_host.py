@@ -186,7 +186,7 @@ class NodeHost:
 
     def _exit_codes(self) -> dict[int, int | None]:
         slab, backend = self._require(self._slab), self._require(self._backend)
-        dead = [worker for worker in range(slab.num_workers) if slab.native.is_dead(worker)]
+        dead = [worker for worker in range(slab.num_lanes) if slab.native.is_dead(worker)]
         return {worker: backend.exit_code(worker) if isinstance(backend, MonitoredBackend) else None for worker in dead}
 
     # ---- slow requests ----------------------------------------------------------------------------------------------

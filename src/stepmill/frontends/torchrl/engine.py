@@ -18,10 +18,10 @@ from stepmill.frontends.gymnasium.spaces import read_spaces
 from stepmill.frontends.torchrl.errors import translated
 from stepmill.frontends.torchrl.makers import EnvMakers, Kwargs
 from stepmill.frontends.torchrl.states import States
+from stepmill.pool.plans import choose_backend
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import PoolPort
 from stepmill.pool.resets import Seed, spread_seed
-from stepmill.pool.start import choose_backend
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
 from stepmill.spec.options import AutoresetMode, BackendName, PoolOptions, merge_options
