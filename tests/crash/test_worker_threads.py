@@ -183,6 +183,32 @@ def test_a_call_in_a_process_that_dies_raises_and_names_its_envs(tmp_path: Path)
         assert pool.call("locate", env_ids=[4, 7]) == (4, 7)
 
 
+def test_a_call_that_no_thread_of_a_dead_process_read_is_answered_by_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make_pool(tmp_path, on_fault="replay", seeding="per_episode") as pool:
+        pool.reset(seed=0)
+        before = pool.step([1] * 8).obs[:, 1].tolist()
+        backend, to_kill = pool._runtime.backend, [pool.stats().workers[0].pid]
+        os.kill(to_kill[0], signal.SIGSTOP)
+        while "State:\tT" not in Path(f"/proc/{to_kill[0]}/status").read_text(encoding="utf-8"):
+            os.sched_yield()
+        send = backend.call
+
+        def send_and_kill(requests: Any) -> Any:
+            futures = send(requests)
+            while to_kill:
+                kill_process(to_kill.pop())
+            return futures
+
+        monkeypatch.setattr(backend, "call", send_and_kill)
+
+        assert pool.call("locate") == tuple(range(8))
+
+        batch = pool.step([1] * 8)
+        assert (batch.obs[:, 1].tolist(), batch.obs[:, 2].tolist()) == (before, [2] * 8)
+
+
 def test_ctrl_c_loses_nothing_and_close_leaves_nothing(tmp_path: Path) -> None:
     before = Footprint.take()
     with make_pool(tmp_path) as pool:

@@ -91,7 +91,9 @@ class PoolFuture:
                 outcomes = part.future.result(timeout_s)
             except WorkerDied as error:
                 if part in self._unserved or self._requests.may_repeat(part):
-                    self._unserved.add(part)
+                    # All parts of the worker are looked at now: after the repair nothing tells which of them were read.
+                    rest = [each for each in self._parts[index:] if each.future.worker == part.future.worker]
+                    self._unserved.update(each for each in rest if each is part or self._requests.may_repeat(each))
                     self._parts[index : index + 1] = self._requests.repeat(self._call, part, timeout_s)
                     continue
                 if not self._requests.is_left_to_successor(self._call, part):
