@@ -3,14 +3,15 @@
 Each step is the turn of one player, `info["player_id"]`. The step that ends a game for one player has its reward; in games for
 several the reward is 0, and `info["rewards"]` has those of all players. `info["game"]` is what textarena says of each player.
 
-textarena draws from Python's global generator. Here each env has a state of it that no other env of its worker changes, so that
-a seed decides a game, also when it is replayed.
+textarena draws from Python's global generator. Here each env has a state of it that no other env of its process changes, so that
+a seed decides a game, also when it is replayed. So games of one process take turns.
 """
 
 from __future__ import annotations
 
 import copy
 import random
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -18,6 +19,8 @@ from typing import Any, cast
 from stepmill.envs import Steppable
 from stepmill.envs.env_adapter import EnvAdapter
 from stepmill.envs.gymnasium import describe_opaque
+
+_GENERATOR_LOCK = threading.Lock()  # envs may run in several threads
 
 describe = describe_opaque
 
@@ -65,14 +68,15 @@ class TextArenaEnv(EnvAdapter):
 
     @contextmanager
     def _own_random_state(self) -> Iterator[None]:
-        of_others = random.getstate()
-        if self._random_state is not None:
-            random.setstate(self._random_state)
-        try:
-            yield
-        finally:
-            self._random_state = random.getstate()
-            random.setstate(of_others)
+        with _GENERATOR_LOCK:
+            of_others = random.getstate()
+            if self._random_state is not None:
+                random.setstate(self._random_state)
+            try:
+                yield
+            finally:
+                self._random_state = random.getstate()
+                random.setstate(of_others)
 
 
 def _by_name(of_players: Mapping[int, object]) -> dict[str, object]:
