@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import stepmill
+from stepmill.pool.port import PoolPort
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv, wait_at
 from tests.aio.test_leases import chaos_pool, run
@@ -136,3 +137,19 @@ def test_ctrl_c_ends_the_program() -> None:
         program.send_signal(signal.SIGINT)
         _, error = program.communicate(timeout=HANG_GUARD_S)
     assert error.strip().endswith("KeyboardInterrupt"), error
+
+
+def test_a_bug_ends_the_wait_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: object, obs: object, row: int) -> None:
+        raise ZeroDivisionError("planted")
+
+    async def main() -> None:
+        noted: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: noted.append(context["exception"]))
+        async with chaos_pool() as pool, pool.lease() as env:
+            monkeypatch.setattr(PoolPort, "row_of", fail)
+            with pytest.raises(stepmill.EngineBug, match="planted"):
+                await env.reset()
+        assert [type(error) for error in noted] == [ZeroDivisionError]
+
+    run(main())

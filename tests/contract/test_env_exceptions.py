@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import gymnasium
@@ -22,7 +23,7 @@ class RaisingEnv(gymnasium.Env[Any, Any]):
     """Raises the exception of its action, or of its constructor's argument."""
 
     observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(4)
+    action_space = gymnasium.spaces.Discrete(5)
 
     def __init__(self, error: int = 0) -> None:
         self._raise(error)
@@ -34,6 +35,8 @@ class RaisingEnv(gymnasium.Env[Any, Any]):
             raise FileNotFoundError(2, "no such file")
         if number == 3:
             raise KeyError("goal")
+        if number == 4:
+            raise SyntaxError("no syntax")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         return np.zeros(1, np.float32), {}
@@ -53,6 +56,14 @@ def test_a_step_raises_what_its_env_raised(backend, number, cls):
         assert isinstance(caught.value, EnvError)
         envs.reset(options={"reset_mask": np.array([False, True])})
         envs.step([0, 0])
+
+
+@BACKENDS
+def test_what_python_prints_of_a_syntax_error_of_an_env_has_the_message(backend):
+    with pytest.raises(EnvError) as caught:
+        stepmill.VectorEnv([RaisingEnv, lambda: RaisingEnv(4)], backend=backend)
+    printed = "".join(traceback.format_exception(caught.value))
+    assert "env 1 raised SyntaxError in construct: no syntax" in printed
 
 
 @BACKENDS

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from stepmill import Pool, Received, StepmillError, UsageError
+from stepmill import EngineBug, Pool, Received, StepmillError, UsageError
 from stepmill.aio.batches import SLICE_S
 from stepmill.pool.infos import rows_of
 from stepmill.pool.port import PoolPort
@@ -203,6 +203,9 @@ class Leases:
                 self._loop.call_soon(self._advance)
         except StepmillError as error:
             self.end(error)
+        except Exception as error:  # tasks must not wait without end
+            self.end(EngineBug(f"results cannot be given out: {error!r}; please report this bug"))
+            raise
 
     def _give_out(self, received: Received) -> None:
         seats = self._seats

@@ -129,7 +129,7 @@ class EnvError(StepmillError):
     """An env raised.
 
     An EnvError is also an instance of the class that the env raised, if that class is built in or its module is imported here, and
-    if it has the constructor of a built-in class; of TimeoutError it is not, since that is what RecvTimeout is. It has none of the
+    if it has the constructor of a built-in class; of TimeoutError it is not, since that is what RecvTimeout is, nor of SyntaxError. It has none of the
     attributes that the original exception had, such as `errno`.
 
     Attributes:

@@ -36,10 +36,11 @@ def find_class(dotted: str) -> type[Exception] | None:
 def is_plain(cls: type[Exception]) -> bool:
     """Whether handlers of an exception class can take an instance that was not made by its constructor.
 
-    The constructor must be that of a built-in class, and it must not be a TimeoutError, which says of a wait that it can be repeated.
+    The constructor must be that of a built-in class. It must not be a TimeoutError, which says of a wait that it can be repeated, nor
+    a SyntaxError, of which Python prints attributes in place of the message.
     """
     own = [each for each in cls.__mro__ if each.__module__ != "builtins"]
-    return not issubclass(cls, TimeoutError) and not any(
+    return not issubclass(cls, (TimeoutError, SyntaxError)) and not any(
         name in vars(each) for each in own for name in ("__init__", "__new__")
     )
 
