@@ -141,7 +141,7 @@ class RayBackend:
         for index, node in enumerate(nodes):
             own = plans[index * len(plans) // len(nodes) : (index + 1) * len(plans) // len(nodes)]
             settings = dataclasses.replace(self._settings, entropy=self._settings.entropy ^ (node << 32))
-            local_plans = [dataclasses.replace(plan, worker=local) for local, plan in enumerate(own)]
+            local_plans = [dataclasses.replace(plan, worker=local, first_lane=None) for local, plan in enumerate(own)]
             messages = [
                 Build(settings, each.worker, each.lanes, dump_plan(each), self._program) for each in local_plans
             ]
