@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from stepmill.aio.leases import Leases, Result, Seat
+    from stepmill.aio.leases import Leases, Seat
 
 
 class EnvLease:
@@ -54,7 +54,7 @@ class EnvLease:
         self._why_reset = ""
         return obs, info
 
-    async def step(self, action: Any) -> Result:
+    async def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step the env, and return observation, reward, terminated, truncated and info, as Gymnasium's envs do.
 
         Raises:
