@@ -20,8 +20,9 @@ std::uint32_t PoolState::apply(nb::handle decisions) {
     for (nb::handle each : decisions) prepared.push_back(prepare(each));
     std::uint32_t num_stale = 0;
     for (Decision& decision : prepared) {
+        const Commit commit = COMMITS[static_cast<std::size_t>(decision.kind)];
         if (is_stale(decision)) ++num_stale;
-        else (this->*COMMITS[static_cast<std::size_t>(decision.kind)])(decision);
+        else (this->*commit)(decision);
     }
     std::erase_if(pending_, [&](std::uint32_t id) { return envs_[id].phase() != EnvPhase::PENDING; });
     scanned_ = 0;
