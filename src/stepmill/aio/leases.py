@@ -75,10 +75,9 @@ class Leases:
     def _in_turns(self) -> list[Seat]:
         """Return all seats so that those that follow each other are of different workers."""
         num_seen: Counter[int] = Counter()
-        turn_of = {}
-        for seat in self._seats:
-            worker = self._port.worker_of[seat.env_id]
-            turn_of[seat.env_id] = num_seen[worker]
+        turn_of = []
+        for worker in self._port.worker_of:  # by env_id, as the seats are
+            turn_of.append(num_seen[worker])
             num_seen[worker] += 1
         return sorted(self._seats, key=lambda seat: turn_of[seat.env_id])
 
