@@ -155,6 +155,62 @@ class Loop:
     def release(self) -> None:
         """Drop all references to Python objects."""
 
+LOOP_CALLS: int = 2
+
+class CoroutineLoop(Loop):
+    """The loop of envs whose methods are coroutines."""
+
+    def __init__(self, slab: Slab, worker: int, envs: list, settings: dict) -> None: ...
+
+    @property
+    def event_fd(self) -> int:
+        """
+        A descriptor that is readable when receive_calls() is to be called. The loop keeps owning it.
+        """
+
+    def receive_calls(self) -> tuple[int, list[tuple[int, bool, Any]]]:
+        """
+        Return (exit, [(server, is_reset, arguments), ...]): calls to make. exit is LOOP_CALLS, LOOP_REQUEST or LOOP_STOP.
+        """
+
+    def accept(self, server: int, returned: object) -> object:
+        """
+        Take what a call returned. Return the keyword arguments of the reset that follows it, or None: the result is published.
+        """
+
+    def fail(self, server: int, error: object) -> object:
+        """
+        Take what a call raised. Return the keyword arguments of a reset to be tried again, or None: the fault is published.
+        """
+
+    def hold(self, server: int, after_ticket: int) -> None:
+        """Hold the commands of a server that are later than a ticket."""
+
+    def release_hold(self, server: int) -> None:
+        """End a hold."""
+
+    def begin_request(self, num_seen: int) -> None:
+        """
+        Set how many slow requests were read; commands may follow the last one.
+        """
+
+    def end_request(self) -> None:
+        """Record that no slow request is being served."""
+
+    def enter(self, server: int) -> None:
+        """Record that the code of an env runs now."""
+
+    def leave(self) -> None:
+        """Record that no env's code runs, and that the worker lives."""
+
+    def give_up(self, server: int) -> None:
+        """
+        Have this worker ended because of an env that is too late. Returns only in a thread.
+        """
+
+    def stop(self) -> None:
+        """End the native thread. Idempotent."""
+
 class PoolState:
     """The state of a pool and its hot path."""
 

@@ -2,6 +2,7 @@
 #define NO_IMPORT_ARRAY
 #include "bindings.hpp"
 #include "pool/pool_state.hpp"
+#include "worker/coroutine_loop.hpp"
 #include "worker/foreign.hpp"
 
 #include <nanobind/stl/optional.h>
@@ -28,6 +29,8 @@ std::vector<Column> parse_columns(nb::handle list) {
     for (nb::handle item : list) columns.push_back(parse_column(item));
     return columns;
 }
+
+nb::object value_or_none(nb::object value) { return value ? value : nb::none(); }
 
 OutcomePlan parse_outcome(nb::dict fields) {
     OutcomePlan outcome;
@@ -142,6 +145,24 @@ void bind_loop(nb::module_& module) {
              "Set the encoded options of resets without options of their own; None removes them.")
         .def("requests_seen", &Loop::requests_seen, "count"_a, "Set how many slow requests were handled so far.")
         .def("release", &Loop::release, "Drop all references to Python objects.");
+    module.attr("LOOP_CALLS") = LOOP_CALLS;
+    nb::class_<CoroutineLoop, Loop>(module, "CoroutineLoop", nb::type_slots(collector_slots<CoroutineLoop>()), "The loop of envs whose methods are coroutines.")
+        .def(nb::init<std::shared_ptr<Slab>, std::uint32_t, nb::list, nb::dict>(), "slab"_a, "worker"_a, "envs"_a, "settings"_a)
+        .def_prop_ro("event_fd", &CoroutineLoop::event_fd, "A descriptor that is readable when receive_calls() is to be called. The loop keeps owning it.")
+        .def("receive_calls", &CoroutineLoop::receive_calls, nb::sig("def receive_calls(self) -> tuple[int, list[tuple[int, bool, typing.Any]]]"),
+             "Return (exit, [(server, is_reset, arguments), ...]): calls to make. exit is LOOP_CALLS, LOOP_REQUEST or LOOP_STOP.")
+        .def("accept", [](CoroutineLoop& loop, std::uint32_t server, nb::handle returned) { return value_or_none(loop.accept(server, returned)); }, "server"_a, "returned"_a,
+             "Take what a call returned. Return the keyword arguments of the reset that follows it, or None: the result is published.")
+        .def("fail", [](CoroutineLoop& loop, std::uint32_t server, nb::handle error) { return value_or_none(loop.fail(server, error)); }, "server"_a, "error"_a,
+             "Take what a call raised. Return the keyword arguments of a reset to be tried again, or None: the fault is published.")
+        .def("hold", &CoroutineLoop::hold, "server"_a, "after_ticket"_a, "Hold the commands of a server that are later than a ticket.")
+        .def("release_hold", &CoroutineLoop::release_hold, "server"_a, "End a hold.")
+        .def("begin_request", &CoroutineLoop::begin_request, "num_seen"_a, "Set how many slow requests were read; commands may follow the last one.")
+        .def("end_request", &CoroutineLoop::end_request, "Record that no slow request is being served.")
+        .def("enter", &CoroutineLoop::enter, "server"_a, "Record that the code of an env runs now.")
+        .def("leave", &CoroutineLoop::leave, "Record that no env's code runs, and that the worker lives.")
+        .def("give_up", &CoroutineLoop::give_up, "server"_a, "Have this worker ended because of an env that is too late. Returns only in a thread.")
+        .def("stop", &CoroutineLoop::stop, "End the native thread. Idempotent.");
 }
 
 void bind_pool_state(nb::module_& module) {

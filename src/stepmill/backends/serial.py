@@ -20,7 +20,7 @@ from stepmill.backends.base import (
 from stepmill.backends.start_progress import StartProgress
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import ClosedPoolError, EngineBug, join_errors
-from stepmill.worker.env_host import BuiltEnvs, apply_requests, build_envs, close_envs, make_loop
+from stepmill.worker.env_host import BuiltEnvs, apply_requests, build_envs, close_envs, make_inline_loop
 from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSettings
 from stepmill.worker.signals import defer_signals
 
@@ -66,7 +66,7 @@ class SerialBackend:
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
         self._slab = slab
-        self._loop = make_loop(slab.native, 0, self._built, self._settings, is_inline=True)
+        self._loop = make_inline_loop(slab.native, self._built, self._settings)
 
     def call(self, requests: Mapping[int, Request]) -> list[Future]:
         with self._calls:
@@ -79,7 +79,7 @@ class SerialBackend:
         with self._calls:
             close_envs(self._plan.env_ids, self._built.envs)
             report = self._build()
-            loop = make_loop(self._slab.native, 0, self._built, self._settings, is_inline=True)
+            loop = make_inline_loop(self._slab.native, self._built, self._settings)
             faults = apply_requests(loop, self._plan.env_ids, self._built.envs, settings_requests)
             if faults:
                 raise join_errors([worker_fault_error(fault, 0) for fault in faults])

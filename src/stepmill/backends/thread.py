@@ -310,7 +310,7 @@ class ThreadWorker:
 
     def serve_slab(self, slab: _native.Slab) -> None:
         """Attach to the slab, wait for `may_serve`, and serve until the pool says stop."""
-        loop = make_loop(slab, self.plan.worker, self.built, self.settings, is_inline=False)
+        loop = make_loop(slab, self.plan.worker, self.built, self.settings)
         self.crash = apply_requests(loop, self.plan.env_ids, self.built.envs, self.settings_requests)
         if self.crash:
             return

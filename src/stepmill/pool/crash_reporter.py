@@ -143,7 +143,7 @@ class CrashReporter:
             notes.append(f"the worker died while its envs {list(plan.env_ids)} were idle: any of them may be the cause")
         return Capsule(
             made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            kind=_kind_of(error) if kind is None else kind.name.lower(),
+            kind=_kind_of(error) if kind is None or isinstance(error, EnvTimeout) else kind.name.lower(),
             **_error_fields(error),
             trace=trace,
             env_id=env_id,
@@ -317,7 +317,7 @@ def _error_fields(error: StepmillError) -> dict[str, Any]:
         "phase": error.phase if isinstance(error, (EnvError, BadOutput, EnvTimeout)) else "",
         "error_type": error.error_type if isinstance(error, EnvError) else f"stepmill.{type(error).__name__}",
         "message": error.message,
-        "traceback": error.remote_traceback if isinstance(error, EnvError) else "",
+        "traceback": error.remote_traceback if isinstance(error, (EnvError, EnvTimeout)) else "",
         "exit_code": error.exit_code if isinstance(error, WorkerDied) else None,
         "signal_name": error.signal_name if isinstance(error, WorkerDied) else None,
     }

@@ -9,7 +9,9 @@ from stepmill import _native
 from stepmill.pool.events import EnvFailed, FaultKind
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError
 from stepmill.worker.error_records import env_error
-from stepmill.worker.messages import load
+from stepmill.worker.messages import ErrorRecord, load
+
+_CANCELLED = "stepmill.worker.coroutines.Cancelled"
 
 
 def late_error(env_id: int, lost: Sequence[int], phase: str, timeout_s: float | None, hint: str) -> EnvTimeout:
@@ -41,6 +43,8 @@ def fault_error(fault: EnvFailed) -> StepmillError:
     record = _read_record(fault.record)
     if kind is None or not _is_record(record):
         return _unreadable_record(env_id, kind)
+    if record["type"] == _CANCELLED:
+        return _cancelled_error(record, env_id)
     if kind is not FaultKind.BAD_OUTPUT:
         return env_error(record, env_id)
     part, _, phase = record["phase"].partition(" of ")
@@ -52,6 +56,19 @@ def fault_error(fault: EnvFailed) -> StepmillError:
         leaf = what.partition(" cannot be pickled")[0]
     text = f"env {env_id} gave a wrong {record['phase']}: {what}; {advice}"
     return BadOutput(text, env_id=env_id, leaf=leaf, phase=phase)
+
+
+def _cancelled_error(record: ErrorRecord, env_id: int) -> EnvTimeout:
+    limit_s, phase = record["message"], record["phase"]
+    return EnvTimeout(
+        f"env {env_id} took longer than its deadline of {limit_s} s for a {phase}, and was cancelled; its worker goes on; "
+        "raise the deadline if it is too short; reset the env",
+        env_id=env_id,
+        phase=phase,
+        timeout_s=float(limit_s),
+        env_ids=[env_id],
+        remote_traceback=record["traceback"],
+    )
 
 
 def describe_fault(fault: EnvFailed) -> str:

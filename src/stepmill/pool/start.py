@@ -359,6 +359,8 @@ def worker_settings(options: PoolOptions) -> WorkerSettings:
         start_serially=options.start.serially,
         reset_retries=options.resets.retries if options.resets.retry_in is RetryIn.SAME else 0,
         reset_retry_wait_s=options.resets.retry_wait_s,
+        step_timeout_s=options.step_timeout_s,
+        reset_timeout_s=options.reset_timeout_s,
         start_timeout_s=options.start.timeout_s,
         call_timeout_s=options.workers.call_timeout_s,
         show_progress=options.start.show_progress,

@@ -195,13 +195,14 @@ class BadOutput(StepmillError):
 
 
 class EnvTimeout(StepmillError):
-    """An env took longer than its time limit, and its worker was killed.
+    """An env took longer than its time limit, and its worker was killed; or it was cancelled, if its methods are coroutines.
 
     Attributes:
         env_id: the env; None if a worker as a whole was late.
         phase: "construct", "reset", "step", "call", "render" or "close".
         timeout_s: the time limit in seconds.
-        env_ids: the envs that were lost with the worker: the env that was late, and the other envs of its worker.
+        env_ids: the envs that need a reset: the env that was late and, if its worker was killed, the other envs of that.
+        remote_traceback: where the env was cancelled; empty if its worker was killed.
     """
 
     def __init__(
@@ -212,10 +213,12 @@ class EnvTimeout(StepmillError):
         phase: str = "",
         timeout_s: float = 0.0,
         env_ids: Sequence[int] = (),
+        remote_traceback: str = "",
     ) -> None:
         super().__init__(message)
         self.env_id = env_id
         self.env_ids = tuple(env_ids)
+        self.remote_traceback = remote_traceback
         self.phase = phase
         self.timeout_s = timeout_s
 

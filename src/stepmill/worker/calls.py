@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -121,11 +122,20 @@ def _outcome(loop: ServingLoop, env: object, request: Request, index: int, shoul
         if request.kind is RequestKind.SET_RESET_OPTIONS:
             _set_reset_options(loop, request, index)
             return Value(None)
-        return Value(_perform(env, request, index))
+        return Value(finish(_perform(env, request, index), env))
     except BaseException as exc:  # an env may also raise SystemExit, which must not end the worker
         if should_raise(exc):
             raise
         return describe_error(exc, _phase(request), should_raise=should_raise)
+
+
+def finish(value: object, env: object) -> object:
+    """Return what a method of an env returned; if that is awaitable, run it and return its result."""
+    if not inspect.isawaitable(value):
+        return value
+    from stepmill.worker.coroutines import run_here  # most workers need no asyncio, which takes 40 ms to import
+
+    return run_here(value, env)
 
 
 def _perform(env: object, request: Request, index: int) -> object:

@@ -2,7 +2,7 @@
 them and answer its requests, close the envs.
 
     build_envs(plan)               calls worker_init, returns BuiltEnvs: envs, specs, faults
-    make_loop(slab, …)             returns the native loop over those envs
+    make_loop(slab, …)             returns the loop over those envs
     apply_requests(…)              applies requests that must come before the first command; returns faults
     serve(loop, …)                 runs the loop, answers requests that it cannot handle, returns when told to stop
     close_envs(…)                  returns the faults of envs that raised in close()
@@ -10,12 +10,13 @@ them and answer its requests, close the envs.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from stepmill import _native
 from stepmill.spec.env import EnvSpec
@@ -28,6 +29,10 @@ from stepmill.worker.messages import ErrorRecord, Reply, Request, RequestKind, V
 from stepmill.worker.native_settings import native_settings
 from stepmill.worker.signals import allow_signals
 
+if TYPE_CHECKING:
+    from stepmill.worker.coroutine_server import CoroutineServer
+
+WorkerLoop: TypeAlias = "_native.Loop | CoroutineServer"
 Fault = tuple[int | None, ErrorRecord]  # env_id, or None for the whole worker, and the error
 
 
@@ -140,14 +145,37 @@ def map_slab(plan: Mapping[str, object], num_lanes: int, lane: int, fds: Sequenc
     return _native.Slab(fds[0], dict(plan), commands, results, fds[3], writable[lane], lane)
 
 
-def make_loop(
-    slab: _native.Slab, worker: int, built: BuiltEnvs, settings: WorkerSettings, *, is_inline: bool
-) -> _native.Loop:
-    """Return the native loop over a worker's envs. `is_inline`: the calling thread runs it (serial backend)."""
+def make_loop(slab: _native.Slab, worker: int, built: BuiltEnvs, settings: WorkerSettings) -> WorkerLoop:
+    """Return the loop over a worker's envs, for `serve`."""
     native = loop_settings(built.specs[0], settings)
-    if is_inline:
-        native |= {"inline": True, "describe": partial(describe_error, should_raise=_native.is_from_signal)}
-    return _native.Loop(slab, worker, built.envs, native)
+    if not any(map(_is_coroutine_env, built.envs)):
+        return _native.Loop(slab, worker, built.envs, native)
+    from stepmill.worker.coroutine_server import (
+        CoroutineServer,  # most workers need no asyncio, which takes 40 ms to import
+    )
+
+    return CoroutineServer(_native.CoroutineLoop(slab, worker, built.envs, native), built.envs, settings)
+
+
+def make_inline_loop(slab: _native.Slab, built: BuiltEnvs, settings: WorkerSettings) -> _native.Loop:
+    """Return the native loop over the envs of the only worker, which the calling thread runs (serial backend).
+
+    Raises:
+        UsageError: the envs have coroutines, and this thread runs an event loop.
+    """
+    native = loop_settings(built.specs[0], settings)
+    native |= {"inline": True, "describe": partial(describe_error, should_raise=_native.is_from_signal)}
+    envs = built.envs
+    if any(map(_is_coroutine_env, envs)):
+        from stepmill.worker.coroutines import BlockingEnv, check_thread
+
+        check_thread()
+        envs = [BlockingEnv(env) if _is_coroutine_env(env) else env for env in envs]
+    return _native.Loop(slab, 0, envs, native)
+
+
+def _is_coroutine_env(env: object) -> bool:
+    return inspect.iscoroutinefunction(getattr(env, "step", None))
 
 
 def loop_settings(spec: EnvSpec, settings: WorkerSettings) -> dict[str, object]:
@@ -163,18 +191,22 @@ def loop_settings(spec: EnvSpec, settings: WorkerSettings) -> dict[str, object]:
     }
 
 
-def serve(loop: _native.Loop, envs: Sequence[object], mailbox: Mailbox, *, num_requests: int = 0) -> bool:
+def serve(loop: WorkerLoop, envs: Sequence[object], mailbox: Mailbox, *, num_requests: int = 0) -> bool:
     """Run the loop until the pool tells it to stop or to end. Return False if the learner exits first.
 
     Args:
-        loop: the native loop over `envs`.
+        loop: over `envs`.
         envs: the worker's envs.
         mailbox: receives the requests that the slab announces.
         num_requests: how many requests were announced to this worker's predecessors.
     """
     num_seen = num_requests
     own_pid = os.getpid()
-    loop.requests_seen(num_seen)
+    if isinstance(loop, _native.Loop):
+        loop.requests_seen(num_seen)
+    else:
+        loop.begin(mailbox, num_seen)
+        mailbox = loop
     while loop.run() == _native.LOOP_REQUEST:
         request = mailbox.next()
         if request is None:
@@ -204,17 +236,24 @@ def apply_requests(
 
 def close_envs(env_ids: Sequence[int], envs: Sequence[object]) -> tuple[Fault, ...]:
     """Close all envs that have a method `close`; return the faults of those that raised."""
-    faults = (_close_env(env_id, env) for env_id, env in zip(env_ids, envs, strict=False))
-    return tuple(fault for fault in faults if fault is not None)
+    errors = [None if _is_coroutine_env(env) else _close_env(env) for env in envs]
+    coroutine_envs = [env for env in envs if _is_coroutine_env(env)]
+    if coroutine_envs:
+        from stepmill.worker.coroutines import close_all
+
+        errors += close_all(coroutine_envs)
+        env_ids = [*env_ids, *(env_id for env_id, env in zip(env_ids, envs, strict=False) if _is_coroutine_env(env))]
+    each = zip(env_ids, errors, strict=False)
+    return tuple((env_id, describe_error(error, "close")) for env_id, error in each if error is not None)
 
 
-def _close_env(env_id: int, env: object) -> Fault | None:
+def _close_env(env: object) -> BaseException | None:
     try:
         close: Callable[[], object] | None = getattr(env, "close", None)
         if close is not None:
             close()
     except BaseException as exc:  # the other envs must be closed even if this one calls sys.exit
-        return env_id, describe_error(exc, "close")
+        return exc
     return None
 
 

@@ -27,6 +27,7 @@ from stepmill.worker.channel import Channel, ChannelClosed
 from stepmill.worker.env_host import (
     BuiltEnvs,
     Fault,
+    WorkerLoop,
     apply_requests,
     build_envs,
     call_worker_init,
@@ -98,7 +99,7 @@ class _Lane:
         self.number = number
         self.env_ids = env_ids
         self.built = BuiltEnvs()
-        self.loop: _native.Loop | None = None
+        self.loop: WorkerLoop | None = None
         self.inbox: deque[Request] = deque()
         self._worker = worker
         self._thread: Executor | None = None
@@ -229,7 +230,7 @@ class _Worker:
         def attach(lane: _Lane) -> tuple[Fault, ...]:
             at = self._lanes.index(lane)
             try:
-                lane.loop = make_loop(slabs[at], lane.number, lane.built, settings, is_inline=False)
+                lane.loop = make_loop(slabs[at], lane.number, lane.built, settings)
                 requests = [_load_payload(each) for each in message.settings_requests if each.lane == at]
                 faults = apply_requests(lane.loop, lane.env_ids, lane.built.envs, requests)
                 if not faults:

@@ -59,7 +59,7 @@ class WorkerSettings:
         overlap_resets: an idle worker begins the next episode of an env whose episode is over, before it is asked to.
         start_serially: start one worker after the other.
         reset_retries, reset_retry_wait_s: how often a worker repeats a reset that raised, and the time between attempts.
-        start_timeout_s, call_timeout_s: None is no limit.
+        step_timeout_s, reset_timeout_s, start_timeout_s, call_timeout_s: None is no limit.
         show_progress: the learner shows on a terminal how many envs are built.
         measures_memory: read the size of the process at the end of each episode.
         has_trace: Build comes with a further descriptor, to which a worker that crashes or hangs writes its traceback.
@@ -77,6 +77,8 @@ class WorkerSettings:
     start_serially: bool = False
     reset_retries: int = 0
     reset_retry_wait_s: float = 0.0
+    step_timeout_s: float | None = None
+    reset_timeout_s: float | None = None
     start_timeout_s: float | None = 120.0
     call_timeout_s: float | None = 120.0
     show_progress: bool = False

@@ -115,7 +115,7 @@ bool PoolState::was_at_reset(std::uint32_t env_id) const {
     const ServerLocation location = slab_->server_locations[envs_.at(env_id).server];
     const WorkerControl& control = *slab_->workers[location.worker];
     const auto running = static_cast<Activity>(control.running.load(std::memory_order_acquire));
-    if (control.current.load(std::memory_order_acquire) == location.local) return running != Activity::STEP;
+    if (running != Activity::GIVEN_UP && control.current.load(std::memory_order_acquire) == location.local) return running != Activity::STEP;
     return get_command(slab_->words[location.worker], location.local) == Command::RESET;
 }
 

@@ -32,8 +32,9 @@ enum class Autoreset : int { NEXT_STEP = 0, SAME_STEP = 1, DISABLED = 2 };
 enum class Seeding : int { CONTINUE = 0, PER_EPISODE = 1, FIXED = 2 };
 
 enum class Command : std::uint8_t { NONE = 0, STEP = 1, RESET = 2 };
-// What a worker is doing. An early reset runs before any command asks for it.
-enum class Activity : std::uint32_t { NONE = 0, STEP = 1, RESET = 2, EARLY_RESET = 3 };
+// What a worker is doing. An early reset runs before any command asks for it. GIVEN_UP: a coroutine env went on after it was cancelled,
+// and the worker asks to be ended.
+enum class Activity : std::uint32_t { NONE = 0, STEP = 1, RESET = 2, EARLY_RESET = 3, GIVEN_UP = 4 };
 static_assert(static_cast<int>(Activity::NONE) == static_cast<int>(Command::NONE) && static_cast<int>(Activity::STEP) == static_cast<int>(Command::STEP) &&
               static_cast<int>(Activity::RESET) == static_cast<int>(Command::RESET), "a worker that does a command is at the activity of its number");
 enum class Phase : std::uint32_t { IDLE = 0, RUNNING = 1, PUBLISHING = 2, ABORTED = 3 };

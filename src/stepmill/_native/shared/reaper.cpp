@@ -358,7 +358,7 @@ void Reaper::check_current(std::uint32_t lane, std::uint32_t local, std::uint64_
     const ServerWords& words = slab_->words[lane];
     const auto activity = static_cast<Activity>(slab_->workers[lane]->running.load(std::memory_order_acquire));
     const std::uint64_t limit = limit_ns(activity == Activity::RESET || activity == Activity::EARLY_RESET);
-    if (limit == 0 || elapsed_ns <= limit) return;
+    if (activity != Activity::GIVEN_UP && (limit == 0 || elapsed_ns <= limit)) return;
     const std::uint32_t ticket = words.ticket[local].load(std::memory_order_acquire);
     const std::uint32_t state = words.state[local].load(std::memory_order_acquire);
     if (!has_stalled(lane)) return;

@@ -15,8 +15,7 @@ namespace stepmill {
 bool Loop::perform(std::uint32_t local, Result& result, const char*& phase) {
     ServedEnv& served = envs_[local];
     const bool is_reset = get_command(words_, local) == Command::RESET;
-    const bool is_automatic = served.needs_reset && autoreset_ == Autoreset::NEXT_STEP && !is_batched_;
-    if (!is_reset && !is_automatic) return perform_step(local, result, phase);
+    if (!is_reset && !is_reset_due(local)) return perform_step(local, result, phase);
     phase = "reset";
     std::uint32_t attempts_left = reset_retries_;
     if (served.is_early) {
@@ -31,9 +30,21 @@ bool Loop::perform(std::uint32_t local, Result& result, const char*& phase) {
     return is_done;
 }
 
+// Whether the next step begins an episode instead.
+bool Loop::is_reset_due(std::uint32_t local) const { return envs_[local].needs_reset && autoreset_ == Autoreset::NEXT_STEP && !is_batched_; }
+
 bool Loop::perform_reset(std::uint32_t local, Result& result, bool is_automatic) {
+    nb::object seed, options;
+    if (!read_reset(local, result, is_automatic, seed, options)) return false;
+    const nb::object returned = call_reset(local, seed, options);
+    if (!returned) return false;
+    return unpack_reset(returned.ptr(), result);
+}
+
+// Reads the arguments of a reset; null stands for one that is not passed. Counts the episode that begins.
+bool Loop::read_reset(std::uint32_t local, Result& result, bool is_automatic, nb::object& seed, nb::object& options) {
     ServedEnv& served = envs_[local];
-    nb::object seed, options = nb::none();
+    options = nb::none();
     if (is_automatic) begin_activity(*control_, local, served.is_early ? Activity::EARLY_RESET : Activity::RESET);  // the step's deadline does not apply to the reset
     const std::uint8_t flags = is_automatic ? 0 : words_.flags[local];
     if (flags & FLAG_BLOB) {
@@ -56,10 +67,8 @@ bool Loop::perform_reset(std::uint32_t local, Result& result, bool is_automatic)
     const bool uses_default_options = options.is_none() && served.has_options;
     if (uses_default_options) options = default_options(served);
     if (!options) return false;
-    const bool passes_options = uses_default_options || (!is_automatic && !(flags & FLAG_AUTO));
-    const nb::object returned = call_reset(local, seed, passes_options ? options : nb::object());
-    if (!returned) return false;
-    return unpack_reset(returned.ptr(), result);
+    if (!uses_default_options && (is_automatic || (flags & FLAG_AUTO))) options.reset();
+    return true;
 }
 
 // Calls `reset` with those arguments that are not null.
@@ -92,35 +101,46 @@ std::uint64_t Loop::episode_seed(std::uint32_t local) const {
 }
 
 bool Loop::perform_step(std::uint32_t local, Result& result, const char*& phase) {
-    ServedEnv& served = envs_[local];
     phase = "action";
-    nb::object opaques;
-    if (words_.flags[local] & FLAG_BLOB) {
-        nb::object blob;
-        if (!read_blob(local, blob)) return false;
-        opaques = nb::borrow(PyTuple_GET_ITEM(blob.ptr(), 2));
-    }
-    nb::object action = nb::steal(build_action(local, opaques));
+    const nb::object action = read_action(local);
     if (!action) return false;
     phase = "step";
     const nb::object returned = call_step(local, action);
     if (!returned) return false;
+    bool is_reset_due = false;
+    if (!accept_step(local, returned.ptr(), result, phase, is_reset_due)) return false;
+    if (!is_reset_due || reset_with_retries(local, result, true, reset_retries_)) return true;
+    if (result.info) phase = "output of reset";  // as unpack_reset() marks it
+    return false;
+}
+
+nb::object Loop::read_action(std::uint32_t local) {
+    nb::object opaques;
+    if (words_.flags[local] & FLAG_BLOB) {
+        nb::object blob;
+        if (!read_blob(local, blob)) return {};
+        opaques = nb::borrow(PyTuple_GET_ITEM(blob.ptr(), 2));
+    }
+    return nb::steal(build_action(local, opaques));
+}
+
+// Unpacks what `step` returned. `is_reset_due`: the episode is over, and its reset belongs to the same result.
+bool Loop::accept_step(std::uint32_t local, PyObject* returned, Result& result, const char*& phase, bool& is_reset_due) {
     phase = "output of step";
-    if (!(is_time_step_ ? unpack_time_step(returned.ptr(), result) : unpack_step(served, returned.ptr(), result))) return false;
+    if (!(is_time_step_ ? unpack_time_step(returned, result) : unpack_step(envs_[local], returned, result))) return false;
     if (!result.is_over || autoreset_ != Autoreset::SAME_STEP) return true;
     if (!check_end(result)) return false;
     phase = "reset";
     result.final_obs = std::move(result.obs);
     result.final_info = std::move(result.info);
-    if (words_.flags[local] & FLAG_LAST) {  // the next episode will not be played
+    is_reset_due = !(words_.flags[local] & FLAG_LAST);
+    if (is_reset_due) {
+        result.obs.reset(), result.info.reset(), result.alive.clear();
+    } else {  // the next episode will not be played
         result.obs = result.final_obs;
         result.info = nb::steal(PyDict_New());
-        return true;
     }
-    result.obs.reset(), result.info.reset(), result.alive.clear();
-    if (reset_with_retries(local, result, true, reset_retries_)) return true;
-    if (result.info) phase = "output of reset";  // as unpack_reset() marks it
-    return false;
+    return true;
 }
 
 bool Loop::read_blob(std::uint32_t local, nb::object& blob) {

@@ -75,7 +75,7 @@ class Loop {
     void release();                            // drops all references to Python objects
     int traverse(visitproc visit, void* arg) const;
 
-   private:
+   protected:
     bool sweep(bool& is_interrupted);
     bool is_staged(std::uint32_t local) const { return words_.row[local] >= slab_->plan.num_rows; }
     bool run_staged_reset();
@@ -89,10 +89,14 @@ class Loop {
     bool is_abandoned() const;
     bool perform(std::uint32_t local, Result& result, const char*& phase);
     bool perform_reset(std::uint32_t local, Result& result, bool is_automatic);
+    bool read_reset(std::uint32_t local, Result& result, bool is_automatic, nb::object& seed, nb::object& options);
     bool reset_with_retries(std::uint32_t local, Result& result, bool is_automatic, std::uint32_t attempts_left);
     bool wait_for_retry(std::uint32_t local);
     bool is_signal_error() const;
     bool perform_step(std::uint32_t local, Result& result, const char*& phase);
+    nb::object read_action(std::uint32_t local);
+    bool accept_step(std::uint32_t local, PyObject* returned, Result& result, const char*& phase, bool& is_reset_due);
+    bool is_reset_due(std::uint32_t local) const;
     bool check_end(const Result& result);
     static bool check_info(const Result& result);
     void end_forked_copy();

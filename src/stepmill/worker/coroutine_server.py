@@ -1,0 +1,247 @@
+"""The loop of one worker's coroutine envs: their commands run at the same time, in one event loop.
+
+A command that exceeds its deadline is cancelled. If it goes on all the same, the reaper ends the worker, as with every other env;
+and so if an env blocks the event loop. A request to an env runs after the commands that were sent to it before, in its task; commands
+that were sent later are held until it is served. Other envs go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from stepmill import _native
+from stepmill.worker.coroutines import Cancelled, abandon, run_here, task_of
+from stepmill.worker.messages import Reply, Request, RequestKind, WorkerSettings
+
+if TYPE_CHECKING:
+    from stepmill.worker.env_host import Mailbox
+
+CANCEL_GRACE_S = 2.0  # how long a command may clean up that its deadline has cancelled
+_CLOSING_GRACE_S = 0.5  # the same when the pool ends
+_LONGEST_TICK_S = 0.25
+_TICKS_PER_LIMIT = 8
+_FOREVER_S = float("inf")
+_COUNTER_MASK = 0xFFFFFFFF  # as env_host.REQUEST_COUNTER_MASK
+
+
+class _Watched:
+    """Awaits an awaitable, and records in the slab when its code runs."""
+
+    def __init__(self, native: _native.CoroutineLoop, server: int, value: Awaitable[Any]) -> None:
+        self._native, self._server, self._value = native, server, value
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        coroutine: Any = self._value.__await__()
+        advance = resume = partial(next, coroutine)
+        while True:
+            self._native.enter(self._server)
+            try:
+                waits_for = resume()
+            except StopIteration as stop:
+                return stop.value
+            finally:
+                self._native.leave()
+            resume = advance
+            try:
+                yield waits_for
+            except BaseException as exc:
+                resume = partial(coroutine.throw, exc)
+
+
+async def _call(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    returned = method(*args, **kwargs)
+    return await returned if inspect.isawaitable(returned) else returned
+
+
+class CoroutineServer:
+    """Runs commands for `env_host.serve`: it is the worker's loop, and passes requests on."""
+
+    def __init__(self, native: _native.CoroutineLoop, envs: Sequence[Any], settings: WorkerSettings) -> None:
+        self._native, self._envs = native, envs
+        self._limits_s = settings.step_timeout_s or _FOREVER_S, settings.reset_timeout_s or _FOREVER_S
+        self._tick_s = min(_LONGEST_TICK_S, min(self._limits_s) / _TICKS_PER_LIMIT)
+        self._retry_wait_s = settings.reset_retry_wait_s
+        self._tasks = [task_of(env) for env in envs]
+        self._loop = self._tasks[0].loop
+        self._deadlines: dict[int, float] = {}  # of commands that run
+        self._cancelled: set[int] = set()
+        self._mailbox: Mailbox | None = None
+        self._requests: deque[Request | None] = deque()  # None: the learner has exited
+        self._holds: defaultdict[int, deque[int]] = defaultdict(deque)  # by server: tickets after which requests come
+        self._num_seen = 0
+        self._served: Request | None = None
+        self._is_told = False  # to stop
+        self._error: BaseException | None = None
+
+    # ---- for env_host.serve ----------------------------------------------------------------------------------------------
+
+    def begin(self, mailbox: Mailbox, num_requests: int) -> None:
+        """Begin to receive commands, and requests from a mailbox."""
+        self._mailbox, self._num_seen = mailbox, num_requests
+        self._native.begin_request(num_requests)
+        self._native.end_request()
+        self._loop.add_reader(self._native.event_fd, self._guard, self._receive)
+        self._ticked = self._loop.time()
+        self._guard(self._tick)
+        self._guard(self._receive)
+
+    def run(self) -> int:
+        """Run commands until there is a request, or the worker is to stop; return LOOP_REQUEST or LOOP_STOP."""
+        while not self._requests and not self._is_told:
+            self._loop.run_forever()
+            if self._error is not None:
+                raise self._error
+        if self._is_told:
+            self._end()
+        return _native.LOOP_STOP if self._is_told else _native.LOOP_REQUEST
+
+    def next(self) -> Request | None:
+        """Return the next request."""
+        self._served = request = self._requests.popleft()
+        if request is None or request.kind is RequestKind.END:
+            self._end()
+        return request
+
+    def reply(self, reply: Reply) -> None:
+        """Pass a reply on."""
+        assert self._mailbox is not None  # given to `begin`
+        self._mailbox.reply(reply)
+
+    def requests_seen(self, _count: int) -> None:
+        """End the service of a request."""
+        request, self._served = self._served, None
+        for server in () if request is None else request.servers:
+            self._holds[server].popleft()
+            self._hold(server)
+        if not self._requests:
+            self._native.end_request()
+        self._guard(self._receive)
+
+    def run_until(self, local: int, after_ticket: int) -> None:
+        """Wait until the commands of an env that precede a request have ended."""
+        run_here(asyncio.sleep(0), self._envs[local])
+
+    def refresh(self) -> None:
+        """Do nothing: methods are looked up in each call."""
+
+    def restart_early_reset(self, local: int) -> None:
+        """Do nothing: no episode begins before its command."""
+
+    def set_default_options(self, local: int, options: bytes | None) -> None:
+        """Set the options of resets without options of their own."""
+        self._native.set_default_options(local, options)
+
+    def _end(self) -> None:
+        """Cancel the commands that run. Those that go on are abandoned."""
+        self._timer.cancel()
+        self._loop.remove_reader(self._native.event_fd)
+        self._native.stop()
+        for server in self._deadlines:
+            self._tasks[server].cancel()
+        until = self._loop.time() + _CLOSING_GRACE_S
+        while self._deadlines and self._loop.time() < until:
+            self._loop.run_until_complete(asyncio.sleep(_CLOSING_GRACE_S / 100))
+        for server in tuple(self._deadlines):
+            abandon(self._envs[server])
+
+    def _guard(self, callback: Callable[[], None]) -> None:
+        """Call a callback of the event loop. What it raises is raised by `run`."""
+        try:
+            callback()
+        except BaseException as exc:
+            self._error = exc
+        if self._error or self._requests or self._is_told:
+            self._return()
+
+    def _return(self) -> None:
+        """Stop the event loop if `run` runs it, and not the service of a request."""
+        if self._loop.is_running() and self._served is None:
+            self._loop.stop()
+
+    # ---- commands -----------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        """Begin new commands, and read new requests."""
+        exit_kind = _native.LOOP_REQUEST
+        while exit_kind == _native.LOOP_REQUEST and None not in self._requests:
+            exit_kind, new = self._native.receive_calls()
+            for server, is_reset, arguments in new:
+                self._tasks[server].begin(partial(self._run_command, server, arguments, is_reset=is_reset))
+            if exit_kind == _native.LOOP_REQUEST:
+                self._read_request()
+        self._is_told |= exit_kind == _native.LOOP_STOP
+
+    def _read_request(self) -> None:
+        """Read a request, and hold the commands of its envs that come after it."""
+        assert self._mailbox is not None  # given to `begin`
+        request = self._mailbox.next()
+        self._requests.append(request)
+        if request is None:
+            return
+        self._num_seen = (self._num_seen + 1) & _COUNTER_MASK
+        self._native.begin_request(self._num_seen)
+        for server, ticket in zip(request.servers, request.after, strict=True):
+            self._holds[server].append(ticket)
+            self._hold(server)
+
+    def _hold(self, server: int) -> None:
+        if self._holds[server]:
+            self._native.hold(server, self._holds[server][0])
+        else:
+            self._native.release_hold(server)
+
+    async def _run_command(self, server: int, arguments: Any, *, is_reset: bool) -> None:
+        """Make the calls of one command."""
+        env, limit_s = self._envs[server], self._limits_s[is_reset]
+        method, args, kwargs = (env.reset, (), arguments) if is_reset else (env.step, (arguments,), {})
+        self._deadlines[server] = self._loop.time() + limit_s
+        try:
+            returned = await _Watched(self._native, server, _call(method, *args, **kwargs))
+        except GeneratorExit:  # the thread has ended without this command
+            raise
+        except BaseException as exc:
+            self._end_command(server)
+            error: BaseException = exc
+            if server in self._cancelled:
+                error = Cancelled(f"{limit_s:g}").with_traceback(exc.__traceback__)
+            arguments = self._native.fail(server, error)
+            wait_s = self._retry_wait_s
+        else:
+            self._end_command(server)
+            arguments = self._native.accept(server, returned)
+            wait_s = 0.0
+        self._cancelled.discard(server)
+        if arguments is not None and not self._is_told:
+            await asyncio.sleep(wait_s)
+            await self._run_command(server, arguments, is_reset=True)
+
+    def _end_command(self, server: int) -> None:
+        del self._deadlines[server]
+        task: Any = asyncio.current_task()
+        if server in self._cancelled and hasattr(task, "uncancel"):  # since Python 3.11
+            task.uncancel()
+
+    def _tick(self) -> None:
+        """Cancel what is too late, and show the reaper that the event loop runs."""
+        now = self._loop.time()
+        self._native.leave()
+        held_up_s = now - self._ticked - 2 * self._tick_s  # by an env that blocked the event loop, or by the machine
+        for server, deadline in self._deadlines.items():
+            if held_up_s > 0:
+                self._deadlines[server] += held_up_s
+            elif now < deadline:
+                continue
+            elif server in self._cancelled:
+                self._native.give_up(server)
+                self._is_told = True
+            else:
+                self._cancelled.add(server)
+                self._tasks[server].cancel()
+                self._deadlines[server] = now + CANCEL_GRACE_S
+        self._ticked = now
+        self._timer = self._loop.call_later(self._tick_s, self._guard, self._tick)

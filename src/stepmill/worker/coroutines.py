@@ -1,0 +1,164 @@
+"""Envs whose `reset`, `step` and `close` are coroutines.
+
+All coroutines of one env run in one task, since libraries bind connections and cancel scopes to the task that opened them. The
+tasks of all envs of a thread run in one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from stepmill.spec.errors import UsageError
+
+Work = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Cancelled(Exception):
+    """A coroutine env exceeded its deadline, and was cancelled. The text is the deadline in seconds."""
+
+
+class _Thread(threading.local):
+    """The event loop of a thread's coroutine envs, and their tasks."""
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.tasks: dict[int, EnvTask] = {}  # by id of the env
+
+
+_HERE = _Thread()
+
+
+class EnvTask:
+    """The task of one env."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._work: asyncio.Queue[Work | None] = asyncio.Queue()
+        self._coroutine = self._run()
+        self._task = loop.create_task(self._coroutine)
+
+    def begin(self, work: Work | None) -> None:
+        """Run `work`, which must not raise, after what was begun before; None ends the task."""
+        self._work.put_nowait(work)
+
+    def run(self, value: Awaitable[Any]) -> asyncio.Future[Any]:
+        """Await `value` after what was begun before; return the future of what it returns."""
+        done: asyncio.Future[Any] = self.loop.create_future()
+        self.begin(partial(_run_for, done, value))
+        return done
+
+    def cancel(self) -> None:
+        """Cancel what runs now."""
+        self._task.cancel()
+
+    def drop(self) -> None:
+        """End what runs now, without the event loop."""
+        self._coroutine.close()
+
+    def finish(self) -> None:
+        """Run the event loop until the task has ended."""
+        self.begin(None)
+        self.loop.run_until_complete(self._task)
+
+    async def _run(self) -> None:
+        while (work := await self._work.get()) is not None:
+            await work()
+
+
+def task_of(env: object) -> EnvTask:
+    """Return the task of an env in this thread."""
+    if _HERE.loop is None:
+        _HERE.loop = asyncio.new_event_loop()
+    if id(env) not in _HERE.tasks:
+        _HERE.tasks[id(env)] = EnvTask(_HERE.loop)
+    return _HERE.tasks[id(env)]
+
+
+def check_thread() -> None:
+    """Check that coroutines can be run to their end here.
+
+    Raises:
+        UsageError: this thread runs an event loop.
+    """
+    if _runs_event_loop():
+        raise UsageError("envs with coroutines cannot run in a thread that runs an event loop; use backend='process'")
+
+
+def _runs_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def run_here(value: Awaitable[Any], env: object) -> Any:
+    """Run an awaitable in the task of its env, and return what it returns. This thread must run no event loop."""
+    task = task_of(env)
+    return task.loop.run_until_complete(task.run(value))
+
+
+async def _run_for(done: asyncio.Future[Any], value: Awaitable[Any]) -> None:
+    try:
+        done.set_result(await value)
+    except BaseException as exc:
+        done.set_exception(exc)
+
+
+def abandon(env: object) -> None:
+    """Drop the task of an env, which does not end. What follows runs in a new one."""
+    with suppress(RuntimeError):  # it ignores even this
+        _HERE.tasks.pop(id(env)).drop()
+
+
+def close_all(envs: Sequence[Any]) -> list[BaseException | None]:
+    """Close coroutine envs at the same time, and end their tasks; return what each of them raised.
+
+    With the last task of a thread its event loop ends. If the thread runs another event loop, another thread closes the envs.
+    """
+    if not envs:
+        return []
+    if _runs_event_loop():
+        with ThreadPoolExecutor(1) as other:
+            return other.submit(close_all, envs).result()
+    tasks = [task_of(env) for env in envs]
+    loop = tasks[0].loop
+    ends = [task.run(_close(env)) for task, env in zip(tasks, envs, strict=True)]
+    loop.run_until_complete(asyncio.wait(ends))
+    for task, env in zip(tasks, envs, strict=True):
+        task.finish()
+        del _HERE.tasks[id(env)]
+    if not _HERE.tasks:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+        _HERE.loop = None
+    return [end.exception() for end in ends]
+
+
+async def _close(env: Any) -> None:
+    close = getattr(env, "close", None)
+    value = None if close is None else close()
+    if inspect.isawaitable(value):
+        await value
+
+
+class BlockingEnv:
+    """A coroutine env for a loop that runs one command at a time."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+
+    def reset(self, **arguments: Any) -> Any:
+        """Reset the env."""
+        return run_here(self._env.reset(**arguments), self._env)
+
+    def step(self, action: Any) -> Any:
+        """Step the env."""
+        return run_here(self._env.step(action), self._env)
