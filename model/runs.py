@@ -186,6 +186,12 @@ BOUNDS = {
         {"W": 1, "R": 1, "T": 2, "KILLS": 1, "REVIVES": 1, "WATCHES": 1, "NEED": 1, "EAGER": 1},
         "the same; it is restarted or not",
     ),
+    "coroutines": Bounds(
+        {"W": 1, "R": 2, "T": 2, "COROUTINES": 1, "NEED": 1, "EAGER": 0}, "a worker runs several commands at a time"
+    ),
+    "coroutines_death": Bounds(
+        {"W": 1, "R": 2, "T": 1, "KILLS": 1, "COROUTINES": 1, "NEED": 1, "EAGER": 0}, "the same; it dies at any point"
+    ),
     "single": Bounds({"W": 1, "R": 2, "T": 1, "KILLS": 1, "EAGER": 0}, "the smallest with a group and a death", True),
 }
 
@@ -216,6 +222,10 @@ MUTANTS = {
     "LATE_EVENT_BUMP": ("watch", "the ringer reads `parked` before it moves the bell"),
     "NO_WATCH_LOOK": ("watch", "the bell is not read again after `parked` is set"),
     "LATE_CLEAR": ("watch", "the eventfd is cleared after the bell is read again"),
+    # an event loop runs the commands of a worker
+    "NO_WATCHER_EVENT": ("coroutines", "the native thread does not make the eventfd readable"),
+    "LATE_SWEPT": ("coroutines", "the bell's value is stored after the tickets were read"),
+    "LATE_CLEAR_EVENT": ("coroutines", "the eventfd is cleared after the bell's value was stored"),
     # states
     "NO_TAKE_CHECK": ("overdue", "a worker starts a command that was aborted"),
     "NO_TAKE_COMPARE": ("overdue", "a command is started by a store, not by CAS"),

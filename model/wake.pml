@@ -474,8 +474,15 @@ inline run_loop() {
 	od
 }
 
+#if COROUTINES
+#include "coroutines.pml"
+#endif
+
 proctype Worker(byte w; byte me) {
 	byte served[R];
+#if COROUTINES
+	byte taken[R];
+#endif
 	byte t, old, group, requests_seen, early = OVERLAP;
 	bool has_worked, is_interrupted, is_rung;
 #if SPARES
@@ -487,7 +494,12 @@ proctype Worker(byte w; byte me) {
 #endif
 
 begin:
+#if COROUTINES
+	run Watcher(w, me);
+	run_coroutines();
+#else
 	run_loop();
+#endif
 	STEP(exited[w] = true);
 	goto end_of_worker;
 died:

@@ -103,6 +103,9 @@
 #ifndef WATCHES
 #define WATCHES 0       /* 1: an event loop of the learner waits, and its other tasks give commands meanwhile */
 #endif
+#ifndef COROUTINES
+#define COROUTINES 0    /* 1: workers run several commands at a time, and event loops wait for their bells */
+#endif
 #ifndef SPINNERS
 #define SPINNERS 0      /* max_spinners; 0: no thread spins */
 #endif
