@@ -16,6 +16,7 @@ from tests.harness.coroutine_envs import (
     LENGTH,
     LateOnce,
     PlainTurns,
+    Remote,
     Turns,
     block,
     cancel_itself,
@@ -101,6 +102,16 @@ def test_a_step_that_is_too_late_is_cancelled_and_costs_no_other_env(backend: An
         assert "wait_forever" in fault.error.remote_traceback, "it says where the env waited"
         assert pool.reset(env_ids=[0], seed=3).obs[0, 1] == 0
         assert pool.call("pid") == pids
+
+
+def test_an_env_that_was_cancelled_is_made_again_so_that_its_late_reply_reaches_no_episode() -> None:
+    with stepmill.Pool([Remote] * 2, num_workers=1, step_timeout_s=DEADLINE_S, autoreset_mode="Disabled") as pool:
+        pool.set_attr("name", ["a", "b"])
+        pool.reset(seed=1)
+        pool.send(["slow", "fast"])
+        assert list(pool.receive(None).faults) == [0]
+        assert list(pool.reset(env_ids=[0], seed=5).obs) == ["reply to reset 5 of a"], "it has its settings again"
+        assert list(pool.step(["left", "right"]).obs) == ["reply to left", "reply to right"]
 
 
 @pytest.mark.parametrize("orders", [refuse_to_end, block])

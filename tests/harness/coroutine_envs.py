@@ -148,3 +148,23 @@ async def wait_for_others(num_envs: int, _env: Turns, _action: Any) -> None:
 def with_orders(orders: Orders, num_envs: int = 3) -> list[Callable[[], Turns]]:
     """Return env_fns; only env 0 takes the orders."""
     return [partial(Turns, orders if env_id == 0 else None) for env_id in range(num_envs)]
+
+
+class Remote:
+    """The client of a server that is slow at first. A reply belongs to the oldest request of the connection that has none."""
+
+    def __init__(self) -> None:
+        self.connection: asyncio.Queue[str] = asyncio.Queue()
+        self.name = "unnamed"
+
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Any]:
+        return await self._ask(f"reset {seed} of {self.name}"), {}
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, Any]:
+        return await self._ask(action), 0.0, False, False, {}
+
+    async def _ask(self, request: str) -> str:
+        self.connection.put_nowait(f"reply to {request}")
+        if request == "slow":
+            await asyncio.Event().wait()
+        return await self.connection.get()

@@ -119,14 +119,21 @@ def _phase(request: Request) -> str:
 
 def _outcome(loop: ServingLoop, env: object, request: Request, index: int, should_raise: RaisePredicate) -> Outcome:
     try:
-        if request.kind is RequestKind.SET_RESET_OPTIONS:
-            _set_reset_options(loop, request, index)
-            return Value(None)
+        if request.kind in SETTING_KINDS:
+            return Value(finish(apply_setting(loop, env, request, index), env))
         return Value(finish(_perform(env, request, index), env))
     except BaseException as exc:  # an env may also raise SystemExit, which must not end the worker
         if should_raise(exc):
             raise
         return describe_error(exc, _phase(request), should_raise=should_raise)
+
+
+def apply_setting(loop: ServingLoop, env: object, request: Request, index: int) -> object:
+    """Do one env's part of a request of SETTING_KINDS again; return what is to be awaited, if anything is."""
+    if request.kind is not RequestKind.SET_RESET_OPTIONS:
+        return _perform(env, request, index)
+    _set_reset_options(loop, request, index)
+    return None
 
 
 def finish(value: object, env: object) -> object:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepmill import _native
-from stepmill.worker.coroutines import Cancelled, abandon, run_here, task_of
+from stepmill.worker import calls
+from stepmill.worker.calls import SETTING_KINDS
+from stepmill.worker.coroutines import Cancelled, abandon, close, rename_task, run_here, task_of
 from stepmill.worker.messages import Reply, Request, RequestKind, WorkerSettings
 
 if TYPE_CHECKING:
@@ -53,16 +56,17 @@ class _Watched:
                 resume = partial(coroutine.throw, exc)
 
 
-async def _call(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    returned = method(*args, **kwargs)
-    return await returned if inspect.isawaitable(returned) else returned
-
-
 class CoroutineServer:
     """Runs commands for `env_host.serve`: it is the worker's loop, and passes requests on."""
 
-    def __init__(self, native: _native.CoroutineLoop, envs: Sequence[Any], settings: WorkerSettings) -> None:
-        self._native, self._envs = native, envs
+    def __init__(
+        self,
+        native: _native.CoroutineLoop,
+        envs: list[Any],
+        settings: WorkerSettings,
+        make_again: Callable[[int], object],
+    ) -> None:
+        self._native, self._envs, self._make_again = native, envs, make_again
         self._limits_s = settings.step_timeout_s or _FOREVER_S, settings.reset_timeout_s or _FOREVER_S
         self._tick_s = min(_LONGEST_TICK_S, min(self._limits_s) / _TICKS_PER_LIMIT)
         self._retry_wait_s = settings.reset_retry_wait_s
@@ -70,6 +74,8 @@ class CoroutineServer:
         self._loop = self._tasks[0].loop
         self._deadlines: dict[int, float] = {}  # of commands that run
         self._cancelled: set[int] = set()
+        self._stale: set[int] = set()  # cancelled: their envs are made again
+        self._settings: defaultdict[int, dict[object, tuple[Request, int]]] = defaultdict(dict)
         self._mailbox: Mailbox | None = None
         self._requests: deque[Request | None] = deque()  # None: the learner has exited
         self._holds: defaultdict[int, deque[int]] = defaultdict(deque)  # by server: tickets after which requests come
@@ -105,7 +111,15 @@ class CoroutineServer:
         self._served = request = self._requests.popleft()
         if request is None or request.kind is RequestKind.END:
             self._end()
+        else:
+            self.keep_settings(request)
         return request
+
+    def keep_settings(self, request: Request) -> None:
+        """Keep what a request sets, for envs that are made again."""
+        if request.kind in SETTING_KINDS and isinstance(request.payload, tuple):
+            for index, server in enumerate(request.servers):
+                self._settings[server][request.kind, request.payload[0]] = request, index
 
     def reply(self, reply: Reply) -> None:
         """Pass a reply on."""
@@ -197,11 +211,10 @@ class CoroutineServer:
 
     async def _run_command(self, server: int, arguments: Any, *, is_reset: bool) -> None:
         """Make the calls of one command."""
-        env, limit_s = self._envs[server], self._limits_s[is_reset]
-        method, args, kwargs = (env.reset, (), arguments) if is_reset else (env.step, (arguments,), {})
+        limit_s = self._limits_s[is_reset]
         self._deadlines[server] = self._loop.time() + limit_s
         try:
-            returned = await _Watched(self._native, server, _call(method, *args, **kwargs))
+            returned = await _Watched(self._native, server, self._call(server, arguments, is_reset=is_reset))
         except GeneratorExit:  # the thread has ended without this command
             raise
         except BaseException as exc:
@@ -209,6 +222,7 @@ class CoroutineServer:
             error: BaseException = exc
             if server in self._cancelled:
                 error = Cancelled(f"{limit_s:g}").with_traceback(exc.__traceback__)
+                self._stale.add(server)
             arguments = self._native.fail(server, error)
             wait_s = self._retry_wait_s
         else:
@@ -219,6 +233,28 @@ class CoroutineServer:
         if arguments is not None and not self._is_told:
             await asyncio.sleep(wait_s)
             await self._run_command(server, arguments, is_reset=True)
+
+    async def _call(self, server: int, arguments: Any, *, is_reset: bool) -> Any:
+        if not is_reset:
+            returned = self._envs[server].step(arguments)
+        else:
+            if server in self._stale:
+                await self._renew(server)
+            returned = self._envs[server].reset(**arguments)
+        return await returned if inspect.isawaitable(returned) else returned
+
+    async def _renew(self, server: int) -> None:
+        """Make an env again: late replies to the old one, on its connections, must not reach an episode."""
+        old = self._envs[server]
+        with suppress(Exception):
+            await close(old)
+        self._envs[server] = new = self._make_again(server)
+        rename_task(old, new)
+        for request, index in self._settings[server].values():
+            value = calls.apply_setting(self, new, request, index)
+            if inspect.isawaitable(value):
+                await value
+        self._stale.discard(server)
 
     def _end_command(self, server: int) -> None:
         del self._deadlines[server]

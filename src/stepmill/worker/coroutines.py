@@ -118,6 +118,11 @@ def abandon(env: object) -> None:
         _HERE.tasks.pop(id(env)).drop()
 
 
+def rename_task(old: object, new: object) -> None:
+    """Give the task of an env to the one that takes its place."""
+    _HERE.tasks[id(new)] = _HERE.tasks.pop(id(old))
+
+
 def close_all(envs: Sequence[Any]) -> list[BaseException | None]:
     """Close coroutine envs at the same time, and end their tasks; return what each of them raised.
 
@@ -130,7 +135,7 @@ def close_all(envs: Sequence[Any]) -> list[BaseException | None]:
             return other.submit(close_all, envs).result()
     tasks = [task_of(env) for env in envs]
     loop = tasks[0].loop
-    ends = [task.run(_close(env)) for task, env in zip(tasks, envs, strict=True)]
+    ends = [task.run(close(env)) for task, env in zip(tasks, envs, strict=True)]
     loop.run_until_complete(asyncio.wait(ends))
     for task, env in zip(tasks, envs, strict=True):
         task.finish()
@@ -142,9 +147,10 @@ def close_all(envs: Sequence[Any]) -> list[BaseException | None]:
     return [end.exception() for end in ends]
 
 
-async def _close(env: Any) -> None:
-    close = getattr(env, "close", None)
-    value = None if close is None else close()
+async def close(env: Any) -> None:
+    """Close an env, if it has a method `close`."""
+    method = getattr(env, "close", None)
+    value = None if method is None else method()
     if inspect.isawaitable(value):
         await value
 

@@ -63,6 +63,7 @@ class Mailbox(Protocol):
 class BuiltEnvs:
     """The envs of one worker, all built if there are no faults. If there are faults, all of them have been closed."""
 
+    env_fns: Sequence[Callable[[], object]] = ()
     envs: list[object] = field(default_factory=list)
     specs: list[EnvSpec] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -82,7 +83,7 @@ def build_envs(
         on_begin: called with the env_id before each construction, and with IN_WORKER_INIT before `plan.init` is called.
         should_raise: returns True for exceptions to raise again after closing the envs; all others become faults.
     """
-    built = BuiltEnvs(faults=list(call_worker_init(plan, on_begin, should_raise)))
+    built = BuiltEnvs(plan.env_fns, faults=list(call_worker_init(plan, on_begin, should_raise)))
     if built.faults:
         return built
     adapters = cast("AdapterPackage", import_module("stepmill.envs"))
@@ -154,7 +155,16 @@ def make_loop(slab: _native.Slab, worker: int, built: BuiltEnvs, settings: Worke
         CoroutineServer,  # most workers need no asyncio, which takes 40 ms to import
     )
 
-    return CoroutineServer(_native.CoroutineLoop(slab, worker, built.envs, native), built.envs, settings)
+    loop = _native.CoroutineLoop(slab, worker, [None] * len(built.envs), native)
+    return CoroutineServer(loop, built.envs, settings, partial(_make_again, built))
+
+
+def _make_again(built: BuiltEnvs, server: int) -> object:
+    adapters = cast("AdapterPackage", import_module("stepmill.envs"))
+    made = built.env_fns[server]()
+    if adapters.describe(made, built.specs[server]) != built.specs[server]:
+        raise TypeError("the env was made again, and its spaces are not those that it had before")
+    return adapters.adapt(made)
 
 
 def make_inline_loop(slab: _native.Slab, built: BuiltEnvs, settings: WorkerSettings) -> _native.Loop:
@@ -229,6 +239,8 @@ def apply_requests(
     """Apply requests to newly built envs before the loop starts; return the faults of envs that raised."""
     faults: list[Fault] = []
     for request in requests:
+        if keep_settings := getattr(loop, "keep_settings", None):
+            keep_settings(request)
         records = calls.apply_request(loop, envs, request)
         faults += [(env_ids[server], record) for server, record in zip(request.servers, records, strict=True) if record]
     return tuple(faults)

@@ -74,6 +74,7 @@ Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::
 
 void Loop::refresh() {
     for (ServedEnv& served : envs_) {
+        if (served.env.is_none()) continue;  // the envs of a CoroutineLoop are called by Python
         served.step = served.env.attr("step");
         served.reset = served.env.attr("reset");
     }
