@@ -1,11 +1,16 @@
-"""`stepmill.AsyncPool` beside a thread pool of the program itself, in interleaved pairs.
+"""`stepmill.AsyncPool` beside its peers, in interleaved pairs.
 
-    python -m benchmarks.aio [overhead] [blocking] [lag] [--pairs 10] [--scale 1.0] [--json FILE]
+    python -m benchmarks.aio [overhead] [blocking] [coroutines] [lag] [--pairs 10] [--scale 1.0] [--json FILE]
 
 overhead   64 envs that do nothing: time per `await env.step`, of the program and of all its cores, beside `asyncio.to_thread`
-blocking   256 envs that sleep 3 s in each of 3 steps: 9 s would be ideal; the peer is a thread pool with 256 threads, as SkyRL-Gym has
+blocking   256 envs of SkyRL-Gym that sleep 3 s in each of 3 steps: 9 s would be ideal; beside SkyRL's threads
+coroutines 1,024 coroutine envs that sleep 0 to 100 ms in each of 100 steps: 5 s would be ideal; beside verifiers' env workers, which are
+           as many, and beside asyncio in the program itself, which isolates nothing
 lag        how late a task of the same event loop runs while envs sleep 0 to 100 ms in each step and 1 % of the steps kill their
            worker or hang; beside the same load with the event loop idle
+
+The peers of blocking and coroutines are in an environment of their own: `python -m benchmarks.setup --only text` makes it, and
+`.venvs/text-bench/bin/python -m benchmarks.aio` runs in it. A section whose peer is not installed says so.
 
 `--scale` shortens sleeps and numbers of steps, for a first look.
 """
@@ -14,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import os
 import random
@@ -22,7 +28,6 @@ import statistics
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +39,9 @@ from gymnasium import spaces
 import stepmill
 
 KILL, HANG = 8, 9
+MAX_PAUSE_S = 0.1
 LAG_EVERY_S = 0.005
+SECTIONS = ["overhead", "blocking", "coroutines", "lag"]
 
 
 class Waiting(gymnasium.Env[Any, Any]):
@@ -60,20 +67,54 @@ class Waiting(gymnasium.Env[Any, Any]):
         return self._obs, 0.0, False, False, {}
 
 
-async def play(lease: stepmill.EnvLease, num_steps: int) -> None:
-    """Play some steps in a lease."""
-    async with lease as env:
-        await env.reset()
-        for _ in range(num_steps):
-            await env.step(1)
+class Pausing:
+    """A coroutine env, whose steps sleep 0 to 100 ms: of each `num_steps` that begin with a reset, exactly 50 ms on average."""
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        """Return a text."""
+        num_steps = options["num_steps"]
+        pauses = [MAX_PAUSE_S * (index + 0.5) / num_steps for index in range(num_steps)]
+        random.Random(seed).shuffle(pauses)
+        self._pauses = iter(pauses)
+        return "begin", {}
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Sleep."""
+        await asyncio.sleep(next(self._pauses))
+        return "go on", 0.0, False, False, {}
+
+    async def close(self) -> None:
+        """Do nothing."""
 
 
-async def play_in_threads(env: Waiting, num_steps: int, executor: ThreadPoolExecutor | None) -> None:
+async def play(env: Any, num_steps: int, action: Any = 1, **task: Any) -> None:
+    """Play some steps in a lease, or in a coroutine env of the program itself."""
+    await env.reset(**task)
+    for _ in range(num_steps):
+        await env.step(action)
+
+
+async def play_leased(pool: stepmill.AsyncPool, *arguments: Any, **task: Any) -> None:
+    """Play some steps in an env of a pool."""
+    async with pool.lease() as env:
+        await play(env, *arguments, **task)
+
+
+async def play_in_threads(env: Waiting, num_steps: int) -> None:
     """Play them in the program itself, as `asyncio.to_thread` does."""
-    loop = asyncio.get_running_loop()
     env.reset()
     for _ in range(num_steps):
-        await loop.run_in_executor(executor, env.step, 1)
+        await asyncio.to_thread(env.step, 1)
+
+
+def is_installed(library: str) -> bool:
+    """Return whether it is; say it if not."""
+    if importlib.util.find_spec(library) is not None:
+        return True
+    print(
+        f"{library} is not installed, and not measured; `python -m benchmarks.setup --only text` makes an environment that has it"
+    )
+    return False
 
 
 async def timed(*work: Awaitable[Any]) -> dict[str, float]:
@@ -87,10 +128,10 @@ async def overhead(scale: float) -> dict[str, Any]:
     """Return microseconds per step of envs that do nothing."""
     num_envs, num_steps = 64, max(10, int(500 * scale))
     async with stepmill.AsyncPool(Waiting, num_envs=num_envs, num_workers=1) as pool:
-        await asyncio.gather(*(play(pool.lease(), 10) for _ in range(num_envs)))
-        ours = await timed(*(play(pool.lease(), num_steps) for _ in range(num_envs)))
+        await asyncio.gather(*(play_leased(pool, 10) for _ in range(num_envs)))
+        ours = await timed(*(play_leased(pool, num_steps) for _ in range(num_envs)))
     envs = [Waiting() for _ in range(num_envs)]
-    peer = await timed(*(play_in_threads(env, num_steps, None) for env in envs))
+    peer = await timed(*(play_in_threads(env, num_steps) for env in envs))
     per_step = 1e6 / (num_envs * num_steps)
     return {
         f"{side} {name} us": value * per_step
@@ -100,14 +141,40 @@ async def overhead(scale: float) -> dict[str, Any]:
 
 
 async def blocking(scale: float, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the seconds that 256 sleeping envs take for 3 steps."""
-    num_envs, sleep_s = 256, 3 * scale
-    make_env = partial(Waiting, sleep_s)
-    async with stepmill.AsyncPool(make_env, num_envs=num_envs, **options) as pool:
-        ours = await timed(*(play(pool.lease(), 3) for _ in range(num_envs)))
-    with ThreadPoolExecutor(num_envs) as executor:
-        peer = await timed(*(play_in_threads(make_env(), 3, executor) for _ in range(num_envs)))
-    return {"ideal": 3 * sleep_s, "ours": ours["wall"], "threads": peer["wall"]}
+    """Return the seconds that 256 envs of SkyRL-Gym take for 3 steps that sleep."""
+    if not is_installed("skyrl_gym"):
+        return {}
+    from benchmarks import skyrl_peer
+
+    num_envs, num_steps, sleep_s = 256, 3, 3 * scale
+    task = skyrl_peer.task(sleep_s, num_steps)
+    seconds = {"ideal": num_steps * sleep_s}
+    async with stepmill.AsyncPool(skyrl_peer.AsGymnasium, num_envs=num_envs, **options) as pool:
+        ours = await timed(*(play_leased(pool, num_steps, "a", options=task) for _ in range(num_envs)))
+    seconds["ours"] = ours["wall"]
+    for max_env_workers in (num_envs, skyrl_peer.DEFAULT_ENV_WORKERS):
+        generator = skyrl_peer.Generator(max_env_workers)
+        peer = await timed(*(generator.agent_loop(task) for _ in range(num_envs)))
+        seconds[f"SkyRL, max_env_workers={max_env_workers}"] = peer["wall"]
+    return seconds
+
+
+async def coroutines(scale: float, options: dict[str, Any]) -> dict[str, Any]:
+    """Return which share of the ideal 1,024 coroutine envs reach."""
+    num_envs, num_steps = 1024, max(10, int(100 * scale))
+    tasks = [{"seed": seed, "options": {"num_steps": num_steps}} for seed in range(num_envs)]
+    options = {"num_workers": 2, **options}
+    seconds: dict[str, dict[str, float]] = {}
+    async with stepmill.AsyncPool(Pausing, num_envs=num_envs, **options) as pool:
+        seconds["ours"] = await timed(*(play_leased(pool, num_steps, "a", **of) for of in tasks))
+    seconds["plain asyncio"] = await timed(*(play(Pausing(), num_steps, "a", **of) for of in tasks))
+    if is_installed("verifiers"):
+        from benchmarks import verifiers_peer
+
+        async with verifiers_peer.workers(options["num_workers"]) as peer:
+            seconds["verifiers"] = await timed(*(peer.play(**of) for of in tasks))
+    ideal_s = num_steps * MAX_PAUSE_S / 2
+    return {f"{name} %": 100 * ideal_s / each["wall"] for name, each in seconds.items()}
 
 
 async def late_by(is_over: asyncio.Event, lags: list[float]) -> None:
@@ -171,18 +238,17 @@ async def lag(scale: float, num_envs: int, options: dict[str, Any]) -> dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "sections", nargs="*", choices=["overhead", "blocking", "lag", []], default=["overhead", "blocking", "lag"]
-    )
+    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], default=SECTIONS)
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--num-envs", type=int, default=64, help="of the section lag")
-    parser.add_argument("--options", type=json.loads, default={}, help="of the pools of blocking and lag, as JSON")
+    parser.add_argument("--options", type=json.loads, default={}, help="of all pools but those of overhead, as JSON")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     sections: dict[str, Callable[[], Any]] = {
         "overhead": lambda: overhead(arguments.scale),
         "blocking": lambda: blocking(arguments.scale, arguments.options),
+        "coroutines": lambda: coroutines(arguments.scale, arguments.options),
         "lag": lambda: lag(arguments.scale, arguments.num_envs, arguments.options),
     }
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in arguments.sections}

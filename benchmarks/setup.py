@@ -1,4 +1,4 @@
-"""Builds the peers' environments: `python -m benchmarks.setup [--only peers,diengine,pufferlib,stepmill,frontends,ray]`.
+"""Builds the peers' environments: `python -m benchmarks.setup [--only peers,diengine,pufferlib,stepmill,frontends,ray,text]`.
 
 If a peer cannot be set up, the others are set up nevertheless, and the tables of the benchmark show the reason.
 
@@ -7,6 +7,7 @@ If a peer cannot be set up, the others are set up nevertheless, and the tables o
 - `pufferlib`: PufferLib 3.0.0 does not install. Its vector files are pure Python and are unpacked from the sdist, with a stub for `gym`.
 - `frontends`: `.venvs/frontends`, with stepmill and the peers together.
 - `ray`: `.venvs/ray-bench`, with stepmill, Ray, RLlib and Tianshou, for `python -m benchmarks.ray`.
+- `text`: `.venvs/text-bench`, with stepmill, SkyRL-Gym and verifiers, for `python -m benchmarks.aio`.
 - `stepmill`: needed only if the Python that runs this is not the peers' Python. stepmill is then also built in the peers' environment.
 """
 
@@ -28,6 +29,7 @@ PEER_LIST = ROOT / "benchmarks" / "peers.txt"
 PEER_PACKAGES = (*(line for line in PEER_LIST.read_text().split("\n") if line and not line.startswith("#")), "uv")
 TORCH = next(package for package in PEER_PACKAGES if package.startswith("torch=="))
 RAY = "ray[rllib]==2.60.0"
+TEXT = ("skyrl-gym==0.4.0", "verifiers==0.4.0")
 STEP_LIMIT_S = 1800
 
 DIENGINE_PACKAGES = (
@@ -143,6 +145,13 @@ def set_up_ray() -> None:
     _pip(python, "install", RAY, tianshou, TORCH)
 
 
+def set_up_text() -> None:
+    """Make the environment in which `python -m benchmarks.aio` finds its peers. Neither of them needs torch."""
+    folder = ROOT / ".venvs" / "text-bench"
+    _run([sys.executable, str(ROOT / "scripts" / "side_env.py"), str(folder), "--editable"])
+    _pip(folder / "bin" / "python", "install", *TEXT)
+
+
 PARTS: dict[str, Callable[[], None]] = {
     "peers": set_up_peers,
     "diengine": set_up_diengine,
@@ -150,6 +159,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "stepmill": set_up_stepmill,
     "frontends": set_up_frontends,
     "ray": set_up_ray,
+    "text": set_up_text,
 }
 
 
