@@ -12,7 +12,7 @@ lag        how late a task of the same event loop runs while envs sleep 0 to 100
 The peers of blocking and coroutines are in an environment of their own: `python -m benchmarks.setup --only text` makes it, and
 `.venvs/text-bench/bin/python -m benchmarks.aio` runs in it. A section whose peer is not installed says so.
 
-`--scale` shortens sleeps and numbers of steps, for a first look.
+`--scale` shortens sleeps and numbers of steps, for a first look; 4 makes the episodes of coroutines longer.
 """
 
 from __future__ import annotations
@@ -148,6 +148,7 @@ async def blocking(scale: float, options: dict[str, Any]) -> dict[str, Any]:
 
     num_envs, num_steps, sleep_s = 256, 3, 3 * scale
     task = skyrl_peer.task(sleep_s, num_steps)
+    options = {"num_workers": 8, "workers": {"threads_per_worker": 32}, **options}
     seconds = {"ideal": num_steps * sleep_s}
     async with stepmill.AsyncPool(skyrl_peer.AsGymnasium, num_envs=num_envs, **options) as pool:
         ours = await timed(*(play_leased(pool, num_steps, "a", options=task) for _ in range(num_envs)))
