@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.testing.envs import BatchedCountingEnv, SeedRecorder
+from stepmill.testing.envs import BatchedCountingEnv, CountingEnv, SeedRecorder
 from tests.harness.pools import make_pool
 
 
@@ -28,6 +28,19 @@ def test_each_env_may_have_options_of_its_own(pool_of):
         [None, None, {"level": 8}],
         [{"level": 3}, {"level": 6}, {"level": 7}],
     )
+
+
+class OnlySeeds(CountingEnv):
+    def reset(self, seed=None):
+        return super().reset(seed=seed)
+
+
+def test_an_env_whose_reset_takes_no_options_gets_none_unless_the_user_has_some(pool_of):
+    pool = pool_of([OnlySeeds] * 2)
+    pool.reset(seed=3)
+    pool.reset()
+    with pytest.raises(stepmill.EnvError, match="unexpected keyword argument 'options'"):
+        pool.reset(options={"level": 1})
 
 
 # The engine has room for 256 bytes beside a command; what is larger goes another way. Sizes are on both sides of that.

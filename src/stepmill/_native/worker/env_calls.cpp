@@ -67,7 +67,7 @@ bool Loop::read_reset(std::uint32_t local, Result& result, bool is_automatic, nb
     const bool uses_default_options = options.is_none() && served.has_options;
     if (uses_default_options) options = default_options(served);
     if (!options) return false;
-    if (!uses_default_options && (is_automatic || (flags & FLAG_AUTO))) options.reset();
+    if (options.is_none() || (!uses_default_options && (is_automatic || (flags & FLAG_AUTO)))) options.reset();
     return true;
 }
 
