@@ -47,8 +47,12 @@ def installed_binary() -> Path:
 def install() -> None:
     """Install through pip, without build isolation, so that the build directory stays valid."""
     command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
-    command += ["--no-build-isolation", f"-Cbuild-dir={BUILD_DIR}", "-Ccmake.args=-GNinja"]
-    command += ["-Ccmake.define.STEPMILL_WERROR=ON", "-e", str(ROOT)]
+    command += [
+        "--no-build-isolation",
+        f"--config-settings=build-dir={BUILD_DIR}",
+        "--config-settings=cmake.args=-GNinja",
+    ]
+    command += ["--config-settings=cmake.define.STEPMILL_WERROR=ON", "-e", str(ROOT)]
     subprocess.run(command, check=True)
     installed_binary().with_name(".built").write_text(python_files())
 
