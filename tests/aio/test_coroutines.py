@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill.observe.replay import Verdict, replay
+from stepmill.spec.capsule import read_capsule
 from stepmill.testing.gates import Gate
 from tests.harness.coroutine_envs import (
     LENGTH,
@@ -157,6 +159,18 @@ def test_episodes_of_a_killed_worker_are_replayed_to_the_same_values(tmp_path: P
     found = play(env_fns, backend="process", num_workers=2, on_fault="replay", seeding="per_episode")
     assert (tmp_path / "died").exists()
     assert found == play([PlainTurns] * 4, backend="serial", seeding="per_episode")
+
+
+def test_a_capsule_of_a_cancelled_step_is_replayed(tmp_path: Path) -> None:
+    options = {"step_timeout_s": DEADLINE_S, "crash_dir": tmp_path, "backend": "process"}
+    with stepmill.Pool([partial(Turns, wait_forever)], **options) as pool:
+        pool.reset(seed=1)
+        with pytest.raises(stepmill.EnvTimeout) as caught:
+            pool.step([1])
+    assert caught.value.capsule is not None
+    capsule = read_capsule(caught.value.capsule)
+    assert "wait_forever" in capsule.traceback
+    assert replay(capsule, partial(Turns, wait_forever), in_process=False).verdict is Verdict.REPRODUCED
 
 
 # ---- requests ----------------------------------------------------------------------------------------------------------

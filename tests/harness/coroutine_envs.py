@@ -43,6 +43,16 @@ class PlainTurns:
         return np.array([self.episode, self.turn, action, self.random.random()])
 
 
+class NoSpaces:
+    def reset(self) -> tuple[str, Any]:
+        return "hello", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Any]:
+        return action, 0.0, False, False, {}
+
+    def close(self) -> None: ...
+
+
 class Turns:
     """The same with coroutines. `orders(env, action)` is awaited in each step; `closed` gets the number of its tasks."""
 

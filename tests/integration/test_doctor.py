@@ -15,6 +15,7 @@ from stepmill.observe.doctor import GROUPS, Severity, diagnose
 from stepmill.spec.errors import UsageError
 from stepmill.testing import CheckFailed, CountingEnv, check_env
 from tests.harness.commands import run_command
+from tests.harness.coroutine_envs import NoSpaces, Turns
 from tests.harness.sick_envs import (
     SICK,
     Clocked,
@@ -57,6 +58,15 @@ def test_a_rounding_error_is_no_lie_of_the_space():
     (finding,) = diagnose(Rounded, num_steps=10, groups=["steps"]).findings
     assert (finding.check, finding.severity) == ("observation-space", Severity.WARNING)
     assert "a rounding error" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("env", "why"), [(Turns, "its step is a coroutine"), (NoSpaces, "it declares no action_space")]
+)
+def test_an_env_that_cannot_be_checked_is_reported_once(env, why):
+    (finding,) = diagnose(env, num_steps=10).findings
+    assert (finding.check, finding.severity) == ("not-checked", Severity.NOTE)
+    assert why in finding.what
 
 
 def test_an_env_that_hangs_is_found_and_ended():

@@ -126,7 +126,7 @@ def diagnose(
         diagnosis.groups.append(group)
         known = {finding.check for finding in diagnosis.findings}
         diagnosis.findings += [finding for finding in found if finding.check not in known]
-        if any(finding.check in ("crashes", "hangs", "raises") for finding in found):
+        if any(finding.check in ("crashes", "hangs", "raises", "not-checked") for finding in found):
             break  # the other groups would find the same
     return diagnosis
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import itertools
 import json
 import os
@@ -94,6 +95,11 @@ class _LongRun:
             time.sleep(0.001)
 
     def run(self) -> None:
+        is_coroutine = inspect.iscoroutinefunction(self._env.step)
+        if is_coroutine or getattr(self._env, "action_space", None) is None:
+            what = "its step is a coroutine" if is_coroutine else "it declares no action_space to draw actions from"
+            self._emit("not-checked", "note", f"the env is not checked: {what}", "the env", "play it with a Pool")
+            raise _Unusable
         self._env.action_space.seed(0)
         self._ticker.start()
         try:

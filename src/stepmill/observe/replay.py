@@ -7,10 +7,11 @@ replayed in a separate process, because it may crash or hang again.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -88,7 +89,11 @@ class RecordingEnvFn:
             with self._recording():
                 return method(*args, **kwargs)
 
-        return call
+        async def call_coroutine(*args: object, **kwargs: object) -> object:
+            with self._recording():
+                return await cast("Awaitable[object]", method(*args, **kwargs))
+
+        return call_coroutine if inspect.iscoroutinefunction(method) else call
 
     @contextlib.contextmanager
     def _recording(self) -> Iterator[None]:
