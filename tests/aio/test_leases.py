@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
@@ -239,6 +240,30 @@ def test_a_death_reaches_all_tasks_of_the_worker_and_a_reset_brings_their_envs_b
                 await by_id[1].step(1)
             assert (await by_id[2].step(1))[1] == 1.0
             assert await asyncio.gather(play(by_id[0], 4), play(by_id[1], 5)) == [played_alone(4), played_alone(5)]
+
+    run(main())
+
+
+def test_the_tasks_of_a_dead_worker_go_on_in_several_turns_of_the_loop() -> None:
+    async def main() -> None:
+        loop, turns = asyncio.get_running_loop(), Counter[str]()
+
+        def turn() -> None:
+            turns["now"] += 1
+            loop.call_soon(turn)
+
+        async def fail(env: stepmill.EnvLease) -> int:
+            with pytest.raises(stepmill.WorkerDied):
+                await env.step(KILL)
+            return turns["now"]
+
+        async with chaos_pool(128) as pool:
+            envs = [pool.lease() for _ in range(128)]
+            await asyncio.gather(*(env.__aenter__() for env in envs))
+            await asyncio.gather(*(env.reset(seed=1) for env in envs))
+            turn()
+            failed_in = Counter(await asyncio.gather(*map(fail, envs)))
+            assert max(failed_in.values()) <= 16
 
     run(main())
 

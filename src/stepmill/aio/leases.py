@@ -18,6 +18,7 @@ from stepmill.pool.port import PoolPort
 Result = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 _MAX_REFUSALS = 100  # a command that is refused more often, without a fault, would be refused without end
+_MAX_WOKEN = 8  # how many tasks go on in one turn of the event loop, before it looks at timers and descriptors
 
 
 @dataclass(eq=False)
@@ -38,19 +39,6 @@ class Seat:
     waiter: asyncio.Future[Result] | None = None
     fault: StepmillError | None = None
 
-    def take_result(self, result: Result) -> None:
-        """Take the result of its command, which has arrived."""
-        self.is_busy = False
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(result)
-
-    def take_fault(self, error: StepmillError) -> None:
-        """Take a fault, which has ended its command. Tasks share no exception, since it has one traceback."""
-        self.is_busy = False
-        self.fault = copy.copy(error)
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_exception(self.fault)
-
 
 class Leases:
     """Owns who has which env of a pool, and who waits for what. Used in one event loop, which it never blocks."""
@@ -67,10 +55,11 @@ class Leases:
         self._seats = [Seat(env_id) for env_id in range(pool.num_envs)]
         self._free = deque(self._in_turns())
         self._queue: deque[asyncio.Future[Seat]] = deque()  # tasks that wait for an env
+        self._outcomes: deque[tuple[asyncio.Future[Result], Result | StepmillError]] = deque()  # for tasks that go on
         self._timer: asyncio.TimerHandle | None = None
         self._error: StepmillError | None = None
         self._loop.add_reader(self._port.event_fd, self._advance)
-        self._advance()
+        self._next = self._loop.call_soon(self._advance)
 
     def _in_turns(self) -> list[Seat]:
         """Return all seats so that those that follow each other are of different workers."""
@@ -155,7 +144,7 @@ class Leases:
             if self._error is not None:
                 raise self._error
             if seat.fault is not None and not is_reset:
-                raise seat.fault
+                raise copy.copy(seat.fault)
             try:
                 send()
             except UsageError:
@@ -196,10 +185,12 @@ class Leases:
         """Give out the results and faults that are there, and have the event loop wait for the next."""
         if self._error is not None:
             return
+        self._next.cancel()
         try:
             self._give_out(self._pool.receive(0))
-            if not self._port.watch(1):
-                self._loop.call_soon(self._advance)
+            self._wake_tasks()
+            if not self._port.watch(1) or self._outcomes:
+                self._next = self._loop.call_soon(self._advance)
         except StepmillError as error:
             self.end(error)
         except Exception as error:  # tasks must not wait without end
@@ -216,9 +207,26 @@ class Leases:
             # Python's numbers, as envs return them, or vectors of rewards.
             outcomes = [column.tolist() if column.ndim == 1 else column for column in columns]
             for row, (env_id, *outcome) in enumerate(zip(env_ids, *outcomes, strict=True)):
-                seats[env_id].take_result((self._port.row_of(batch.obs, row), *outcome, infos.get(row, {})))
+                self._take(seats[env_id], (self._port.row_of(batch.obs, row), *outcome, infos.get(row, {})))
         for env_id, fault in received.faults.items():
-            seats[env_id].take_fault(fault.error)
+            seats[env_id].fault = fault.error
+            self._take(seats[env_id], fault.error)
         for env_id in {*env_ids, *received.faults}:
             if seats[env_id].is_returned:
                 self.release(seats[env_id])
+
+    def _take(self, seat: Seat, outcome: Result | StepmillError) -> None:
+        seat.is_busy = False
+        if seat.waiter is not None:
+            self._outcomes.append((seat.waiter, outcome))
+
+    def _wake_tasks(self) -> None:
+        """Give some tasks what they await. If all went on at once, the event loop's other tasks would be late."""
+        for _ in range(min(_MAX_WOKEN, len(self._outcomes))):
+            waiter, outcome = self._outcomes.popleft()
+            if waiter.done():
+                continue
+            if isinstance(outcome, StepmillError):
+                waiter.set_exception(copy.copy(outcome))  # tasks share no exception, since it has one traceback
+            else:
+                waiter.set_result(outcome)
