@@ -63,6 +63,7 @@ KILL_S = 0.3  # how long a killed process may take to end
 EXIT_CODE_S = 0.2  # how long the launcher may take to report the exit code of a worker
 TRACE_S = 0.25  # how long a worker may take to end before its trace is read
 REVIVE_KILL_S = 2.0
+KEPT_BYTES = 1 << 20  # of the pickled plan of a worker, which its restarts need again
 
 
 class ProcessBackend:
@@ -73,6 +74,7 @@ class ProcessBackend:
         # Read once: workers that are restarted later get the same state as the first ones.
         self._program = None if settings.context is Context.FORK else ProgramState.read()
         self._pid = os.getpid()
+        self._build_messages: dict[int, bytes] = {}  # by worker
         self._links: list[WorkerLink] = []
         self._worker_of: dict[int, int] = {}  # by lane
         self._launcher: LauncherClient | None = None
@@ -142,8 +144,14 @@ class ProcessBackend:
         return WorkerLink(plan, self._build_progress, has_trace=self._settings.has_trace)
 
     def _dump_build(self, plan: WorkerPlan) -> bytes:
-        data = None if self._program is None else dump_plan(plan)
-        return dump(Build(self._settings, plan.worker, plan.lanes, data, self._program))
+        """Return the Build of a worker. It is kept if it is small: pickling it at each restart would hold up the learner's threads."""
+        message = self._build_messages.get(plan.worker)
+        if message is None:
+            data = None if self._program is None else dump_plan(plan)
+            message = dump(Build(self._settings, plan.worker, plan.lanes, data, self._program))
+            if len(message) <= KEPT_BYTES:
+                self._build_messages[plan.worker] = message
+        return message
 
     def _launch(self, links: Sequence[WorkerLink], build_messages: Sequence[bytes]) -> None:
         launcher = self._require_launcher()
