@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from stepmill import _native
 from stepmill.pool.events import BeginRestart, Decision, Remedy, ServeWorker, WorkerDied
 from stepmill.pool.policies import RAISE
 from stepmill.pool.workers import TRANSITIONS, RestartTask, WorkerState, WorkerSupervisor
@@ -229,3 +231,35 @@ def test_a_restart_for_which_the_system_has_no_thread_names_the_limits(monkeypat
     assert isinstance(task.result, UsageError)
     assert "can't start new thread" in str(task.result)
     assert "ulimit -u" in str(task.result)
+
+
+class MeetingBackend(FakeBackend):
+    """Each restart waits a while for another one to begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meeting = threading.Barrier(2)
+        self.num_met = 0
+
+    def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.meeting.wait(0.2)
+            self.num_met += 1
+        return WorkerReport(worker, 2, ())
+
+
+@pytest.mark.parametrize("is_beside_loop", [False, True])
+def test_restarts_leave_one_of_two_cores_to_an_event_loop(
+    monkeypatch: pytest.MonkeyPatch, is_beside_loop: bool
+) -> None:
+    monkeypatch.setattr(_native, "usable_cores", lambda: 2)
+    state, backend = FakeState(), MeetingBackend()
+    supervisor = WorkerSupervisor([WorkerPlan(w, (w,), ()) for w in range(2)], cast("Any", backend), PoolOptions())
+    supervisor.attach(cast("Any", state))
+    if is_beside_loop:
+        supervisor.leave_core_free()
+    for worker in range(2):
+        supervisor.plan_restart(BeginRestart(worker, 0, Remedy.RAISE, {}))
+        supervisor.start_restart(worker)
+    supervisor.join()
+    assert backend.num_met == (0 if is_beside_loop else 2)

@@ -73,7 +73,7 @@ class AsyncPool:
     def _start(self) -> None:
         pool = self._make_pool()
         try:
-            PoolPort(pool).check_event_loop()
+            PoolPort(pool).prepare_event_loop()
             with self._lock:
                 self._pool = None if self._is_abandoned else pool
         finally:

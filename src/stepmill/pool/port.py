@@ -136,8 +136,8 @@ class PoolPort:
         """The descriptor that becomes readable after `watch`, which the pool owns."""
         return self.slab.event
 
-    def check_event_loop(self) -> None:
-        """Check that an event loop can wait for the pool.
+    def prepare_event_loop(self) -> None:
+        """Check that an event loop can wait for the pool, and let restarts leave a core to it.
 
         Raises:
             UsageError: the envs run in the thread that waits for them, which would be blocked.
@@ -147,6 +147,7 @@ class PoolPort:
                 "envs of this backend run in the thread that waits for them, which an event loop must not be blocked by; "
                 "use backend='process' or 'thread'"
             )
+        self._recovery.workers.leave_core_free()
 
     def has_news(self, min_envs: int | None, max_envs: int | None) -> bool:
         """Return whether `Pool.receive` would return now, and handle faults and events that have arrived."""

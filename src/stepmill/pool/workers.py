@@ -10,7 +10,8 @@
 
 `WorkerSupervisor` has one record per worker and is the only code that changes the records, in the pool's thread. A restart
 runs in its own thread (`RestartTask`), which accesses no record: it stores its outcome in the task and ends the pool's wait. At most as
-many build envs at once as there are usable cores. No method calls `apply`: they return decisions, which the caller carries out.
+many build envs at once as there are usable cores, beside an event loop one less. No method calls `apply`: they return decisions, which
+the caller carries out.
 """
 
 from __future__ import annotations
@@ -281,6 +282,11 @@ class WorkerSupervisor:
             return None
         return 0.0 if number == 1 else min(FIRST_BACKOFF_S * 2 ** (number - 2), MAX_BACKOFF_S)
 
+    def leave_core_free(self) -> None:
+        """Let workers that are restarted build their envs on one core less, if there are several: the learner goes on meanwhile."""
+        if _native.usable_cores() > 1:
+            self._turns.acquire()
+
     def check_restartable(self, worker: int) -> None:
         """Refuse a restart that cannot succeed.
 
@@ -351,7 +357,7 @@ class WorkerSupervisor:
         def restart(cancelled: threading.Event) -> WorkerReport:
             if not cancelled.wait(delay_s) and before is not None:
                 before()
-            with self._turns:  # as many build their envs at a time as there are usable cores
+            with self._turns:
                 if cancelled.is_set():
                     raise ClosedPoolError("the pool was closed before its worker was restarted; make a new one")
                 if monitor is not None:
