@@ -7,7 +7,7 @@ blocking   256 envs of SkyRL-Gym that sleep 3 s in each of 3 steps: 9 s would be
 coroutines 1,024 coroutine envs that sleep 0 to 100 ms in each of 100 steps: 5 s would be ideal; beside verifiers' env workers, which are
            as many, and beside asyncio in the program itself, which isolates nothing
 lag        how late a task of the same event loop runs while envs sleep 0 to 100 ms in each step and 1 % of the steps kill their
-           worker or hang; beside the same load with the event loop idle
+           worker or hang; beside it, at the same time, how late a task runs in a process whose event loop is idle
 
 The peers of blocking and coroutines are in an environment of their own: `python -m benchmarks.setup --only text` makes it, and
 `.venvs/text-bench/bin/python -m benchmarks.aio` runs in it. A section whose peer is not installed says so.
@@ -21,14 +21,15 @@ import argparse
 import asyncio
 import importlib.util
 import json
+import multiprocessing
 import os
 import random
 import signal
 import statistics
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +187,22 @@ async def late_by(is_over: asyncio.Event, lags: list[float]) -> None:
         lags.append(time.perf_counter() - due)
 
 
+async def late_until_told(told: Connection) -> list[float]:
+    """Return how late a task was in this event loop, in which nothing else runs, until a message came."""
+    is_over, lags = asyncio.Event(), list[float]()
+    asyncio.get_running_loop().add_reader(told.fileno(), is_over.set)
+    told.send(None)
+    await late_by(is_over, lags)
+    return lags
+
+
+def wait_beside(told: Connection) -> None:
+    """Run an idle event loop in a process of its own."""
+    told.send(asyncio.run(late_until_told(told)))
+
+
 async def lag(scale: float, num_envs: int, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the 99th percentile of the lag in ms: in a thread with a loop of its own, which only waits, and in the busy loop."""
+    """Return the 99th percentile of the lag in ms: in the busy loop, and at the same time in the idle one of another process."""
     rng = random.Random(0)
 
     async def step_once(env: stepmill.EnvLease, *, is_lost: bool) -> bool:
@@ -206,23 +221,13 @@ async def lag(scale: float, num_envs: int, options: dict[str, Any]) -> dict[str,
                 is_lost = await step_once(env, is_lost=is_lost)
 
     busy: list[float] = []
-    idle: list[float] = []
-    is_over = threading.Event()
-
-    def wait_beside() -> None:
-        async def main() -> None:
-            own = asyncio.Event()
-            task = asyncio.create_task(late_by(own, idle))
-            await asyncio.to_thread(is_over.wait)
-            own.set()
-            await task
-
-        asyncio.run(main())
-
+    context = multiprocessing.get_context("spawn")
+    told, other_end = context.Pipe()
+    beside = context.Process(target=wait_beside, args=(other_end,), daemon=True)
     settings = {"step_timeout_s": 1.0, "restarts": {"max_restarts": 10**6}, **options}
     async with stepmill.AsyncPool(partial(Waiting, 0.1, is_random=True), num_envs=num_envs, **settings) as pool:
-        beside = threading.Thread(target=wait_beside)
         beside.start()
+        await asyncio.to_thread(told.recv)  # it has started
         own = asyncio.Event()
         task = asyncio.create_task(late_by(own, busy))
         began = time.perf_counter()
@@ -230,7 +235,8 @@ async def lag(scale: float, num_envs: int, options: dict[str, Any]) -> dict[str,
         wall_s = time.perf_counter() - began
         own.set()
         await task
-        is_over.set()
+        told.send(None)
+        idle = await asyncio.to_thread(told.recv)
         beside.join()
         num_deaths = sum(worker.deaths for worker in pool.pool.stats().workers)
     percentile = {side: float(np.percentile(each, 99) * 1e3) for side, each in (("busy", busy), ("beside", idle))}
