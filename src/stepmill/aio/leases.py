@@ -18,7 +18,9 @@ from stepmill.pool.port import PoolPort
 Result = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 _MAX_REFUSALS = 100  # a command that is refused more often, without a fault, would be refused without end
-_MAX_WOKEN = 8  # how many tasks go on in one turn of the event loop, before it looks at timers and descriptors
+# How many tasks get results in one turn of the event loop, before it looks at timers and descriptors. One that gets a fault counts as
+# several: it is likely to reset its env.
+_MAX_WOKEN, _FAULT_COUNTS = 16, 4
 
 
 @dataclass(eq=False)
@@ -222,11 +224,14 @@ class Leases:
 
     def _wake_tasks(self) -> None:
         """Give some tasks what they await. If all went on at once, the event loop's other tasks would be late."""
-        for _ in range(min(_MAX_WOKEN, len(self._outcomes))):
+        num_woken = 0
+        while self._outcomes and num_woken < _MAX_WOKEN:
             waiter, outcome = self._outcomes.popleft()
             if waiter.done():
                 continue
             if isinstance(outcome, StepmillError):
                 waiter.set_exception(copy.copy(outcome))  # tasks share no exception, since it has one traceback
+                num_woken += _FAULT_COUNTS
             else:
                 waiter.set_result(outcome)
+                num_woken += 1
