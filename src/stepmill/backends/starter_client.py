@@ -34,7 +34,10 @@ from stepmill.worker.signals import allow_signals, defer_signals
 # Modules that the starter imports once for all forked workers. By name, because this package does not import them.
 _PRELOAD = ["numpy.random", "stepmill.worker.main", "stepmill.envs"]
 # Further modules to import if the learner has imported a library, because its envs then need them.
-_PRELOAD_IF_USED = {"gymnasium": ["gymnasium", "stepmill.envs.gymnasium", "stepmill.envs.gymnasium_registry"]}
+_PRELOAD_IF_USED = {
+    "gymnasium": ["gymnasium", "stepmill.envs.gymnasium", "stepmill.envs.gymnasium_registry"],
+    "stepmill.aio": ["stepmill.worker.coroutine_server"],
+}
 
 IDLE_S = 10.0  # how long a starter without launchers waits for the next pool
 _CLOSE_S = 0.3
