@@ -1,6 +1,6 @@
 """Many tasks lease envs that die, hang and raise at random, and are cancelled at random; every reply is checked by its content.
 
-    python -m tests.aio.storm [--seconds 60] [--on-fault raise|truncate|replay] [--seed 0]
+    python -m tests.aio.storm [--seconds 60] [--on-fault raise|truncate|replay] [--coroutines] [--seed 0]
 
 An observation names its env, its episode, its step and the action before it, so that a reply that is late, doubled or of another task
 is seen. A fault must be an exception, or be marked in the info; under "replay" there is none, but for what replays cannot repeat.
@@ -23,7 +23,7 @@ from tests.chaos.envs import ACTION, CLOCK, IDENTITY, LENGTH, TAG, ChaosEnv
 
 NUM_ENVS, NUM_TASKS = 32, 48
 KILL_CHANCE, HANG_CHANCE, RAISE_CHANCE, CANCEL_CHANCE = 0.004, 0.002, 0.004, 0.01
-STEP_TIMEOUT_S = 1.0
+STEP_TIMEOUT_S, MAX_WAIT_S = 1.0, 0.02
 
 
 class StormEnv(ChaosEnv):
@@ -44,6 +44,48 @@ class StormEnv(ChaosEnv):
         elif self._can_raise and drawn < KILL_CHANCE + HANG_CHANCE + RAISE_CHANCE:
             raise ValueError("by chance")
         return super().step(action)
+
+
+class AsyncStormEnv:
+    """The same with coroutines, which talk to an env over a connection: a reply that nobody took is the next one that is read.
+
+    A hang is a wait without end, or blocks the event loop; the reply to it is late.
+    """
+
+    observation_space, action_space = ChaosEnv.observation_space, ChaosEnv.action_space
+
+    def __init__(self, identity: int, can_raise: bool) -> None:
+        self._env = ChaosEnv(identity)
+        self._chance = random.Random(f"{os.getpid()} {identity} {time.monotonic_ns()}")
+        self._can_raise = can_raise
+        self._replies: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Reset the env."""
+        self._replies.put_nowait(self._env.reset(seed=seed))
+        return await self._read()
+
+    async def step(self, action: Any) -> Any:
+        """Fail, or step."""
+        drawn = self._chance.random()
+        if drawn < KILL_CHANCE / 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._replies.put_nowait(self._env.step(action))
+        if drawn < KILL_CHANCE:
+            await asyncio.Event().wait()
+        if drawn < KILL_CHANCE + HANG_CHANCE / 4:
+            signal.pause()
+        if self._can_raise and drawn < KILL_CHANCE + RAISE_CHANCE:
+            self._replies.get_nowait()
+            raise ValueError("by chance")
+        return await self._read()
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+    async def _read(self) -> Any:
+        await asyncio.sleep(self._chance.random() * MAX_WAIT_S)
+        return await self._replies.get()
 
 
 def tag_of(seed: int) -> int:
@@ -87,10 +129,11 @@ async def play_until(deadline: float, pool: stepmill.AsyncPool, rng: random.Rand
             counts[type(error).__name__.partition("_")[0]] += 1
 
 
-async def storm(seconds: float, on_fault: Any, seed: int) -> Counter[str]:
+async def storm(seconds: float, on_fault: Any, seed: int, *, has_coroutines: bool = False) -> Counter[str]:
     """Return what happened."""
     counts: Counter[str] = Counter()
-    fns = [partial(StormEnv, env_id, on_fault != "replay") for env_id in range(NUM_ENVS)]
+    make_env = AsyncStormEnv if has_coroutines else StormEnv
+    fns = [partial(make_env, env_id, on_fault != "replay") for env_id in range(NUM_ENVS)]
     options: Any = {"on_fault": on_fault, "restarts": {"max_restarts": 10**6, "max_env_errors": 10**6}}
     if on_fault == "replay":
         options["seeding"] = "per_episode"
@@ -106,9 +149,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--on-fault", choices=["raise", "truncate", "replay"], default="raise")
+    parser.add_argument("--coroutines", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    print(arguments.on_fault, dict(asyncio.run(storm(arguments.seconds, arguments.on_fault, arguments.seed))))
+    given = parser.parse_args()
+    counts = storm(given.seconds, given.on_fault, given.seed, has_coroutines=given.coroutines)
+    print(given.on_fault, dict(asyncio.run(counts)))
 
 
 if __name__ == "__main__":

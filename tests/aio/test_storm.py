@@ -11,9 +11,10 @@ from tests.aio.storm import storm
 
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("has_coroutines", [False, True], ids=["plain", "coroutines"])
 @pytest.mark.parametrize("on_fault", ["raise", "truncate", "replay"])
-def test_replies_of_a_storm_belong_to_their_requests(on_fault: str) -> None:
-    counts = asyncio.run(storm(300.0, on_fault, seed=1))
+def test_replies_of_a_storm_belong_to_their_requests(on_fault: str, has_coroutines: bool) -> None:
+    counts = asyncio.run(storm(240.0, on_fault, seed=1, has_coroutines=has_coroutines))
     assert counts["deaths"] > 100
     assert counts["episodes"] > 1000
     errors = {name for name in counts if name.endswith(("Error", "Died", "Timeout"))}
