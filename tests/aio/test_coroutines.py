@@ -22,6 +22,7 @@ from tests.harness.coroutine_envs import (
     Turns,
     block,
     cancel_itself,
+    cancel_later,
     die_once,
     exit_in_step,
     refuse_to_end,
@@ -188,6 +189,22 @@ def test_a_call_follows_the_step_of_its_env_and_other_envs_go_on() -> None:
         gate.open(1)
         assert turns.result() == (1,)
         assert pool.recv(1).env_id == [0]
+
+
+def test_a_call_that_is_too_late_is_cancelled_and_its_env_goes_on() -> None:
+    options = {"num_workers": 1, "workers": {"call_timeout_s": DEADLINE_S}}
+    with stepmill.Pool([Turns] * 2, backend="process", **options) as pool:
+        pool.reset()
+        with pytest.raises(stepmill.EnvTimeout):
+            pool.call("wait_here", env_ids=[0])
+        assert pool.step([1, 1]).obs[:, 1].tolist() == [1, 1]
+
+
+def test_a_cancellation_that_comes_after_its_command_harms_no_later_command() -> None:
+    with stepmill.Pool(with_orders(cancel_later), num_workers=1, step_timeout_s=10 * DEADLINE_S) as pool:
+        pool.reset()
+        for turn in range(1, LENGTH):
+            assert pool.step(np.ones(3, np.int64)).obs[:, 1].tolist() == [turn] * 3
 
 
 def test_a_close_ends_steps_that_wait(tmp_path: Path) -> None:

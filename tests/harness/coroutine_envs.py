@@ -82,6 +82,9 @@ class Turns:
         self.tasks.add(asyncio.current_task())
         return len(self.tasks)
 
+    async def wait_here(self) -> None:
+        await asyncio.Event().wait()
+
     def pid(self) -> int:
         return os.getpid()
 
@@ -132,6 +135,12 @@ async def exit_in_step(_env: Turns, _action: Any) -> None:
 
 async def cancel_itself(_env: Turns, _action: Any) -> None:
     raise asyncio.CancelledError
+
+
+async def cancel_later(_env: Turns, _action: Any) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().call_soon(task.cancel)  # the step ends before
 
 
 async def die_once(flag: Path, env: Turns, _action: Any) -> None:

@@ -76,11 +76,13 @@ class CoroutineServer:
         self._cancelled: set[int] = set()
         self._stale: set[int] = set()  # cancelled: their envs are made again
         self._settings: defaultdict[int, dict[object, tuple[Request, int]]] = defaultdict(dict)
-        self._mailbox: Mailbox | None = None
+        self._mailbox: Mailbox  # given to `begin`
         self._requests: deque[Request | None] = deque()  # None: the learner has exited
         self._holds: defaultdict[int, deque[int]] = defaultdict(deque)  # by server: tickets after which requests come
         self._num_seen = 0
         self._served: Request | None = None
+        self._call_limit_s = settings.call_timeout_s or _FOREVER_S
+        self._call_deadline = _FOREVER_S
         self._is_told = False  # to stop
         self._error: BaseException | None = None
 
@@ -113,6 +115,7 @@ class CoroutineServer:
             self._end()
         else:
             self.keep_settings(request)
+            self._call_deadline = self._loop.time() + self._call_limit_s
         return request
 
     def keep_settings(self, request: Request) -> None:
@@ -123,7 +126,6 @@ class CoroutineServer:
 
     def reply(self, reply: Reply) -> None:
         """Pass a reply on."""
-        assert self._mailbox is not None  # given to `begin`
         self._mailbox.reply(reply)
 
     def requests_seen(self, _count: int) -> None:
@@ -185,14 +187,13 @@ class CoroutineServer:
         while exit_kind == _native.LOOP_REQUEST and None not in self._requests:
             exit_kind, new = self._native.receive_calls()
             for server, is_reset, arguments in new:
-                self._tasks[server].begin(partial(self._run_command, server, arguments, is_reset=is_reset))
+                self._tasks[server].begin(partial(self._begin_command, server, arguments, is_reset=is_reset))
             if exit_kind == _native.LOOP_REQUEST:
                 self._read_request()
         self._is_told |= exit_kind == _native.LOOP_STOP
 
     def _read_request(self) -> None:
         """Read a request, and hold the commands of its envs that come after it."""
-        assert self._mailbox is not None  # given to `begin`
         request = self._mailbox.next()
         self._requests.append(request)
         if request is None:
@@ -208,6 +209,13 @@ class CoroutineServer:
             self._native.hold(server, self._holds[server][0])
         else:
             self._native.release_hold(server)
+
+    async def _begin_command(self, server: int, arguments: Any, *, is_reset: bool) -> None:
+        try:
+            await self._run_command(server, arguments, is_reset=is_reset)
+        except Exception as exc:  # a bug
+            self._error = exc
+            self._return()
 
     async def _run_command(self, server: int, arguments: Any, *, is_reset: bool) -> None:
         """Make the calls of one command."""
@@ -279,5 +287,8 @@ class CoroutineServer:
                 self._cancelled.add(server)
                 self._tasks[server].cancel()
                 self._deadlines[server] = now + CANCEL_GRACE_S
+        if self._served is not None and now > self._call_deadline:  # the caller has stopped to wait for it
+            for server in self._served.servers:
+                self._tasks[server].cancel()
         self._ticked = now
         self._timer = self._loop.call_later(self._tick_s, self._guard, self._tick)

@@ -68,7 +68,13 @@ class EnvTask:
         self.loop.run_until_complete(self._task)
 
     async def _run(self) -> None:
-        while (work := await self._work.get()) is not None:
+        while True:
+            try:
+                work = await self._work.get()
+            except asyncio.CancelledError:  # for what has ended
+                continue
+            if work is None:
+                return
             await work()
 
 
@@ -128,8 +134,6 @@ def close_all(envs: Sequence[Any]) -> list[BaseException | None]:
 
     With the last task of a thread its event loop ends. If the thread runs another event loop, another thread closes the envs.
     """
-    if not envs:
-        return []
     if _runs_event_loop():
         with ThreadPoolExecutor(1) as other:
             return other.submit(close_all, envs).result()
