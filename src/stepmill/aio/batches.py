@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from stepmill import EnvState, Pool, Received, StepmillError, UsageError
 from stepmill.pool.port import PoolPort
@@ -46,17 +47,30 @@ class Batches:
 
     async def _wait(self, timeout_s: float) -> None:
         """Wait for the pool's event, at most for a while."""
-        loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
-        timer = loop.call_later(timeout_s, self._wake)
-        loop.add_reader(self._port.event_fd, self._wake)
+        self._waiter = asyncio.get_running_loop().create_future()
         try:
-            await self._waiter
+            await wait_readable(self._port.event_fd, self._waiter, timeout_s)
         finally:
-            loop.remove_reader(self._port.event_fd)
-            timer.cancel()
             self._waiter = None
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+
+async def wait_readable(fd: int, waiter: asyncio.Future[Any], timeout_s: float) -> None:
+    """Wait until a descriptor, if it is not -1, is readable, or the waiter has a result or an exception, which is raised."""
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(timeout_s, wake, waiter)
+    if fd >= 0:
+        loop.add_reader(fd, wake, waiter)
+    try:
+        await waiter
+    finally:
+        timer.cancel()
+        if fd >= 0:
+            loop.remove_reader(fd)
+        if not waiter.cancelled() and waiter.done():  # asyncio complains of exceptions that nobody has read
+            waiter.exception()
+
+
+def wake(waiter: asyncio.Future[Any]) -> None:
+    """End a wait."""
+    if not waiter.done():
+        waiter.set_result(None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class EnvLease:
     """An env of an AsyncPool for one task: `async with pool.lease() as env`.
 
-    `reset` and `step` may be cancelled at any time, by `asyncio.timeout` for example. The command is then finished without the
-    task, or ended by its deadline, and nobody gets its result; the env needs a reset.
+    `reset`, `step` and `call` may be cancelled at any time, by `asyncio.timeout` for example. The command is then finished without the
+    task, or ended by its deadline, and nobody gets its result; after a step or reset the env needs a reset.
     """
 
     def __init__(self, leases: Leases) -> None:
@@ -47,9 +47,7 @@ class EnvLease:
         """
         seat = self._free_seat()
         self._why_reset = "its reset has not ended"
-        while seat.is_busy:
-            with suppress(StepmillError):
-                await self._leases.result_of(seat)
+        await self._wait_idle(seat)
         obs, _, _, _, info = await self._leases.reset(seat, seed, options)
         self._why_reset = ""
         return obs, info
@@ -72,6 +70,29 @@ class EnvLease:
         self._why_reset = "its episode has ended" if result[2] or result[3] else ""
         return result
 
+    async def call(self, name: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the env, or a function with the env, as `Pool.call` does, and return the result.
+
+        A cancelled command is waited for. If the call is cancelled, the env goes on with it, and nobody gets the result; the next
+        command comes after it.
+
+        Args:
+            name: of the method, or of an attribute, whose value is returned; or a function, called in the worker with the env before `args`.
+            *args, **kwargs: for the method; sent by cloudpickle.
+        Raises:
+            EnvError: the call raised.
+            EnvTimeout: it took longer than `workers.call_timeout_s`, and goes on.
+            WorkerDied: the worker has died, before the call or in it.
+        """
+        seat = self._free_seat()
+        await self._wait_idle(seat)
+        return await self._leases.call(seat, name, args, kwargs)
+
+    async def _wait_idle(self, seat: Seat) -> None:
+        while seat.is_busy:
+            with suppress(StepmillError):
+                await self._leases.result_of(seat)
+
     def _held(self) -> Seat:
         if self._seat is None:
             raise UsageError("this lease is not held: use the env inside of `async with pool.lease() as env`")
@@ -81,7 +102,7 @@ class EnvLease:
         seat = self._held()
         if seat.waiter is not None:
             raise BusyEnvError(
-                f"env {seat.env_id} is stepping or resetting for another task; lease one env per task",
+                f"env {seat.env_id} has a command of another task; lease one env per task",
                 env_ids=[seat.env_id],
             )
         return seat

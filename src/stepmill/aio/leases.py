@@ -6,16 +6,18 @@ import asyncio
 import copy
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from stepmill import EngineBug, Pool, Received, StepmillError, UsageError
-from stepmill.aio.batches import SLICE_S
+from stepmill import EngineBug, EnvTimeout, Pool, Received, StepmillError, UsageError
+from stepmill.aio.batches import SLICE_S, wait_readable, wake
 from stepmill.pool.infos import rows_of
 from stepmill.pool.port import PoolPort
 
 Result = tuple[Any, Any, Any, Any, dict[str, Any]]
+T = TypeVar("T")
 
 _MAX_REFUSALS = 100  # a command that is refused more often, without a fault, would be refused without end
 # How many tasks get results in one turn of the event loop, before it looks at timers and descriptors. One that gets a fault counts as
@@ -31,14 +33,14 @@ class Seat:
         env_id: the env.
         is_busy: it has a command whose result has not arrived.
         is_returned: its lease has ended, and the env is free once its command has ended.
-        waiter: of the task that awaits the result; None: the task was cancelled, and the result is dropped.
+        waiter: of the task that awaits the result, or a call; None: the task was cancelled, and the result is dropped.
         fault: why the env needs a reset before the next step; None if it has no fault.
     """
 
     env_id: int
     is_busy: bool = False
     is_returned: bool = False
-    waiter: asyncio.Future[Result] | None = None
+    waiter: asyncio.Future[Any] | None = None
     fault: StepmillError | None = None
 
 
@@ -122,8 +124,8 @@ class Leases:
     def step(self, seat: Seat, action: Any) -> Awaitable[Result]:
         """Send an action, and return what awaits the result."""
         send = partial(self._pool.send, self._port.as_batch(action), [seat.env_id])
-        self._send(seat, send, is_reset=False)
-        return self.result_of(seat)
+        self._send(seat, send, is_step=True)
+        return self._begin(seat)
 
     def reset(self, seat: Seat, seed: int | None, options: Mapping[str, Any] | None) -> Awaitable[Result]:
         """Send a reset, and return what awaits the result. Revive the env if it has a fault."""
@@ -132,34 +134,36 @@ class Leases:
         settings = None if options is None else {env_id: options}
 
         def send() -> None:
-            if seat.fault is not None:
+            if seat.fault is not None or self._port.is_lost(env_id):
                 self._pool.revive([env_id], wait=False)  # a reset alone would wait until the worker has started
             self._pool.reset_async(env_ids=[env_id], seed=seeds, options=settings)
 
-        self._send(seat, send, is_reset=True)
+        self._send(seat, send)
         seat.fault = None
-        return self.result_of(seat)
+        return self._begin(seat)
 
-    def _send(self, seat: Seat, send: Callable[[], None], *, is_reset: bool) -> None:
+    def _send(self, seat: Seat, send: Callable[[], T], *, is_step: bool = False) -> T:
         """Send a command. If dead workers are found, send it again, except a step of an env that is lost with one of them."""
         for _ in range(_MAX_REFUSALS):
             if self._error is not None:
                 raise self._error
-            if seat.fault is not None and not is_reset:
+            if seat.fault is not None and is_step:
                 raise copy.copy(seat.fault)
             try:
-                send()
+                return send()
             except UsageError:
                 raise
             except StepmillError as error:
                 refusal = error
                 self._advance()
-            else:
-                seat.is_busy = True
-                if self._timer is None:
-                    self._timer = self._loop.call_later(SLICE_S, self._tick)
-                return
         raise refusal
+
+    def _begin(self, seat: Seat) -> Awaitable[Result]:
+        """Record that a command was sent, and return what awaits the result."""
+        seat.is_busy = True
+        if self._timer is None:
+            self._timer = self._loop.call_later(SLICE_S, self._tick)
+        return self.result_of(seat)
 
     async def result_of(self, seat: Seat) -> Result:
         """Wait for the result of the env's command."""
@@ -173,6 +177,36 @@ class Leases:
             raise
         finally:
             seat.waiter = None
+
+    async def call(self, seat: Seat, name: str | Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a method of an env that is idle, and return what it returns."""
+        send = partial(self._port.call_now, seat.env_id, name, args, kwargs)
+        while (future := self._send(seat, send)) is None:
+            await self._wait(seat, self._loop.create_future(), -1)
+        deadline = self._loop.time() + self._pool.options.workers.call_timeout_s
+        while True:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            # Watched before it is asked, so that no reply comes in between.
+            descriptor = future.watch(partial(self._wake_soon, waiter))
+            is_late = self._loop.time() >= deadline
+            try:
+                return future.result(None if is_late else 0.0)[0]
+            except EnvTimeout:
+                if is_late:
+                    raise
+            await self._wait(seat, waiter, descriptor.fileno())
+
+    async def _wait(self, seat: Seat, waiter: asyncio.Future[None], fd: int) -> None:
+        seat.waiter = waiter
+        try:
+            await wait_readable(fd, waiter, SLICE_S)
+        finally:
+            seat.waiter = None
+
+    def _wake_soon(self, waiter: asyncio.Future[None]) -> None:
+        """End a wait, from any thread."""
+        with suppress(RuntimeError):  # the event loop is closed
+            self._loop.call_soon_threadsafe(wake, waiter)
 
     # ---- results ------------------------------------------------------------------------------------------------------
 

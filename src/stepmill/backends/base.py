@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from stepmill import _native
+from stepmill._native import OwnedFd
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import (
     ClosedPoolError,
@@ -159,6 +160,7 @@ class Future:
         *,
         unpack: Callable[[Outcome], Outcome] = lambda outcome: outcome,
         lane: int | None = None,
+        duplicate: Callable[[Future], OwnedFd] = lambda future: OwnedFd(),
     ) -> None:
         """Made by a backend.
 
@@ -169,6 +171,8 @@ class Future:
             wait: `wait(future, deadline)` returns when the future is done, or at the deadline.
             unpack: converts a received outcome. It may run code of the user, in the thread that asks for the result.
             lane: the thread that serves it; None if workers have one thread, which has the worker's number.
+            duplicate: `duplicate(future)` returns a new descriptor that polls readable when `wait` has something to read; none
+                if another thread finishes the future.
         """
         self.request = request
         self.worker = worker
@@ -177,6 +181,8 @@ class Future:
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._wait = wait
         self._unpack = unpack
+        self._duplicate = duplicate
+        self._callback: Callable[[], object] = lambda: None
         self._done = threading.Event()
         self._answers: deque[Reply | StepmillError] = deque()  # the first counts: a deque is appended to without a lock
         self._outcomes: tuple[Outcome, ...] | None = None
@@ -223,15 +229,28 @@ class Future:
         """Wait at most `seconds` for another thread to finish this future; return whether it is done."""
         return wait_event(self._done, seconds)
 
+    def watch(self, callback: Callable[[], object]) -> OwnedFd:
+        """Call `callback`, from any thread, once this is done, or now if it is. A later call replaces the callback.
+
+        Return a new descriptor: when it polls readable, `result(0)` may find the reply. If there is none, it need not be asked.
+        """
+        self._callback = callback
+        if self.is_done:
+            callback()
+        return self._duplicate(self)
+
     def finish(self, reply: Reply) -> None:
         """Set the reply. For backends; may be called from any thread. The first call of `finish` or `fail` counts."""
-        self._answers.append(reply)
-        self._done.set()
+        self._set_answer(reply)
 
     def fail(self, error: StepmillError) -> None:
         """Set the reason why there is no reply. For backends, like `finish`."""
-        self._answers.append(error)
+        self._set_answer(error)
+
+    def _set_answer(self, answer: Reply | StepmillError) -> None:
+        self._answers.append(answer)
         self._done.set()
+        self._callback()
 
     def _timeout_error(self, timeout_s: float | None) -> EnvTimeout:
         phase = "render" if self.request.kind is RequestKind.RENDER else "call"

@@ -195,7 +195,15 @@ class ProcessBackend:
         packed = [self._pack(request) for request in requests.values()]
         timeout_s = self._settings.call_timeout_s
         futures = [
-            Future(request, self._worker_of[lane], timeout_s, self._wait, unpack=self._unpack, lane=lane)
+            Future(
+                request,
+                self._worker_of[lane],
+                timeout_s,
+                self._wait,
+                unpack=self._unpack,
+                lane=lane,
+                duplicate=lambda future: self._links[future.worker].duplicate(),
+            )
             for lane, request in requests.items()
         ]
         with defer_signals():  # to all workers or to none

@@ -58,6 +58,12 @@ class ProcessLink:
             wanted[self.channel.fd] = select.POLLIN
         return wanted
 
+    def duplicate(self) -> OwnedFd:
+        """Return a duplicate of the descriptor to poll for messages, or if there are none any more, for the end of the process."""
+        with self._lock, contextlib.suppress(OSError):  # it is closed, or the limit of open files is reached
+            return OwnedFd.duplicate(self.pidfd if self.has_hung_up else self.channel.fd)
+        return OwnedFd()
+
     @property
     def is_dead(self) -> bool:
         """Whether the process has ended. All its messages can then be received by `handle_messages`."""

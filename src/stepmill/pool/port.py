@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -14,11 +15,15 @@ from stepmill.backends.base import traits_of
 from stepmill.pool.arguments import check_leaves
 from stepmill.pool.pool import Pool
 from stepmill.pool.receiving import EnvIds
+from stepmill.pool.requests import PoolFuture
 from stepmill.pool.resets import Options, Seed
+from stepmill.pool.workers import WorkerState
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import UsageError
+from stepmill.spec.errors import EnvTimeout, UsageError
 from stepmill.spec.tree import Leaf, Node, Opaque, map_tree, program
+from stepmill.worker.calls import call_payload
+from stepmill.worker.messages import RequestKind
 
 StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
@@ -171,6 +176,17 @@ class PoolPort:
             return map_tree(_in_batch, self.pool.spec.action, action)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise UsageError(f"the action has not the structure of the action space: {error!r}") from error
+
+    def call_now(self, env_id: int, name: str | Callable[..., Any], args: Any, kwargs: Any) -> PoolFuture | None:
+        """Begin a `Pool.call` of one env without waiting; return None if it is being rebuilt, and try again later."""
+        with suppress(EnvTimeout):
+            return self.pool._requests.send(RequestKind.CALL, [env_id], call_payload(name, args, kwargs), 0.0)
+        return None
+
+    def is_lost(self, env_id: int) -> bool:
+        """Whether the worker of an env is dead and an error has been raised for it, so that only `Pool.revive` restarts it."""
+        workers = self._recovery.workers
+        return workers.records[workers.worker_of(env_id)].state is WorkerState.DEAD_REPORTED
 
     def row_of(self, obs: Any, row: int) -> Any:
         """Return one row of a batch of observations."""

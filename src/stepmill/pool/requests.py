@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stepmill._native import OwnedFd
 from stepmill.backends.base import Future
 from stepmill.pool.arguments import checked_ids
 from stepmill.pool.crash_reporter import PositionedCall
@@ -71,6 +72,10 @@ class PoolFuture:
     def is_done(self) -> bool:
         """Whether `result` returns or raises at once, as far as is known now."""
         return all(part.future.is_done for part in self._parts)
+
+    def watch(self, callback: Callable[[], object]) -> OwnedFd:
+        """Watch the first part that is not done, as `Future.watch` does. Then ask `result(0)`, which may begin the call again."""
+        return next((part for part in self._parts if not part.future.is_done), self._parts[0]).future.watch(callback)
 
     def result(self, timeout_s: float | None = None) -> tuple[Any, ...]:
         """Wait, and return one value per env, in the order of `env_ids`.
@@ -154,9 +159,9 @@ class EnvRequests:
             return list(range(self._num_envs))
         return checked_ids(env_ids, self._num_envs, self._num_spares)
 
-    def send(self, kind: RequestKind, env_ids: Any, payload: object) -> PoolFuture:
-        """Send the same request to the named envs."""
-        return self._send(kind, self.checked_ids(env_ids), lambda places: payload)
+    def send(self, kind: RequestKind, env_ids: Any, payload: object, timeout_s: float | None = None) -> PoolFuture:
+        """Send the same request to the named envs. Wait `timeout_s`, by default `workers.call_timeout_s`, until they are rebuilt."""
+        return self._send(kind, self.checked_ids(env_ids), lambda places: payload, timeout_s)
 
     def set(self, kind: RequestKind, name: Name, values: Any, env_ids: Any) -> None:
         """Set something on the named envs, one value each or one for all, and store it for rebuilt envs."""
@@ -190,10 +195,15 @@ class EnvRequests:
             raise
 
     def _send(
-        self, kind: RequestKind, ids: Sequence[int], payload_for: Callable[[Sequence[int]], object]
+        self,
+        kind: RequestKind,
+        ids: Sequence[int],
+        payload_for: Callable[[Sequence[int]], object],
+        timeout_s: float | None = None,
     ) -> PoolFuture:
         workers = self._recovery.workers
-        self._wait_ready([workers.worker_of(env_id) for env_id in ids], self._call_timeout_s)
+        timeout_s = self._call_timeout_s if timeout_s is None else timeout_s
+        self._wait_ready([workers.worker_of(env_id) for env_id in ids], timeout_s)
         # Reading an attribute needs no capsule.
         has_capsule = self._recovery.crash_reporter.is_wanted and kind is not RequestKind.GET_ATTR
         positions = [self._recovery.crash_reporter.position_of(env_id) for env_id in ids] if has_capsule else ()

@@ -1,0 +1,223 @@
+"""`await env.call(...)` of a lease: what a task asks of its env between steps."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pytest
+
+import stepmill
+from stepmill.aio import leases
+from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
+from tests.aio.test_leases import chaos_pool, kill_first_worker, play, played_alone, run
+from tests.chaos.envs import CLOCK, IDENTITY, ChaosEnv
+from tests.harness.hangs import DEADLINE_S
+
+BOTH = pytest.mark.parametrize("backend", ["process", "thread"])
+
+
+def gate_pool(gate: Gate, num_envs: int = 1, **options: Any) -> stepmill.AsyncPool:
+    return stepmill.AsyncPool([partial(GateEnv, gate.path, env_id) for env_id in range(num_envs)], **options)
+
+
+def read_clock(env: Any, factor: int = 1) -> int:
+    return factor * int(env.unwrapped._clock)
+
+
+def end_process(env: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raise_key_error(env: object) -> None:
+    raise KeyError("planted")
+
+
+@BOTH
+def test_calls_return_what_methods_functions_and_attributes_give(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "SLICE_S", 1e4)  # each reply is announced
+
+    async def main() -> None:
+        async with chaos_pool(backend=backend) as pool:
+
+            async def ask(seed: int) -> None:
+                async with pool.lease() as env:
+                    assert await env.call("locate") == env.env_id  # needs no reset
+                    await env.reset(seed=seed)
+                    for clock in range(1, 10):
+                        await env.step(1)
+                        assert await env.call(read_clock, factor=3) == 3 * clock
+                    assert await env.call("identity") == env.env_id
+                    with pytest.raises(KeyError, match="planted"):
+                        await env.call(raise_key_error)
+                    assert (await env.step(1))[1] == 10.0
+
+            await asyncio.gather(*map(ask, range(12)))
+
+    run(main())
+
+
+@BOTH
+def test_a_call_waits_while_others_step_and_is_the_only_command_of_its_env(backend: Any) -> None:
+    async def main(gate: Gate) -> None:
+        async with (
+            gate_pool(gate, 2, num_workers=2, backend=backend) as pool,
+            pool.lease() as asked,
+            pool.lease() as other,
+        ):
+            await other.reset()
+            call = asyncio.create_task(asked.call("wait_here"))
+            await asyncio.to_thread(gate.wait_arrivals)
+            for action in (1, 2, 3):
+                assert (await other.step(action))[1] == float(action)
+            for command in (asked.reset, partial(asked.call, "wait_here")):
+                with pytest.raises(stepmill.BusyEnvError, match="lease one env per task"):
+                    await command()
+            gate.open()
+            assert await call == asked.env_id
+
+    with Gate() as gate:
+        run(main(gate))
+
+
+@BOTH
+def test_a_cancelled_call_goes_on_for_nobody_and_the_env_stays_usable(backend: Any) -> None:
+    async def main(gate: Gate) -> None:
+        async with gate_pool(gate, backend=backend) as pool, pool.lease() as env:
+            await env.reset()
+            await env.step(7)
+            call = asyncio.create_task(env.call("wait_here"))
+            await asyncio.to_thread(gate.wait_arrivals)
+            call.cancel()
+            with suppress(asyncio.CancelledError):
+                await call
+            later = asyncio.create_task(env.call(lambda env: "own"))
+            await asyncio.sleep(0)
+            gate.open()
+            assert await later == "own"
+            assert (await env.step(5))[0].tolist() == [0, 0, 2]
+
+    with Gate() as gate:
+        run(main(gate))
+
+
+def test_a_call_after_a_cancelled_step_comes_after_the_step() -> None:
+    async def main(gate: Gate) -> None:
+        async with gate_pool(gate) as pool, pool.lease() as env:
+            await env.reset()
+            step = asyncio.create_task(env.step(GATED_ACTION))
+            await asyncio.to_thread(gate.wait_arrivals)
+            step.cancel()
+            with suppress(asyncio.CancelledError):
+                await step
+            call = asyncio.create_task(env.call(lambda env: env.unwrapped._t))
+            await asyncio.sleep(0)
+            gate.open()
+            assert await call == 1
+
+    with Gate() as gate:
+        run(main(gate))
+
+
+def test_a_late_call_is_an_error_and_the_next_gets_its_own_reply() -> None:
+    async def main(gate: Gate) -> None:
+        async with gate_pool(gate, workers={"call_timeout_s": DEADLINE_S}) as pool, pool.lease() as env:
+            with pytest.raises(stepmill.EnvTimeout, match=f"not done within {DEADLINE_S:g} s"):
+                await env.call("wait_here")
+            gate.open()
+            assert await env.call(lambda env: "own") == "own"
+
+    with Gate() as gate:
+        run(main(gate))
+
+
+@BOTH
+def test_close_ends_a_call(backend: Any) -> None:
+    async def main(gate: Gate) -> None:
+        async with gate_pool(gate, backend=backend) as pool:
+            lease = pool.lease()
+            await lease.__aenter__()
+            call = asyncio.create_task(lease.call("wait_here"))
+            await asyncio.to_thread(gate.wait_arrivals)
+            closing = asyncio.create_task(pool.close())
+            with pytest.raises(stepmill.ClosedPoolError):
+                await call
+            gate.open()
+            await closing
+            with pytest.raises(stepmill.ClosedPoolError):
+                await lease.call("wait_here")
+
+    with Gate() as gate:
+        run(main(gate))
+
+
+async def is_marked(lost: stepmill.EnvLease) -> bool:
+    """Return whether the step of an env that is lost says so in its info, or raises it."""
+    try:
+        return "fault" in (await lost.step(1))[4]
+    except stepmill.WorkerDied:
+        return False
+
+
+@pytest.mark.parametrize("on_fault", ["raise", "truncate"])
+def test_a_death_in_a_call_is_raised_and_a_reset_brings_all_envs_of_the_worker_back(on_fault: Any) -> None:
+    async def main() -> None:
+        async with chaos_pool(on_fault=on_fault) as pool:
+            envs = [pool.lease() for _ in range(4)]
+            for env in envs:
+                await env.__aenter__()
+                await env.reset(seed=1)
+            by_id = {env.env_id: env for env in envs}
+            with pytest.raises(stepmill.WorkerDied) as caught:
+                await by_id[0].call(end_process)
+            assert set(caught.value.env_ids) == {0, 1}
+            assert [await is_marked(by_id[lost]) for lost in (0, 1)] == [on_fault == "truncate"] * 2
+            assert (await by_id[2].step(1))[1] == 1.0
+            assert await asyncio.gather(play(by_id[0], 4), play(by_id[1], 5)) == [played_alone(4), played_alone(5)]
+            assert await by_id[0].call("locate") == 0
+
+    run(main())
+
+
+def test_a_reset_after_a_death_in_a_call_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with chaos_pool() as pool, pool.lease() as env:
+            waits: list[bool] = []
+            revive = pool.pool.revive
+            monkeypatch.setattr(pool.pool, "revive", lambda ids, *, wait: (waits.append(wait), revive(ids, wait=wait)))
+            with pytest.raises(stepmill.WorkerDied):
+                await env.call(end_process)
+            assert await play(env, 4) == played_alone(4)
+            assert waits == [False]
+
+    run(main())
+
+
+def test_under_replay_a_call_of_an_env_whose_worker_was_killed_reaches_the_rebuilt_env() -> None:
+    async def main() -> None:
+        async with chaos_pool(on_fault="replay", seeding="per_episode") as pool, pool.lease() as env:
+            await env.reset(seed=1)
+            await env.step(1)
+            await asyncio.to_thread(kill_first_worker, pool)
+            assert await env.call(read_clock) == 1
+            obs = (await env.step(1))[0]
+            assert [int(obs[column]) for column in (IDENTITY, CLOCK)] == [0, 2]
+
+    run(main())
+
+
+def test_calls_that_only_the_pool_may_make_are_refused() -> None:
+    async def main() -> None:
+        async with stepmill.AsyncPool(ChaosEnv, num_envs=1) as pool:
+            lease = pool.lease()
+            with pytest.raises(stepmill.UsageError, match="not held"):
+                await lease.call("locate")
+            async with lease as env:
+                with pytest.raises(stepmill.UsageError, match="bypass the engine"):
+                    await env.call("step", 1)
+
+    run(main())
