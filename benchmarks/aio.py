@@ -1,6 +1,6 @@
 """`stepmill.AsyncPool` beside its peers, in interleaved pairs.
 
-    python -m benchmarks.aio [overhead] [blocking] [coroutines] [lag] [--pairs 10] [--scale 1.0] [--json FILE]
+    python -m benchmarks.aio [overhead] [blocking] [coroutines] [lag] [memory] [--pairs 10] [--scale 1.0] [--json FILE]
 
 overhead   64 envs that do nothing: time per `await env.step`, of the program and of all its cores, beside `asyncio.to_thread`
 blocking   256 envs of SkyRL-Gym that sleep 3 s in each of 3 steps: 9 s would be ideal; beside SkyRL's threads
@@ -8,6 +8,8 @@ coroutines 1,024 coroutine envs that sleep 0 to 100 ms in each of 100 steps: 5 s
            as many, and beside asyncio in the program itself, which isolates nothing
 lag        how late a task of the same event loop runs while envs sleep 0 to 100 ms in each step and 1 % of the steps kill their
            worker or hang; beside it, at the same time, how late a task runs in a process whose event loop is idle
+memory     500 envs of 20 MB, of which 20 at a time are used for a while, built on demand: MB of all processes (proportional set size),
+           beside the same use of 500 envs that are all built, and of 20 that are
 
 The peers of blocking and coroutines are in an environment of their own: `python -m benchmarks.setup --only text` makes it, and
 `.venvs/text-bench/bin/python -m benchmarks.aio` runs in it. A section whose peer is not installed says so.
@@ -28,6 +30,7 @@ import signal
 import statistics
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -35,14 +38,16 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 from gymnasium import spaces
 
 import stepmill
 
 KILL, HANG = 8, 9
 MAX_PAUSE_S = 0.1
+ENV_MB, IDLE_S = 20, 2.0
 LAG_EVERY_S = 0.005
-SECTIONS = ["overhead", "blocking", "coroutines", "lag"]
+SECTIONS = ["overhead", "blocking", "coroutines", "lag", "memory"]
 
 
 class Waiting(gymnasium.Env[Any, Any]):
@@ -66,6 +71,15 @@ class Waiting(gymnasium.Env[Any, Any]):
         if self._sleep_s or action == HANG:
             time.sleep(600 if action == HANG else self._sleep_s * (random.random() if self._is_random else 1.0))
         return self._obs, 0.0, False, False, {}
+
+
+class Large(Waiting):
+    """Holds memory, in parts that are too small for mappings of their own, and in a reference cycle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts = [np.ones(2**14, np.uint8) for _ in range(ENV_MB * 2**6)]
+        self._self = self
 
 
 class Pausing:
@@ -243,6 +257,36 @@ async def lag(scale: float, num_envs: int, options: dict[str, Any]) -> dict[str,
     return {"p99 ms": percentile["busy"], "p99 ms beside": percentile["beside"], "deaths": num_deaths, "wall_s": wall_s}
 
 
+def total_mb() -> float:
+    """Return the proportional set size of this process and all that it has started."""
+    sizes = []
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with suppress(OSError):
+            text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+            sizes.append(int(text.split("Pss:")[1].split()[0]) / 1024)
+    return sum(sizes)
+
+
+async def memory(scale: float) -> dict[str, Any]:
+    """Return MB while 20 envs are used, with pools of 500 envs on demand, of 500 envs and of 20."""
+    num_used, num_envs = 20, max(20, int(500 * scale))
+    cases: dict[str, tuple[int, float | None]] = {
+        "on demand": (num_envs, IDLE_S),
+        "all built": (num_envs, None),
+        "20 envs": (num_used, None),
+    }
+    found = {}
+    for name, (num_declared, idle_s) in cases.items():
+        async with stepmill.AsyncPool(Large, num_envs=num_declared, num_workers=8, idle_s=idle_s) as pool:
+            began = time.perf_counter()
+            await asyncio.gather(*(play_leased(pool, 5) for _ in range(min(5 * num_used, num_declared))))  # a burst
+            while time.perf_counter() - began < 4 * IDLE_S:
+                await asyncio.gather(*(play_leased(pool, 5) for _ in range(num_used)))
+                await asyncio.sleep(0.1)
+            found[name] = total_mb()
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], default=SECTIONS)
@@ -257,6 +301,7 @@ def main() -> None:
         "blocking": lambda: blocking(arguments.scale, arguments.options),
         "coroutines": lambda: coroutines(arguments.scale, arguments.options),
         "lag": lambda: lag(arguments.scale, arguments.num_envs, arguments.options),
+        "memory": lambda: memory(arguments.scale),
     }
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in arguments.sections}
     for pair in range(arguments.pairs):

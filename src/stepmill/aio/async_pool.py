@@ -12,6 +12,7 @@ from stepmill import ClosedPoolError, Pool, Received, UsageError
 from stepmill.aio.batches import Batches
 from stepmill.aio.lease import EnvLease
 from stepmill.aio.leases import Leases
+from stepmill.aio.on_demand import OnDemandEnv
 from stepmill.pool.port import PoolPort
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ class AsyncPool:
     Args:
         make_env: a function without arguments that makes an env, called in the workers; or a list of them, one per env.
         num_envs: how many envs, if `make_env` is one function.
+        idle_s: build each env when it is first reset in a lease, and close it when it has not been leased for this many seconds;
+            the next reset builds it again. Each thread of a worker builds one env at the start, which is then closed, too. None
+            builds all envs at the start, for as long as the pool runs.
         **keywords: options of a pool, such as `num_workers`, `step_timeout_s` and `on_fault`; not `autoreset_mode`. The default of
             `backend` is "process".
     Raises:
@@ -44,13 +48,20 @@ class AsyncPool:
         self,
         make_env: Callable[[], object] | Sequence[Callable[[], object]],
         num_envs: int | None = None,
+        *,
+        idle_s: float | None = None,
         **keywords: Unpack[OptionKeywords],
     ) -> None:
         if callable(make_env) == (num_envs is None):
             raise UsageError("AsyncPool() takes a function and num_envs, or a list of functions, one per env")
         for name in {"autoreset_mode", "num_episodes"} & keywords.keys():
             raise UsageError(f"the tasks of an AsyncPool decide when an env is reset; leave {name} out")
+        if idle_s is not None and not idle_s > 0:
+            raise UsageError(f"idle_s={idle_s} must be a positive number of seconds, or None")
         env_fns = [make_env] * (num_envs or 0) if callable(make_env) else make_env
+        if idle_s is not None:
+            env_fns = [partial(OnDemandEnv, env_fn) for env_fn in env_fns]
+        self._idle_s = idle_s
         options: dict[str, Any] = {"backend": "process", **keywords, "autoreset_mode": "Disabled"}
         self._make_pool = partial(Pool, env_fns, **options)
         self._lock = threading.Lock()  # while a thread starts the pool
@@ -110,7 +121,7 @@ class AsyncPool:
     def _used_by(self, kind: type[UserT]) -> UserT:
         pool = self.pool
         if self._user is None:
-            self._user = kind(pool)
+            self._user = kind(pool, self._idle_s)
         if not isinstance(self._user, kind):
             raise UsageError(f"this AsyncPool is used with {self._user.use}; make another one for {kind.use}")
         return self._user

@@ -18,7 +18,9 @@ class Batches:
 
     use = "send() and receive()"
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, idle_s: float | None) -> None:
+        if idle_s is not None:
+            raise UsageError("idle_s is for envs that are leased; leave it out for send() and receive()")
         self._pool, self._port = pool, PoolPort(pool)
         self._waiter: asyncio.Future[None] | None = None
 

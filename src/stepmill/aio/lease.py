@@ -48,7 +48,8 @@ class EnvLease:
         seat = self._free_seat()
         self._why_reset = "its reset has not ended"
         await self._wait_idle(seat)
-        obs, _, _, _, info = await self._leases.reset(seat, seed, options)
+        self._leases.reset(seat, seed, options)
+        obs, _, _, _, info = await self._leases.result_of(seat)
         self._why_reset = ""
         return obs, info
 
@@ -64,9 +65,9 @@ class EnvLease:
         seat = self._free_seat()
         if seat.fault is None and self._why_reset:
             raise UsageError(f"env {seat.env_id} cannot step: {self._why_reset}; call reset() first")
-        awaited = self._leases.step(seat, action)
+        self._leases.step(seat, action)
         self._why_reset = "its last step failed, or was cancelled"
-        result = await awaited
+        result = await self._leases.result_of(seat)
         self._why_reset = "its episode has ended" if result[2] or result[3] else ""
         return result
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 from stepmill import EngineBug, EnvTimeout, Pool, Received, StepmillError, UsageError
 from stepmill.aio.batches import SLICE_S, wait_readable, wake
+from stepmill.aio.on_demand import CLOSE
 from stepmill.pool.infos import rows_of
 from stepmill.pool.port import PoolPort
 
 Result = tuple[Any, Any, Any, Any, dict[str, Any]]
 T = TypeVar("T")
+logger = logging.getLogger("stepmill")
 
 _MAX_REFUSALS = 100  # a command that is refused more often, without a fault, would be refused without end
 # How many tasks get results in one turn of the event loop, before it looks at timers and descriptors. One that gets a fault counts as
@@ -35,6 +38,9 @@ class Seat:
         is_returned: its lease has ended, and the env is free once its command has ended.
         waiter: of the task that awaits the result, or a call; None: the task was cancelled, and the result is dropped.
         fault: why the env needs a reset before the next step; None if it has no fault.
+        is_built, is_first: if envs are built on demand: whether it is, and whether its thread builds it whenever it starts.
+        timer: closes the env when it has been idle for too long.
+        load: how many envs of its thread are taken by tasks; one list for all of them.
     """
 
     env_id: int
@@ -42,6 +48,14 @@ class Seat:
     is_returned: bool = False
     waiter: asyncio.Future[Any] | None = None
     fault: StepmillError | None = None
+    is_built: bool = False
+    is_first: bool = False
+    timer: asyncio.TimerHandle | None = None
+    load: list[int] = field(default_factory=lambda: [0])
+
+
+def _cost(seat: Seat) -> tuple[bool, int]:
+    return not seat.is_built, seat.load[0]
 
 
 class Leases:
@@ -49,7 +63,7 @@ class Leases:
 
     use = "leases"
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, idle_s: float | None) -> None:
         if pool.num_rows != pool.num_envs or pool.spec.agents:
             raise UsageError(
                 "leases are of envs with one row and one agent each; await batches of these envs with receive()"
@@ -57,22 +71,26 @@ class Leases:
         self._pool, self._port = pool, PoolPort(pool)
         self._loop = asyncio.get_running_loop()
         self._seats = [Seat(env_id) for env_id in range(pool.num_envs)]
-        self._free = deque(self._in_turns())
+        self._idle_s = idle_s
+        self._free: deque[Seat] = deque()
         self._queue: deque[asyncio.Future[Seat]] = deque()  # tasks that wait for an env
         self._outcomes: deque[tuple[asyncio.Future[Result], Result | StepmillError]] = deque()  # for tasks that go on
         self._timer: asyncio.TimerHandle | None = None
         self._error: StepmillError | None = None
         self._loop.add_reader(self._port.event_fd, self._advance)
         self._next = self._loop.call_soon(self._advance)
+        self._free_in_turns()
 
-    def _in_turns(self) -> list[Seat]:
-        """Return all seats so that those that follow each other are of different workers."""
-        num_seen: Counter[int] = Counter()
-        turn_of = []
-        for worker in self._port.worker_of:  # by env_id, as the seats are
-            turn_of.append(num_seen[worker])
-            num_seen[worker] += 1
-        return sorted(self._seats, key=lambda seat: turn_of[seat.env_id])
+    def _free_in_turns(self) -> None:
+        """Free all seats so that those that follow each other are of different workers, and else of different threads."""
+        places = []
+        for worker, thread, env_ids in self._port.threads:
+            load = [len(env_ids)]
+            for turn, env_id in enumerate(env_ids):
+                self._seats[env_id].is_first, self._seats[env_id].load = turn == 0, load
+                places.append((turn, thread, worker, env_id))
+        for *_, env_id in sorted(places):
+            self._put_back(self._seats[env_id])
 
     def end(self, error: StepmillError) -> None:
         """Fail all tasks that wait, and every later call."""
@@ -89,6 +107,8 @@ class Leases:
                 waiter.set_exception(error)
         for seat in self._seats:
             seat.is_busy = False
+            if seat.timer is not None:
+                seat.timer.cancel()
 
     # ---- who has which env --------------------------------------------------------------------------------------------
 
@@ -97,7 +117,7 @@ class Leases:
         if self._error is not None:
             raise self._error
         if self._free:
-            return self._free.popleft()
+            return self._take(self._free[0] if self._idle_s is None else min(self._free, key=_cost))
         waiter: asyncio.Future[Seat] = self._loop.create_future()
         self._queue.append(waiter)
         try:
@@ -117,18 +137,49 @@ class Leases:
             if not waiter.done():
                 waiter.set_result(seat)
                 return
-        self._free.append(seat)
+        self._put_back(seat)
+
+    def _take(self, seat: Seat) -> Seat:
+        self._free.remove(seat)
+        seat.load[0] += 1
+        if seat.timer is not None:
+            seat.timer.cancel()
+        return seat
+
+    def _put_back(self, seat: Seat) -> None:
+        """Let an idle env wait for a task. Those that were used last are taken first, so that the others are closed."""
+        seat.load[0] -= 1
+        if self._idle_s is None or not seat.is_built:
+            self._free.append(seat)
+        else:
+            self._free.appendleft(seat)
+        if self._idle_s is not None and (seat.is_built or seat.is_first):
+            seat.timer = self._loop.call_later(self._idle_s, self._close, seat)
+
+    def _close(self, seat: Seat) -> None:
+        """Close an idle env. It is busy meanwhile."""
+        self._take(seat).is_built = False
+        with suppress(StepmillError):
+            if not self._port.is_lost(seat.env_id):  # else nothing of it is there
+                self._send_reset(seat, None, CLOSE)
+                seat.is_returned = True
+                return
+        self._put_back(seat)
 
     # ---- commands -----------------------------------------------------------------------------------------------------
 
-    def step(self, seat: Seat, action: Any) -> Awaitable[Result]:
-        """Send an action, and return what awaits the result."""
+    def step(self, seat: Seat, action: Any) -> None:
+        """Send an action."""
         send = partial(self._pool.send, self._port.as_batch(action), [seat.env_id])
         self._send(seat, send, is_step=True)
-        return self._begin(seat)
+        self._begin(seat)
 
-    def reset(self, seat: Seat, seed: int | None, options: Mapping[str, Any] | None) -> Awaitable[Result]:
-        """Send a reset, and return what awaits the result. Revive the env if it has a fault."""
+    def reset(self, seat: Seat, seed: int | None, options: Mapping[str, Any] | None) -> None:
+        """Send a reset. Revive the env if it has a fault."""
+        seat.is_built = True
+        self._send_reset(seat, seed, options)
+
+    def _send_reset(self, seat: Seat, seed: int | None, options: Mapping[str, Any] | None) -> None:
         env_id = seat.env_id
         seeds = None if seed is None else {env_id: seed}
         settings = None if options is None else {env_id: options}
@@ -140,7 +191,7 @@ class Leases:
 
         self._send(seat, send)
         seat.fault = None
-        return self._begin(seat)
+        self._begin(seat)
 
     def _send(self, seat: Seat, send: Callable[[], T], *, is_step: bool = False) -> T:
         """Send a command. If dead workers are found, send it again, except a step of an env that is lost with one of them."""
@@ -158,12 +209,11 @@ class Leases:
                 self._advance()
         raise refusal
 
-    def _begin(self, seat: Seat) -> Awaitable[Result]:
-        """Record that a command was sent, and return what awaits the result."""
+    def _begin(self, seat: Seat) -> None:
+        """Record that a command was sent."""
         seat.is_busy = True
         if self._timer is None:
             self._timer = self._loop.call_later(SLICE_S, self._tick)
-        return self.result_of(seat)
 
     async def result_of(self, seat: Seat) -> Result:
         """Wait for the result of the env's command."""
@@ -243,15 +293,19 @@ class Leases:
             # Python's numbers, as envs return them, or vectors of rewards.
             outcomes = [column.tolist() if column.ndim == 1 else column for column in columns]
             for row, (env_id, *outcome) in enumerate(zip(env_ids, *outcomes, strict=True)):
-                self._take(seats[env_id], (self._port.row_of(batch.obs, row), *outcome, infos.get(row, {})))
+                self._end_command(seats[env_id], (self._port.row_of(batch.obs, row), *outcome, infos.get(row, {})))
         for env_id, fault in received.faults.items():
-            seats[env_id].fault = fault.error
-            self._take(seats[env_id], fault.error)
+            seat = seats[env_id]
+            if seat.is_returned and not seat.is_built:
+                logger.warning("the idle env %d was not closed well: %s", env_id, fault.error)
+            seat.is_built &= not fault.is_loss
+            seat.fault = fault.error
+            self._end_command(seat, fault.error)
         for env_id in {*env_ids, *received.faults}:
             if seats[env_id].is_returned:
                 self.release(seats[env_id])
 
-    def _take(self, seat: Seat, outcome: Result | StepmillError) -> None:
+    def _end_command(self, seat: Seat, outcome: Result | StepmillError) -> None:
         seat.is_busy = False
         if seat.waiter is not None:
             self._outcomes.append((seat.waiter, outcome))

@@ -15,7 +15,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
+from stepmill._native import OwnedFd
 from stepmill.backends.base import (
     BackendTraits,
     Future,
@@ -194,18 +196,8 @@ class ProcessBackend:
     def call(self, requests: Mapping[int, Request]) -> list[Future]:
         packed = [self._pack(request) for request in requests.values()]
         timeout_s = self._settings.call_timeout_s
-        futures = [
-            Future(
-                request,
-                self._worker_of[lane],
-                timeout_s,
-                self._wait,
-                unpack=self._unpack,
-                lane=lane,
-                duplicate=lambda future: self._links[future.worker].duplicate(),
-            )
-            for lane, request in requests.items()
-        ]
+        make = partial(Future, timeout_s=timeout_s, wait=self._wait, unpack=self._unpack, duplicate=self._duplicate)
+        futures = [make(request, self._worker_of[lane], lane=lane) for lane, request in requests.items()]
         with defer_signals():  # to all workers or to none
             for future, request in zip(futures, packed, strict=True):
                 self._post(request, future)
@@ -225,6 +217,9 @@ class ProcessBackend:
             if self._links[future.worker].post(request, future, ring):
                 return  # else another thread has just replaced the link: try the new one
         future.fail(closed_error())
+
+    def _duplicate(self, future: Future) -> OwnedFd:
+        return self._links[future.worker].duplicate()
 
     def _wait(self, future: Future, deadline: float | None) -> None:
         link = self._links[future.worker]

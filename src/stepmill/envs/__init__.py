@@ -31,8 +31,11 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Protocol, cast
 
+import numpy as np
+
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
+from stepmill.spec.tree import leaves, opaques, unflatten
 
 
 class Steppable(Protocol):
@@ -77,6 +80,7 @@ ADAPTERS: dict[str, str | Adapter] = {
     "stepmill.envs.unity.UnityEnv": "stepmill.envs.unity",
     "textarena.core.Env": "stepmill.envs.textarena",
     "reasoning_gym.dataset.ProceduralDataset": "stepmill.envs.reasoning_gym",
+    "stepmill.aio.on_demand.OnDemandEnv": "stepmill.aio.on_demand",
 }
 _ACCEPTED = (
     "gymnasium.Env, gymnasium.vector.VectorEnv, any object with the methods reset and step of gymnasium.Env, dm_env.Environment, pettingzoo.ParallelEnv, gym.Env, ding.envs.BaseEnv, "
@@ -122,3 +126,9 @@ def adapt(env: object) -> Steppable:
         UsageError: there is no adapter for the env.
     """
     return adapter_of(env).adapt(env)
+
+
+def blank_observation(spec: EnvSpec) -> object:
+    """Return an observation of zeros, with None for opaque values."""
+    zeros = [np.zeros(leaf.shape, leaf.dtype) for _, leaf in leaves(spec.observation)]
+    return unflatten(spec.observation, zeros, [None] * len(opaques(spec.observation)))

@@ -1,0 +1,96 @@
+"""`OnDemandEnv`: an env in a worker that is built by its first reset, and closed by a reset that says so. Its module is its adapter."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepmill.spec.env import EnvSpec
+
+CLOSE = {"stepmill.close": True}
+"""The options of a reset that closes the env and begins no episode. So deadlines, faults and replays treat it as a reset."""
+
+
+class OnDemandEnv:
+    """An env, or the place for one. The first env of each thread of a worker is built at once, and says what all of them are like."""
+
+    def __init__(self, make_env: Callable[[], object]) -> None:
+        self._make_env = make_env
+        self._spec: EnvSpec | None = None
+        self._env: Any = None  # it is not built
+
+    def __getattr__(self, name: str) -> Any:
+        if self._env is None:
+            raise AttributeError(f"there is no {name!r} of an env that is not built; its reset builds it")
+        return getattr(self._env, name)
+
+    def describe(self, like: EnvSpec | None) -> EnvSpec:
+        """Return the spec of the env, which is `like`, or else build the env and return its own."""
+        self._spec = like
+        return self._build() if like is None else like
+
+    def reset(self, **arguments: Any) -> Any:
+        """Build the env if necessary, and reset it; or close it."""
+        if arguments.get("options") == CLOSE:
+            closing = self.close()
+            return self._await_close(closing) if inspect.isawaitable(closing) else self._end_close()
+        if self._env is None:
+            self._build()
+        return self._env.reset(**arguments)
+
+    def step(self, action: Any) -> Any:
+        """Step the env. Hot path."""
+        return self._env.step(action)
+
+    def close(self) -> Any:
+        """Close the env, if it is built; return what is to be awaited. Its memory is free even if `close` raises."""
+        env, self._env = self._env, None
+        vars(self).pop("step", None)
+        close = getattr(env, "close", None)
+        return None if close is None else close()
+
+    async def _await_close(self, closing: Awaitable[Any]) -> Any:
+        await closing
+        return self._end_close()
+
+    def _end_close(self) -> Any:
+        _free_memory()
+        return import_module("stepmill.envs").blank_observation(self._spec), {}
+
+    def _build(self) -> EnvSpec:
+        adapters: Any = import_module("stepmill.envs")  # by name, as it imports other libraries
+        env = self._make_env()
+        spec: EnvSpec = adapters.describe(env, self._spec)
+        self._env = adapters.adapt(env)
+        if self._spec is not None and not spec.is_compatible(self._spec):
+            name = next(name for name, value in vars(spec).items() if value != getattr(self._spec, name))
+            self.close()
+            raise ValueError(
+                f"the env that was built on demand has the {name} {getattr(spec, name)}, and the first env of its worker "
+                f"{getattr(self._spec, name)}; the envs of a pool are alike in it"
+            )
+        self._spec = self._spec or spec
+        if inspect.iscoroutinefunction(self._env.step):
+            vars(self)["step"] = self._env.step  # the worker looks at it
+        return spec
+
+
+describe = OnDemandEnv.describe
+
+
+def adapt(env: OnDemandEnv) -> OnDemandEnv:
+    """Return the env itself."""
+    return env
+
+
+def _free_memory() -> None:
+    """Return the memory of a closed env to the system, also what reference cycles hold."""
+    gc.collect()
+    with suppress(AttributeError):  # a libc without it returns memory by itself
+        ctypes.CDLL(None).malloc_trim(0)
