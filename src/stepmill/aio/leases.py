@@ -237,7 +237,7 @@ class Leases:
         while True:
             waiter: asyncio.Future[None] = self._loop.create_future()
             # Watched before it is asked, so that no reply comes in between.
-            descriptor = future.watch(partial(self._wake_soon, waiter))
+            descriptor = self._port.watch_call(future, partial(self._wake_soon, waiter))
             is_late = self._loop.time() >= deadline
             try:
                 return future.result(None if is_late else 0.0)[0]

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native
+from stepmill._native import OwnedFd
 from stepmill.backends.base import traits_of
 from stepmill.pool.arguments import check_leaves
 from stepmill.pool.pool import Pool
@@ -182,6 +183,10 @@ class PoolPort:
         with suppress(EnvTimeout):
             return self.pool._requests.send(RequestKind.CALL, [env_id], call_payload(name, args, kwargs), 0.0)
         return None
+
+    def watch_call(self, future: PoolFuture, callback: Callable[[], object]) -> OwnedFd:
+        """Watch a call, as `Future.watch` does. Then ask `result(0)`, which may begin the call again."""
+        return future._watch(callback)
 
     def is_lost(self, env_id: int) -> bool:
         """Whether the worker of an env is dead and an error has been raised for it, so that only `Pool.revive` restarts it."""

@@ -73,7 +73,7 @@ class PoolFuture:
         """Whether `result` returns or raises at once, as far as is known now."""
         return all(part.future.is_done for part in self._parts)
 
-    def watch(self, callback: Callable[[], object]) -> OwnedFd:
+    def _watch(self, callback: Callable[[], object]) -> OwnedFd:
         """Watch the first part that is not done, as `Future.watch` does. Then ask `result(0)`, which may begin the call again."""
         return next((part for part in self._parts if not part.future.is_done), self._parts[0]).future.watch(callback)
 
