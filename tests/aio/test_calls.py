@@ -13,6 +13,7 @@ import pytest
 
 import stepmill
 from stepmill.aio import leases
+from stepmill.pool.port import PoolPort
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
 from tests.aio.test_leases import chaos_pool, kill_first_worker, play, played_alone, run
 from tests.chaos.envs import CLOCK, IDENTITY, ChaosEnv
@@ -103,6 +104,26 @@ def test_a_cancelled_call_goes_on_for_nobody_and_the_env_stays_usable(backend: A
 
     with Gate() as gate:
         run(main(gate))
+
+
+def test_other_tasks_run_during_a_call_whose_reply_is_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    call_now = PoolPort.call_now
+
+    def call_and_wait(port: PoolPort, *args: Any) -> Any:
+        future = call_now(port, *args)
+        assert future is not None
+        future.result()
+        return future
+
+    async def main() -> None:
+        async with chaos_pool() as pool, pool.lease() as env:
+            monkeypatch.setattr(PoolPort, "call_now", call_and_wait)
+            ran: list[str] = []
+            asyncio.get_running_loop().call_soon(ran.append, "another")
+            assert await env.call("locate") == env.env_id
+            assert ran == ["another"]
+
+    run(main())
 
 
 def test_a_call_after_a_cancelled_step_comes_after_the_step() -> None:

@@ -153,7 +153,7 @@ class Leases:
             self._free.append(seat)
         else:
             self._free.appendleft(seat)
-        if self._idle_s is not None and (seat.is_built or seat.is_first):
+        if self._idle_s is not None and (seat.is_built or seat.is_first) and self._error is None:
             seat.timer = self._loop.call_later(self._idle_s, self._close, seat)
 
     def _close(self, seat: Seat) -> None:
@@ -236,15 +236,14 @@ class Leases:
         deadline = self._loop.time() + self._pool.options.workers.call_timeout_s
         while True:
             waiter: asyncio.Future[None] = self._loop.create_future()
-            # Watched before it is asked, so that no reply comes in between.
             descriptor = self._port.watch_call(future, partial(self._wake_soon, waiter))
+            await self._wait(seat, waiter, descriptor.fileno())  # also if it is done: other tasks run in between
             is_late = self._loop.time() >= deadline
             try:
                 return future.result(None if is_late else 0.0)[0]
             except EnvTimeout:
                 if is_late:
                     raise
-            await self._wait(seat, waiter, descriptor.fileno())
 
     async def _wait(self, seat: Seat, waiter: asyncio.Future[None], fd: int) -> None:
         seat.waiter = waiter
@@ -296,7 +295,8 @@ class Leases:
                 self._end_command(seats[env_id], (self._port.row_of(batch.obs, row), *outcome, infos.get(row, {})))
         for env_id, fault in received.faults.items():
             seat = seats[env_id]
-            if seat.is_returned and not seat.is_built:
+            is_closing = seat.is_returned and not seat.is_built
+            if is_closing and getattr(fault.error, "env_id", None) == env_id:
                 logger.warning("the idle env %d was not closed well: %s", env_id, fault.error)
             seat.is_built &= not fault.is_loss
             seat.fault = fault.error

@@ -210,8 +210,13 @@ class PoolPort:
         return np.array(self._state.num_ended(), np.int64)
 
     @property
+    def worker_of(self) -> tuple[int, ...]:
+        """The worker of each env, by env_id. The envs of a worker are lost together."""
+        return tuple(map(self._recovery.workers.worker_of, range(self.pool.num_envs)))
+
+    @property
     def threads(self) -> list[tuple[int, int, tuple[int, ...]]]:
-        """The threads that run envs: worker, index in the worker, envs. The envs of a worker are lost together."""
+        """The threads that run envs: worker, index in the worker, envs."""
         plans = self.pool._runtime.plans
         return [(plan.worker, index, own) for plan in plans for index, own in enumerate(plan.lanes.values())]
 
