@@ -24,7 +24,7 @@ from stepmill.worker.messages import Reply, Request, RequestKind, WorkerSettings
 if TYPE_CHECKING:
     from stepmill.worker.env_host import Mailbox
 
-CANCEL_GRACE_S = 2.0  # how long a command may clean up that its deadline has cancelled
+_CANCEL_GRACE_S = 2.0  # how long a command may clean up that its deadline has cancelled
 _CLOSING_GRACE_S = 0.5  # the same when the pool ends
 _LONGEST_TICK_S = 0.25
 _TICKS_PER_LIMIT = 8
@@ -286,7 +286,7 @@ class CoroutineServer:
             else:
                 self._cancelled.add(server)
                 self._tasks[server].cancel()
-                self._deadlines[server] = now + CANCEL_GRACE_S
+                self._deadlines[server] = now + _CANCEL_GRACE_S
         if self._served is not None and now > self._call_deadline:  # the caller has stopped to wait for it
             for server in self._served.servers:
                 self._tasks[server].cancel()

@@ -151,9 +151,8 @@ def make_loop(slab: _native.Slab, worker: int, built: BuiltEnvs, settings: Worke
     native = loop_settings(built.specs[0], settings)
     if not any(map(_is_coroutine_env, built.envs)):
         return _native.Loop(slab, worker, built.envs, native)
-    from stepmill.worker.coroutine_server import (
-        CoroutineServer,  # most workers need no asyncio, which takes 40 ms to import
-    )
+    # Most workers need no asyncio, which takes 40 ms to import.
+    from stepmill.worker.coroutine_server import CoroutineServer
 
     loop = _native.CoroutineLoop(slab, worker, [None] * len(built.envs), native)
     return CoroutineServer(loop, built.envs, settings, partial(_make_again, built))
@@ -162,7 +161,7 @@ def make_loop(slab: _native.Slab, worker: int, built: BuiltEnvs, settings: Worke
 def _make_again(built: BuiltEnvs, server: int) -> object:
     adapters = cast("AdapterPackage", import_module("stepmill.envs"))
     made = built.env_fns[server]()
-    if adapters.describe(made, built.specs[server]) != built.specs[server]:
+    if adapters.describe(made, built.specs[server]) is not built.specs[server]:
         raise TypeError("the env was made again, and its spaces are not those that it had before")
     return adapters.adapt(made)
 
