@@ -108,7 +108,8 @@ def test_the_memory_of_a_trace_is_limited():
             pool.step([0] * 4)
         events = recorder.close()
     assert events.is_full
-    assert events.num_events < 1000 + 4096 + 16384  # at most what the rings hold is added at the end
+    # What the rings hold is added twice: when the limit is found to be reached, which may be late, and at the end.
+    assert events.num_events < 1000 + 2 * (4096 + 16384)
 
 
 def test_events_that_were_written_over_are_counted_as_lost():
