@@ -189,10 +189,8 @@ class CoroutineLoop(Loop):
     def release_hold(self, server: int) -> None:
         """End a hold."""
 
-    def begin_request(self, num_seen: int) -> None:
-        """
-        Set how many slow requests were read; commands may follow the last one.
-        """
+    def begin_request(self) -> None:
+        """Record that one more slow request was read; commands may follow it."""
 
     def end_request(self) -> None:
         """Record that no slow request is being served."""

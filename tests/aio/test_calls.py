@@ -15,7 +15,7 @@ import stepmill
 from stepmill.aio import leases
 from stepmill.pool.port import PoolPort
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
-from tests.aio.test_leases import chaos_pool, kill_first_worker, play, played_alone, run
+from tests.aio.test_leases import chaos_pool, held_by_id, kill_first_worker, play, played_alone, run
 from tests.chaos.envs import CLOCK, IDENTITY, ChaosEnv
 from tests.harness.hangs import DEADLINE_S
 
@@ -188,11 +188,7 @@ async def is_marked(lost: stepmill.EnvLease) -> bool:
 def test_a_death_in_a_call_is_raised_and_a_reset_brings_all_envs_of_the_worker_back(on_fault: Any) -> None:
     async def main() -> None:
         async with chaos_pool(on_fault=on_fault) as pool:
-            envs = [pool.lease() for _ in range(4)]
-            for env in envs:
-                await env.__aenter__()
-                await env.reset(seed=1)
-            by_id = {env.env_id: env for env in envs}
+            by_id = await held_by_id(pool)
             with pytest.raises(stepmill.WorkerDied) as caught:
                 await by_id[0].call(end_process)
             assert set(caught.value.env_ids) == {0, 1}

@@ -31,6 +31,15 @@ def chaos_pool(num_envs: int = 4, **options: Any) -> stepmill.AsyncPool:
     return stepmill.AsyncPool([partial(ChaosEnv, env_id) for env_id in range(num_envs)], num_workers=2, **options)
 
 
+async def held_by_id(pool: stepmill.AsyncPool) -> dict[int, stepmill.EnvLease]:
+    """Lease and reset four envs; return the leases by env_id."""
+    envs = [pool.lease() for _ in range(4)]
+    for env in envs:
+        await env.__aenter__()
+        await env.reset(seed=1)
+    return {env.env_id: env for env in envs}
+
+
 async def play(env: stepmill.EnvLease, seed: int, action: int = 1) -> list[Any]:
     """Play an episode, and return all that came of it, without the env's identity."""
     obs, _ = await env.reset(seed=seed)
@@ -228,11 +237,7 @@ def test_an_error_of_an_env_reaches_its_task_alone() -> None:
 def test_a_death_reaches_all_tasks_of_the_worker_and_a_reset_brings_their_envs_back() -> None:
     async def main() -> None:
         async with chaos_pool() as pool:
-            envs = [pool.lease() for _ in range(4)]
-            for env in envs:
-                await env.__aenter__()
-                await env.reset(seed=1)
-            by_id = {env.env_id: env for env in envs}
+            by_id = await held_by_id(pool)
             with pytest.raises(stepmill.WorkerDied) as caught:
                 await by_id[0].step(KILL)
             assert set(caught.value.env_ids) == {0, 1}

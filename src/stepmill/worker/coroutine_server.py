@@ -29,7 +29,6 @@ _CLOSING_GRACE_S = 0.5  # the same when the pool ends
 _LONGEST_TICK_S = 0.25
 _TICKS_PER_LIMIT = 8
 _FOREVER_S = float("inf")
-_COUNTER_MASK = 0xFFFFFFFF  # as env_host.REQUEST_COUNTER_MASK
 
 
 class _Watched:
@@ -79,7 +78,6 @@ class CoroutineServer:
         self._mailbox: Mailbox  # given to `begin`
         self._requests: deque[Request | None] = deque()  # None: the learner has exited
         self._holds: defaultdict[int, deque[int]] = defaultdict(deque)  # by server: tickets after which requests come
-        self._num_seen = 0
         self._served: Request | None = None
         self._call_limit_s = settings.call_timeout_s or _FOREVER_S
         self._call_deadline = _FOREVER_S
@@ -90,9 +88,8 @@ class CoroutineServer:
 
     def begin(self, mailbox: Mailbox, num_requests: int) -> None:
         """Begin to receive commands, and requests from a mailbox."""
-        self._mailbox, self._num_seen = mailbox, num_requests
-        self._native.begin_request(num_requests)
-        self._native.end_request()
+        self._mailbox = mailbox
+        self._native.requests_seen(num_requests)
         self._loop.add_reader(self._native.event_fd, self._guard, self._receive)
         self._ticked = self._loop.time()
         self._guard(self._tick)
@@ -198,8 +195,7 @@ class CoroutineServer:
         self._requests.append(request)
         if request is None:
             return
-        self._num_seen = (self._num_seen + 1) & _COUNTER_MASK
-        self._native.begin_request(self._num_seen)
+        self._native.begin_request()
         for server, ticket in zip(request.servers, request.after, strict=True):
             self._holds[server].append(ticket)
             self._hold(server)

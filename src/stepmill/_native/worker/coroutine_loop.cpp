@@ -76,7 +76,6 @@ nb::object CoroutineLoop::begin(std::uint32_t local, std::uint32_t ticket) {
     Call& call = calls_[local];
     call.ticket = envs_[local].done = ticket;
     if (!start_command(words_.state[local], ticket)) return {};
-    call.result = Result();
     if (num_running_++ == 0) busy_since_ns_ = now_ns();
     const bool is_reset = get_command(words_, local) == Command::RESET;
     if (is_reset || is_reset_due(local)) return next_call(local, begin_reset(local, !is_reset, reset_retries_));

@@ -33,7 +33,7 @@ class CoroutineLoop : public Loop {
     // Commands after this ticket wait until the next call of hold() or release_hold(): a slow request comes first.
     void hold(std::uint32_t local, std::uint32_t after_ticket) { calls_.at(local).is_held = true, calls_[local].held_after = after_ticket; }
     void release_hold(std::uint32_t local) { calls_.at(local).is_held = false; }
-    void begin_request(std::uint32_t num_seen) { requests_seen_ = num_seen; }
+    void begin_request() { ++requests_seen_; }
     void end_request() { stepmill::end_request(*control_); }
     void enter(std::uint32_t local);  // the env's code runs from now on
     void leave();                     // no env's code runs
