@@ -1,6 +1,8 @@
 """Many tasks lease envs that die, hang and raise at random, and are cancelled at random; every reply is checked by its content.
 
-    python -m tests.aio.storm [--seconds 60] [--on-fault raise|truncate|replay] [--coroutines] [--seed 0]
+    python -m tests.aio.storm [--seconds 60] [--on-fault raise|truncate|replay] [--coroutines] [--full-loop] [--seed 0]
+
+Ctrl-C ends a storm; it prints what happened until then, and fails if anything is left behind.
 
 An observation names its env, its episode, its step and the action before it, so that a reply that is late, doubled or of another task
 is seen. A fault must be an exception, or be marked in the info; under "replay" there is none, but for what replays cannot repeat.
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import random
 import signal
@@ -20,10 +23,12 @@ from typing import Any
 
 import stepmill
 from tests.chaos.envs import ACTION, CLOCK, IDENTITY, LENGTH, TAG, ChaosEnv
+from tests.harness.leaks import Footprint, find_leaks
 
 NUM_ENVS, NUM_TASKS = 32, 48
 KILL_CHANCE, HANG_CHANCE, RAISE_CHANCE, CANCEL_CHANCE = 0.004, 0.002, 0.004, 0.01
 STEP_TIMEOUT_S, MAX_WAIT_S = 1.0, 0.02
+MAX_BUSY_S, MAX_FREE_S = 0.05, 0.1
 
 
 class StormEnv(ChaosEnv):
@@ -129,9 +134,23 @@ async def play_until(deadline: float, pool: stepmill.AsyncPool, rng: random.Rand
             counts[type(error).__name__.partition("_")[0]] += 1
 
 
-async def storm(seconds: float, on_fault: Any, seed: int, *, has_coroutines: bool = False) -> Counter[str]:
-    """Return what happened."""
-    counts: Counter[str] = Counter()
+async def fill_loop(rng: random.Random) -> None:
+    """Hold the event loop up, at random."""
+    while True:
+        time.sleep(rng.random() * MAX_BUSY_S)  # noqa: ASYNC251
+        await asyncio.sleep(rng.random() * MAX_FREE_S)
+
+
+async def storm(
+    seconds: float,
+    on_fault: Any,
+    seed: int,
+    counts: Counter[str],
+    *,
+    has_coroutines: bool = False,
+    is_full: bool = False,
+) -> None:
+    """Count what happens; `is_full`: while other tasks hold the event loop up."""
     make_env = AsyncStormEnv if has_coroutines else StormEnv
     fns = [partial(make_env, env_id, on_fault != "replay") for env_id in range(NUM_ENVS)]
     options: Any = {"on_fault": on_fault, "restarts": {"max_restarts": 10**6, "max_env_errors": 10**6}}
@@ -140,9 +159,13 @@ async def storm(seconds: float, on_fault: Any, seed: int, *, has_coroutines: boo
     async with stepmill.AsyncPool(fns, num_workers=8, step_timeout_s=STEP_TIMEOUT_S, **options) as pool:
         deadline = time.monotonic() + seconds
         players = [play_until(deadline, pool, random.Random(f"{seed} {place}"), counts) for place in range(NUM_TASKS)]
-        await asyncio.gather(*players)
-        counts["deaths"] = sum(worker.deaths for worker in pool.pool.stats().workers)
-    return counts
+        filler = asyncio.create_task(fill_loop(random.Random(seed))) if is_full else None
+        try:
+            await asyncio.gather(*players)
+        finally:
+            if filler is not None:
+                filler.cancel()
+            counts["deaths"] += sum(worker.deaths for worker in pool.pool.stats().workers)
 
 
 def main() -> None:
@@ -151,9 +174,19 @@ def main() -> None:
     parser.add_argument("--on-fault", choices=["raise", "truncate", "replay"], default="raise")
     parser.add_argument("--coroutines", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--full-loop", action="store_true")
     given = parser.parse_args()
-    counts = storm(given.seconds, given.on_fault, given.seed, has_coroutines=given.coroutines)
-    print(given.on_fault, dict(asyncio.run(counts)))
+    before, counts = Footprint.take(), Counter[str]()
+    run = storm(
+        given.seconds, given.on_fault, given.seed, counts, has_coroutines=given.coroutines, is_full=given.full_loop
+    )
+    try:
+        asyncio.run(run)
+    except KeyboardInterrupt:
+        counts["interrupted"] += 1
+    print(json.dumps(counts), flush=True)
+    if leaks := find_leaks(before):
+        raise SystemExit("\n".join(["left behind:", *leaks]))
 
 
 if __name__ == "__main__":
