@@ -23,7 +23,7 @@ KINDS = list(itertools.product(("raise", "truncate", "replay"), ((), ("--corouti
 
 
 def run_storm(arguments: list[str], seconds: float) -> dict[str, int]:
-    """Run one storm, and press Ctrl-C after so many seconds; return what it counted."""
+    """Run one storm, press Ctrl-C after `seconds`, and return what it counted."""
     command = [sys.executable, "-W", "ignore::RuntimeWarning", "-m", "tests.aio.storm", *arguments]
     # A process group of its own: as in a terminal, Ctrl-C reaches the workers, too.
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
@@ -39,10 +39,11 @@ def run_storm(arguments: list[str], seconds: float) -> dict[str, int]:
 
 
 def check(on_fault: str, counts: dict[str, int]) -> None:
-    """Assert that faults were seen in the form that the policy promises, and no other."""
+    """Assert that faults were seen in the form that the policy promises, and no other, and that Ctrl-C arrived."""
     errors = {name for name in counts if name[0].isupper()}
     assert errors <= ({"EnvError", "WorkerDied", "EnvTimeout"} if on_fault == "raise" else set()), counts
     assert on_fault == "truncate" or "marked" not in counts, counts
+    assert counts["interrupted"] == 1, counts
 
 
 def main() -> None:
@@ -50,6 +51,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # `nohup` and `&` of a shell have it ignored, which storms would inherit
     rng, total = random.Random(given.seed), Counter[str]()
     deadline = time.monotonic() + given.seconds
     for number, (on_fault, envs, loop) in enumerate(itertools.cycle(KINDS)):
