@@ -118,12 +118,12 @@ class Pool:
         return self._receiver.recv_envs(ids)
 
     def step(self, actions: Any) -> Batch:
-        """Step all envs and wait for all.
+        """Step all envs, and wait for all results.
 
         Args:
             actions: in the structure of the action space, each array [N, ...]; cast within its kind if necessary.
         Returns:
-            N rows in the order of the env ids. The row of an exhausted env has reward 0, no flags, and its last observation.
+            A batch of N rows, ordered by env id. The row of an exhausted env has reward 0, no flags, and its last observation.
         Raises:
             UsageError: all envs are exhausted.
         """
