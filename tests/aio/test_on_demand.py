@@ -232,7 +232,7 @@ def test_memory_of_a_closed_env_goes_back_to_the_system(diary: Diary) -> None:
 
 def test_no_env_is_closed_by_a_timer_after_the_end_of_the_pool(diary: Diary) -> None:
     async def main() -> None:
-        async with diary_pool(diary, 2, idle_s=SOON_S) as pool:
+        async with diary_pool(diary, 2, idle_s=NEVER_S) as pool:
             leases = await leases_of(pool, 2)
         await give_back(leases)
         assert sorted(diary.read_now()) == ["0 built", "0 closed", "1 built", "1 closed"]

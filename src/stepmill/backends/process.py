@@ -62,6 +62,7 @@ from stepmill.worker.signals import allow_signals, defer_signals
 STOP_S = 1.5  # how long close() lets workers close their envs before it kills them
 INTERRUPTED_STOP_S = 0.3  # the same after Ctrl-C at the start, or during a restart
 KILL_S = 0.3  # how long a killed process may take to end
+END_LAUNCHER_S = 1.5  # how long the launcher may take to end; if it is killed, its dead children become orphans
 EXIT_CODE_S = 0.2  # how long the launcher may take to report the exit code of a worker
 TRACE_S = 0.25  # how long a worker may take to end before its trace is read
 REVIVE_KILL_S = 2.0
@@ -368,7 +369,7 @@ class ProcessBackend:
         self._wait_ends(time.monotonic() + KILL_S)
         unkillable = [link for link in killed if not link.is_dead]
         if self._launcher is not None:
-            self._launcher.end(KILL_S)
+            self._launcher.end(END_LAUNCHER_S)
         self._launcher = None
         for link in self._links:
             link.fail_futures(closed_error)
