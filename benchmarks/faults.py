@@ -287,14 +287,27 @@ def to_block(results: dict[str, dict[str, Outcome]]) -> str:
         if subject.name in results:
             cells = [_cell(results[subject.name][scenario], scenario) for scenario in SCENARIOS]
             lines.append(f"| {subject.title} | {' | '.join(cells)} |")
-    legend = (
-        "Four envs, one in each process (PufferLib: two per process), started as each library does by default; one of them fails. Each cell begins with the "
-        "time from the fault until the caller gets an error or the step's result. For hangs, engines with a time limit for a step (stepmill, Gymnasium) have "
-        "one of 1 s. Others go on: the other envs can be stepped and have lost no step. Whole: the failed env works again, too. Closed: the duration of "
-        f"`close()`; never means longer than {LIMIT_S:.0f} s. Gone: until no process was left. CPU: of all processes, in percent of a core, while one env sleeps in a step. "
-        "Single runs on a shared machine: only the orders of magnitude are significant. Made by `make bench-setup`, then `python -m benchmarks.faults --docs`."
+    setup = (
+        "The program steps four envs, one in each process (PufferLib: two per process), started as each library does by default. One env "
+        "fails. Each of the first three cells begins with the time from the fault until the caller gets an error or the result of the "
+        "step. If an env hangs, engines with a time limit for a step (stepmill, Gymnasium) have a limit of 1 s."
     )
-    return "\n".join([*lines, "", textwrap.fill(legend, WIDTH, break_long_words=False, break_on_hyphens=False)]) + "\n"
+    terms = [
+        "- *Others go on*: the other envs can be stepped, and they have lost no step.",
+        "- *Whole*: the time until the failed env works again, too.",
+        f"- *Closed*: the duration of `close()`. *Never* means longer than {LIMIT_S:.0f} s.",
+        "- *Gone*: the time until no process is left.",
+        "- *CPU while waiting*: the CPU time of all processes while one env sleeps in a step, in percent of one core.",
+    ]
+    origin = (
+        "These are single runs on a shared machine, so only the orders of magnitude are significant. To make the table, run "
+        "`make bench-setup`, then `python -m benchmarks.faults --docs`."
+    )
+    return "\n".join([*lines, "", _fill(setup), "", *map(_fill, terms), "", _fill(origin)]) + "\n"
+
+
+def _fill(text: str) -> str:
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _cell(outcome: Outcome, scenario: str) -> str:

@@ -25,7 +25,7 @@ _SECTIONS = {1: "no-op env", 2: "images", 3: "efficiency", 4: "", 5: ""}
 FRONTENDS_SECTION = 7
 NOOP_SECTION = 1
 WIDTH = 120
-NOISY = "† The machine was never quiet for three rounds: the value is that of the quietest ones, and less certain."
+NOISY = "† The machine was never quiet for three rounds. The value is that of the quietest rounds, and is less certain."
 _BOUNDS = frozenset({"bare", "ceiling"})  # not engines, but upper bounds
 _GYMNASIUM = "gym"
 _SMALL_IS_GOOD = frozenset({"s", "MB/env", "MB"})
@@ -92,9 +92,10 @@ def to_block(results: dict[str, Any]) -> str:
         *_frontend_lines(cells),
     ]
     legend = (
-        f"Values without a unit are env-steps/s, followed by the ratio to Gymnasium; the engine is in brackets. EnvPool and ALE "
-        f"run envs written in C++. {facts['cpu']}, {facts['cores']} cores; {_versions(facts['versions'])}. Medians over quiet rounds of "
-        f"{plan['seconds']} s; † marks cells with too few quiet rounds. Made by {COMMAND}."
+        f"Values without a unit are env-steps/s. The number with × after a value of stepmill is its ratio to Gymnasium. The "
+        f"configuration or the engine is in brackets. EnvPool and ALE run envs written in C++. The machine has {facts['cores']} cores "
+        f"({facts['cpu']}). The versions are {_versions(facts['versions'])}. The values are medians over quiet rounds of "
+        f"{plan['seconds']} s; † marks cells with too few quiet rounds. To make the tables, run {COMMAND}."
     )
     return "\n".join([*lines, textwrap.fill(legend, WIDTH, break_long_words=False, break_on_hyphens=False)]) + "\n"
 
