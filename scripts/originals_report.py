@@ -11,11 +11,11 @@ RESULTS = ROOT / "build" / "originals"
 PAGE = ROOT / "docs" / "originals.md"
 HEAD = """# The originals' own tests, run with stepmill's classes
 
-Written by `make test-originals`; do not edit. Each suite is the original library's own test code, from its public repository or
-its package, with our classes in the place of its own. "Listed" cases fail, each for the reason below; a failure that is not
-listed fails the run. "Our tests" passed, too: tests of stepmill that run programs with the original and with stepmill, or that
-compare their signatures; actorcritic has no tests of its own. A suite's checkout lies in the folder that `STEPMILL_ORIGINALS`
-names; a suite without its checkout is left out.
+`make test-originals` writes this page; do not edit it. Each suite is the original library's own test code, from its public
+repository or its package. It runs with stepmill's classes in the place of the library's classes. "Listed" cases fail, each for
+the reason below, and a failure that is not listed fails the run. "Our tests" counts the tests of stepmill that passed: they run
+programs with the original and with stepmill, or compare their signatures. actorcritic has no tests of its own. The folder that
+`STEPMILL_ORIGINALS` names has the checkouts of the suites. A suite without its checkout is left out.
 """
 
 
@@ -76,7 +76,7 @@ def _table(found: list[tuple[Suite, Result | None]], page: str) -> str:
 
 
 def _trainings(found: list[tuple[Suite, Result | None]], page: str) -> str:
-    lines = ["| library | what | command | steps | reward at the end | seconds |", "|---|---|---|---|---|---|"]
+    lines = ["| library | training | command | steps | reward at the end | seconds |", "|---|---|---|---|---|---|"]
     for suite, result in found:
         if result is None:
             lines += _rows_of(suite, page.partition("## Trainings")[2])
