@@ -112,17 +112,17 @@ def check_listed(page: str, found: list[str], listed: Mapping[str, str]) -> None
 
 
 def check_protected(page: str, pairs: Iterable[tuple[type, type]], *, inert: Iterable[str] = ()) -> None:
-    """Fail unless all protected methods that take no effect are refused, and docs/switching/PAGE.md has a row with their names.
+    """Fail unless all protected methods that take no effect are refused, and docs/switching/PAGE.md names them.
 
     Args:
-        page: the name of the page; the row begins with "overriding".
+        page: the name of the page; a row begins with "Overriding", and the names are in that row or below it.
         pairs: our class, and the original's.
         inert: methods that the original's class does not call either.
     """
     text = (ROOT / "docs" / "switching" / f"{page}.md").read_text(encoding="utf-8")
-    (row,) = [line for line in text.splitlines() if line.startswith("| overriding ")]
+    (_, described) = text.split("\n| Overriding ")
     for ours, theirs in pairs:
         found = protected_methods(ours, theirs)
         silent = [name for name, is_refused in found.items() if not is_refused and name not in inert]
         assert not silent, f"overrides of {ours.__name__} that are ignored in silence: {silent}"
-        assert [name for name in found if f"`{name}`" not in row and name not in inert] == [], ours.__name__
+        assert [name for name in found if f"`{name}`" not in described and name not in inert] == [], ours.__name__

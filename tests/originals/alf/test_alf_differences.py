@@ -101,7 +101,7 @@ def test_threads_of_each_env(make: Any, whose: str) -> None:
     assert env.envs[0].call("threads")() == (1, "1" if whose == OURS else before)
 
 
-@row("other keywords")
+@row("Other keywords")
 def test_keywords_that_alf_lacks(whose: str) -> None:
     with raises(whose, original=TypeError):
         class_of(whose)(counters(2), num_workers=1, step_timeout_s=9.0).close()
@@ -124,7 +124,7 @@ def test_spares_without_an_env(whose: str) -> None:
 # ---- results ---------------------------------------------------------------------------------------------
 
 
-@row("memory of a TimeStep")
+@row("Memory of a TimeStep")
 def test_where_the_memory_of_a_time_step_is(whose: str) -> None:
     arrays = []
 
@@ -152,7 +152,7 @@ def test_protected_attributes(make: Any, whose: str) -> None:
         assert env._action_spec == env.action_spec()
 
 
-@row("overriding `_receive`")
+@row("Overriding `_receive`")
 def test_replies_of_a_process_environment(whose: str) -> None:
     calls = []
 
@@ -231,7 +231,7 @@ def test_promises_in_another_order(make: Any, whose: str) -> None:
     assert [second()[0], first()[0]] == ([(2,), (1,)] if whose == OURS else [(1,), (2,)])
 
 
-@row("a large argument and a large result")
+@row("A large argument and a large result")
 def test_large_arguments_and_results(whose: str) -> None:
     def call() -> None:
         env = class_of(whose)(counters(1))
@@ -262,7 +262,7 @@ def test_progress_of_spares(make: Any, whose: str) -> None:
         env.sync_progress(progress={"global_counter": 8})
 
 
-@row("spares beside batched envs")
+@row("Spares beside batched envs")
 def test_spares_of_batched_envs(whose: str) -> None:
     wrapper = class_of(whose, "BatchEnvironmentWrapper")
 
@@ -301,7 +301,7 @@ def test_create_environment_with_several_envs_per_process(whose: str, monkeypatc
 # ---- exceptions, and the end -------------------------------------------------------------------------------
 
 
-@row("an env raises in `step`")
+@row("An env raises in `step`")
 def test_envs_that_raise(whose: str) -> None:
     def fail() -> Any:
         env = class_of(whose)(counters(2))
@@ -330,8 +330,8 @@ def test_calls_of_one_env_that_fail(make: Any, whose: str, ask: Any) -> None:
         assert handle.call("echo", 1)() == ((1,), {})
 
 
-@row("a process dies")
-@row("an env does not return")
+@row("A process dies")
+@row("An env does not return")
 @pytest.mark.parametrize("action", [DIE, HANG])
 def test_envs_that_die_or_hang(whose: str, action: float) -> None:
     own: dict[str, Any] = {"step_timeout_s": 0.5} if whose == OURS else {}
@@ -347,7 +347,7 @@ def test_envs_that_die_or_hang(whose: str, action: float) -> None:
             fail()
 
 
-@row("a constructor raises")
+@row("A constructor raises")
 def test_constructors_that_raise(whose: str) -> None:
     def construct(env_id: int) -> Any:
         raise LookupError("cannot be built")
@@ -357,13 +357,13 @@ def test_constructors_that_raise(whose: str) -> None:
     assert ("env 0" in str(caught.value)) is (whose == OURS)
 
 
-@row("an unknown start method")
+@row("An unknown start method")
 def test_unknown_start_methods(whose: str) -> None:
     with raises(whose, ours=AssertionError, original=(KeyError, AssertionError)):
         class_of(whose)(counters(1), start_method="thread")
 
 
-@row("envs with different specs")
+@row("Envs with different specs")
 @pytest.mark.parametrize("num_spares", [0, 1])
 def test_envs_with_different_specs(whose: str, num_spares: int) -> None:
     constructors = [*counters(1), *counters(1, size=5)]
@@ -390,7 +390,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@row("after `SIGKILL` of the learner")
+@row("After `SIGKILL` of the learner")
 def test_a_learner_that_is_killed(whose: str) -> None:
     before = set(os.listdir("/dev/shm"))
     path = os.pathsep.join([str(ROOT), *sys.path])

@@ -57,7 +57,7 @@ def make(whose: str) -> Iterator[Maker]:
 # ---- arguments -------------------------------------------------------------------------------------------
 
 
-@row("managers: `cfg`")
+@row("Managers: `cfg`")
 def test_settings_may_be_left_out(whose: str) -> None:
     cls = class_of(whose, SUBPROCESS)
     if whose == ORIGINAL:
@@ -68,14 +68,14 @@ def test_settings_may_be_left_out(whose: str) -> None:
         cls(ding_envs(1), {"max_retry": 2}, crash_dir="crashes").close()
 
 
-@row("settings")
+@row("Settings")
 def test_there_are_more_settings() -> None:
     more = {*class_of(OURS, ASYNC).default_config()} - {*class_of(ORIGINAL, ASYNC).default_config()}
     assert more == {"num_workers", "step_deadline", "max_get", "linger", "on_error"}
 
 
 @row("`step_wait_timeout=None` of `async_subprocess`")
-@row("a limit of `async_subprocess`'s wait")
+@row("A limit of `async_subprocess`'s wait")
 @pytest.mark.parametrize("own", [{"wait_num": 2, "step_wait_timeout": None}, {"wait_num": 3, "step_deadline": 0.1}])
 def test_a_step_of_the_original_waits_for_all(make: Any, whose: str, own: Any) -> None:
     with Gate() as gate:
@@ -139,7 +139,7 @@ def test_v2_needs_as_many_actions_as_envs(make: Any, whose: str) -> None:
 
 
 @row("`render_mode` of `ready_imgs`")
-@row("methods of envs")
+@row("Methods of envs")
 def test_render_modes_and_methods_of_envs(make: Any, whose: str) -> None:
     manager = make(SUBPROCESS, ding_envs(2, _env=Screen()))
     manager.launch()
@@ -153,7 +153,7 @@ def test_render_modes_and_methods_of_envs(make: Any, whose: str) -> None:
     assert manager.call("reward_shaping", [1], env_ids=[1]) == {1: [1, 1]}
 
 
-@row("overriding `worker_fn`")
+@row("Overriding `worker_fn`")
 @pytest.mark.parametrize(
     ("base", "name"),
     [("BaseEnvManager", name) for name in ("_reset", "_step")]
@@ -236,7 +236,7 @@ def test_ready_obs_when_no_env_can_need_an_action(make: Any, whose: str) -> None
         assert manager.ready_obs == {}
 
 
-@row("observations, `copy_on_get=False`")
+@row("Observations, `copy_on_get=False`")
 def test_observations_that_are_not_copied(make: Any, whose: str) -> None:
     manager = make(SUBPROCESS, ding_envs(1, length=9), copy_on_get=False)
     manager.launch()
@@ -255,7 +255,7 @@ def test_resets_in_place(make: Any, whose: str) -> None:
     assert manager.resets[0][1] == {"stat": "mine" if whose == OURS else ""}
 
 
-@row("timestep of an env that died")
+@row("Timestep of an env that died")
 def test_an_env_that_dies(make: Any, whose: str) -> None:
     manager = make(SUBPROCESS, ding_envs(2))
     manager.seed(5)
@@ -272,7 +272,7 @@ def test_an_env_that_dies(make: Any, whose: str) -> None:
     assert sorted(manager.step({0: 1, 1: 1})) == [0, 1]
 
 
-@row("observation of an abnormal timestep")
+@row("Observation of an abnormal timestep")
 def test_the_observation_of_an_abnormal_timestep(make: Any, whose: str) -> None:
     manager = make(SUBPROCESS, ding_envs(1))
     manager.launch()
@@ -281,7 +281,7 @@ def test_the_observation_of_an_abnormal_timestep(make: Any, whose: str) -> None:
     assert (obs is None) if whose == OURS else (obs.tolist() == [0, 0, 1])
 
 
-@row("strings in infos of V2")
+@row("Strings in infos of V2")
 def test_strings_in_infos_of_v2(make: Any, whose: str, caplog: pytest.LogCaptureFixture) -> None:
     manager = make("BaseEnvManagerV2", ding_envs(1, length=9))
     manager.launch()
@@ -291,7 +291,7 @@ def test_strings_in_infos_of_v2(make: Any, whose: str, caplog: pytest.LogCapture
     assert caplog.text.count("'name'") == (whose == OURS)
 
 
-@row("observation spaces")
+@row("Observation spaces")
 def test_observation_spaces_of_any_depth(make: Any, whose: str) -> None:
     with contextlib.nullcontext() if whose == OURS else pytest.raises(Exception, match=r".*"):
         manager = make(SUBPROCESS, [TreeEnv])
@@ -327,7 +327,7 @@ def test_gymnasiums_vector_manager(whose: str, monkeypatch: pytest.MonkeyPatch) 
     close_all([manager], whose)
 
 
-@row("spaces (D-B14)")
+@row("Spaces (D-B14)")
 def test_where_an_env_is_built_for_its_spaces(make: Any, whose: str) -> None:
     built: list[int] = []
 
@@ -345,7 +345,7 @@ def test_where_an_env_is_built_for_its_spaces(make: Any, whose: str) -> None:
 # ---- exceptions ------------------------------------------------------------------------------------------
 
 
-@row("an env raises in a step")
+@row("An env raises in a step")
 def test_envs_that_raise_in_a_step(make: Any, whose: str) -> None:
     manager = make(SUBPROCESS, ding_envs(3))
     manager.launch()
@@ -361,7 +361,7 @@ def test_envs_that_raise_in_a_step(make: Any, whose: str) -> None:
         assert not manager.closed
 
 
-@row("an env raises in a step")
+@row("An env raises in a step")
 def test_an_exception_with_a_constructor_of_its_own(make: Any, whose: str) -> None:
     manager = make(SUBPROCESS, ding_envs(1))
     manager.launch()
@@ -369,14 +369,14 @@ def test_an_exception_with_a_constructor_of_its_own(make: Any, whose: str) -> No
         manager.step({0: "odd"})
 
 
-@row("a reset fails")
+@row("A reset fails")
 def test_a_reset_that_fails_once(make: Any, whose: str) -> None:
     manager = make(SUBPROCESS, ding_envs(1), max_retry=2, retry_waiting_time=0.01)
     with contextlib.nullcontext() if whose == OURS else pytest.raises(RuntimeError):
         manager.launch({0: {"stat": "once"}})
 
 
-@row("an automatic reset fails")
+@row("An automatic reset fails")
 def test_an_automatic_reset_that_fails(make: Any, whose: str) -> None:
     manager = make(SUBPROCESS, ding_envs(1, length=1))
     manager.launch()
@@ -392,7 +392,7 @@ def test_an_automatic_reset_that_fails(make: Any, whose: str) -> None:
         assert manager.ready_env
 
 
-@row("an env refuses its seed")
+@row("An env refuses its seed")
 def test_an_env_that_refuses_its_seed(make: Any, whose: str) -> None:
     manager = make(SUBPROCESS, ding_envs(1), shared_memory=False)
     manager.seed(666)

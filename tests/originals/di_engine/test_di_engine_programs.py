@@ -78,7 +78,7 @@ DIFFERENCES = {
     "EnvSupervisor.__init__(episode_num): by keyword only": "`EnvSupervisor`: `reset_timeout` and what follows",
     "EnvSupervisor.__init__(shared_memory): by keyword only": "`EnvSupervisor`: `reset_timeout` and what follows",
     "EnvSupervisor.__init__(copy_on_get): by keyword only": "`EnvSupervisor`: `reset_timeout` and what follows",
-    "GymVectorEnvManager.__init__(cfg): another default": "| managers: `cfg` |",
+    "GymVectorEnvManager.__init__(cfg): another default": "| Managers: `cfg` |",
 }
 
 

@@ -77,7 +77,7 @@ def test_steps_of_three_values(whose: str) -> None:
     assert isinstance(cls({}, 0, {}, {}), class_of(ORIGINAL, "EnvironmentStep")) is (whose == ORIGINAL)
 
 
-@row("the constructor")
+@row("The constructor")
 def test_when_the_constructor_returns(make: Any, whose: str) -> None:
     with Gate() as gate:
 
@@ -121,7 +121,7 @@ def read_flag(worker_id: int, side_channels: Any) -> Any:
     return Env({"walk": [[1] * (1 + module.FLAG[0])]})
 
 
-@row("start of processes")
+@row("Start of processes")
 def test_how_processes_start(make: Any, whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.FLAG", [1])
     manager = make(read_flag, **({"context": "forkserver"} if whose == OURS else {}))
@@ -136,8 +136,8 @@ def test_no_config(make: Any, whose: str) -> None:
         manager.reset()
 
 
-@row("numbers in `config`")
-@row("other values in `config`")
+@row("Numbers in `config`")
+@row("Other values in `config`")
 def test_values_in_configs(make: Any, whose: str) -> None:
     manager = make(scripted())
     manager.reset({})  # has the engine's settings, too
@@ -160,7 +160,7 @@ def test_env_parameters_that_are_kept(make: Any, whose: str) -> None:
 
 
 @row("`training_behaviors`")
-@row("steps that do not finish before a reset")
+@row("Steps that do not finish before a reset")
 @pytest.mark.parametrize("ask", [lambda manager: manager.training_behaviors, lambda manager: manager.reset({})])
 def test_queries_and_resets_while_a_worker_is_busy(whose: str, ask: Any) -> None:
     with Gate() as gate:
@@ -185,7 +185,7 @@ def test_names_of_the_manager(make: Any, whose: str) -> None:
     assert [hasattr(manager, name) for name in names] == [whose == ORIGINAL] * 2
 
 
-@row("overriding `_queue_steps`")
+@row("Overriding `_queue_steps`")
 def test_methods_that_may_not_be_overridden(make: Any, whose: str) -> None:
     for base, name in (
         (MANAGER, "_queue_steps"),
@@ -217,7 +217,7 @@ def test_steps_before_the_first_reset(make: Any, whose: str) -> None:
     assert deciding(step) == ([1, 2] if whose == OURS else [2])  # after no step, or after one
 
 
-@row("statistics that an env sends during")
+@row("Statistics that an env sends during")
 def test_statistics_of_a_reset(make: Any, whose: str) -> None:
     def factory(worker_id: int, side_channels: Any) -> Any:
         return Env(side_channels=side_channels, says={1: speed_message()})
@@ -229,7 +229,7 @@ def test_statistics_of_a_reset(make: Any, whose: str) -> None:
     assert found == ([1, 1] if whose == OURS else [0, 2])
 
 
-@row("a wait for results")
+@row("A wait for results")
 def test_the_processor_time_of_a_wait(make: Any, whose: str) -> None:
     with Gate() as gate:
         manager = make(scripted(lambda worker_id: {("step", 1): wait(gate.path)}))
@@ -252,7 +252,7 @@ def test_policies_that_are_called_once_for_all_workers(make: Any, whose: str) ->
     assert (policy.batches, len(policy.asked)) == (([[0, 1]], 0) if whose == OURS else ([], 2))
 
 
-@row("a behaviour without agent manager")
+@row("A behaviour without agent manager")
 def test_warnings_of_a_behaviour_without_agent_manager(make: Any, whose: str) -> None:
     records: list[Any] = []
     handler = logging.Handler()
@@ -267,7 +267,7 @@ def test_warnings_of_a_behaviour_without_agent_manager(make: Any, whose: str) ->
     assert len([each for each in records if "was not created" in each.getMessage()]) == (1 if whose == OURS else 4)
 
 
-@row("an env raises one of ML-Agents' exceptions")
+@row("An env raises one of ML-Agents' exceptions")
 @row("`create_worker` after a crash")
 def test_a_crash_of_one_env(make: Any, whose: str, tmp_path: Path) -> None:
     made: list[int] = []
@@ -291,7 +291,7 @@ def test_a_crash_of_one_env(make: Any, whose: str, tmp_path: Path) -> None:
 def pass_by(env: Any) -> None: ...
 
 
-@row("an env that has never had a result")
+@row("An env that has never had a result")
 def test_an_env_that_fails_first(make: Any, whose: str, tmp_path: Path) -> None:
     timeout = importlib.import_module("mlagents_envs.exception").UnityTimeOutException
     late = once(tmp_path / "flag", raise_(lambda: timeout("late")))
@@ -301,7 +301,7 @@ def test_an_env_that_fails_first(make: Any, whose: str, tmp_path: Path) -> None:
         manager.get_steps()
 
 
-@row("a process is killed")
+@row("A process is killed")
 def test_a_process_that_is_killed(whose: str) -> None:
     def program() -> None:
         manager = Maker(whose)(scripted(lambda worker_id: {("step", 1): die}))
@@ -332,7 +332,7 @@ class Local(Exception):
         self.gate = threading.Lock()
 
 
-@row("another exception of an env")
+@row("Another exception of an env")
 def test_exceptions_that_cannot_be_pickled(make: Any, whose: str) -> None:
     def program(kind: Any) -> Any:
         manager = Maker(whose)(scripted(lambda worker_id: {("step", 1): raise_(lambda: kind("lost"))}))
@@ -351,7 +351,7 @@ def test_exceptions_that_cannot_be_pickled(make: Any, whose: str) -> None:
         assert isinstance(found.value, stepmill.EnvError)
 
 
-@row("an env raises `KeyboardInterrupt`")
+@row("An env raises `KeyboardInterrupt`")
 def test_an_env_that_is_interrupted(make: Any, whose: str) -> None:
     communication = importlib.import_module("mlagents_envs.exception").UnityCommunicationException
     manager = make(scripted(lambda worker_id: {("step", 1): raise_(KeyboardInterrupt)}))
@@ -361,7 +361,7 @@ def test_an_env_that_is_interrupted(make: Any, whose: str) -> None:
         manager.get_steps()
 
 
-@row("observations")
+@row("Observations")
 def test_large_observations(make: Any, whose: str) -> None:
     def factory(worker_id: int, side_channels: Any) -> Any:
         return Env({"walk": [[3]]}, shape=(4000,))
@@ -384,14 +384,14 @@ def test_processes_pipes_and_messages(make: Any, whose: str) -> None:
         assert list(worker.recv().payload) == ["walk"]
 
 
-@row("string commands of 0.15")
+@row("String commands of 0.15")
 def test_string_commands(whose: str) -> None:
     with pytest.raises((TypeError, ValueError)):
         class_of(whose, "EnvironmentCommand")("step", {})
     assert EnvironmentCommand.STEP.value == class_of(ORIGINAL, "EnvironmentCommand").STEP.value
 
 
-row("timers in `timers.json`")(
+row("Timers in `timers.json`")(
     test_mlagents_trainers.test_the_timers_of_workers_are_among_mlagents_own_once_it_is_closed
 )
 

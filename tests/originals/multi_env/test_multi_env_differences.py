@@ -94,7 +94,7 @@ def test_another_number_of_actions(make: Maker) -> None:
         made.step([1])
 
 
-@row("start of processes")
+@row("Start of processes")
 def test_what_envs_inherit_from_this_process(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_actorcritic, "STARTED_HERE", True, raising=False)
     (env,) = make([Inherits], context="forkserver")
@@ -108,7 +108,7 @@ class Inherits(Walk):
         return getattr(test_actorcritic, "STARTED_HERE", False)
 
 
-@row("overriding ")
+@row("Overriding ")
 @pytest.mark.parametrize("name", ["_reset", "_communicate", "_unsafe_communicate", "_child_worker"])
 def test_these_methods_may_not_be_overridden(make: Maker, name: str) -> None:
     calls = []
@@ -171,7 +171,7 @@ class NoteThread(Walk):
         return threading.get_ident(), 0.0, False, {}
 
 
-@row("envs of this process")
+@row("Envs of this process")
 def test_envs_of_this_process_are_stepped_in_turn(make: Maker) -> None:
     import gym  # type: ignore[import-not-found]
 
@@ -181,8 +181,8 @@ def test_envs_of_this_process_are_stepped_in_turn(make: Maker) -> None:
     assert ({*made.step([1, 1])[0]} == {threading.get_ident()}) is make.is_ours
 
 
-row("the step after a terminal one")(test_actorcritic.test_the_first_observation_after_the_end)
-row("a process that dies between or in steps")(test_actorcritic.test_a_process_that_was_killed_between_two_steps)
+row("The step after a terminal one")(test_actorcritic.test_the_first_observation_after_the_end)
+row("A process that dies between or in steps")(test_actorcritic.test_a_process_that_was_killed_between_two_steps)
 
 
 @row("`reward_range`, `metadata`, `spec`")
@@ -201,7 +201,7 @@ class Limited(Walk):
         return 0, 0.0, False, True, {}
 
 
-@row("a time limit of an env with five values")
+@row("A time limit of an env with five values")
 def test_time_limits(make: Maker) -> None:
     made = make.multi([Limited])
     made.reset()
@@ -226,7 +226,7 @@ def test_a_step_before_the_first_reset(make: Maker) -> None:
         made.step([1])
 
 
-@row("an env raises")
+@row("An env raises")
 def test_an_env_that_raises(make: Maker) -> None:
     made = make.multi([Walk] * 2)
     made.reset()
@@ -244,7 +244,7 @@ def test_an_env_that_raises(make: Maker) -> None:
     assert made.step([1, 1])[1] == [1.0, 1.0]
 
 
-@row("a process dies again and again")
+@row("A process dies again and again")
 def test_a_process_that_dies_again_and_again(make: Maker) -> None:
     (env,) = make([Walk], restarts={"max_restarts": 1})
     env.reset()
@@ -273,7 +273,7 @@ class DiesInRender(Walk):
         return super().render(mode)
 
 
-@row("a process dies in `render`")
+@row("A process dies in `render`")
 def test_a_death_in_render(make: Maker, tmp_path: Path) -> None:
     (env,) = make([partial(DiesInRender, tmp_path / "flag")])
     env.reset()
@@ -286,7 +286,7 @@ def test_a_death_in_render(make: Maker, tmp_path: Path) -> None:
     assert env.step(1)[2] is True
 
 
-row("a constructor raises")(test_actorcritic.test_a_constructor_that_raises)
+row("A constructor raises")(test_actorcritic.test_a_constructor_that_raises)
 
 
 @row("Ctrl-C")
@@ -341,7 +341,7 @@ class BreaksAtClose(Walk):
         raise RuntimeError("the simulator is gone")
 
 
-@row("an env raises in `close()`")
+@row("An env raises in `close()`")
 @pytest.mark.parametrize("count", [1, 2])
 def test_an_env_that_raises_in_close(make: Maker, count: int) -> None:
     env, *others = make([BreaksAtClose, Walk][:count])

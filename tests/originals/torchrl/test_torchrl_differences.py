@@ -43,7 +43,7 @@ def make(whose: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Maker]:
 # ---- arguments -------------------------------------------------------------------------------------------
 
 
-@row("first arguments of `StepmillEnv`")
+@row("First arguments of `StepmillEnv`")
 def test_the_first_arguments() -> None:
     with pytest.raises(TypeError, match="ParallelEnv has TorchRL's arguments"):
         frontend.StepmillEnv(2, cartpole)  # type: ignore[arg-type,call-arg,misc]
@@ -127,7 +127,7 @@ def test_one_env(make: Maker) -> None:
     assert not make.is_ours or env.pool.options.backend == "serial"
 
 
-@row("overriding ")
+@row("Overriding ")
 @pytest.mark.parametrize(("name", "method"), [("ParallelEnv", "_start_workers"), ("MultiThreadedEnv", "_build_env")])
 def test_these_methods_may_not_be_overridden(make: Maker, name: str, method: str) -> None:
     cls = getattr(make.module, name)
@@ -196,7 +196,7 @@ class Sleeps(Plain):
 
 
 @row("`BATCHED_PIPE_TIMEOUT`")
-@row("an env exceeds its deadline")
+@row("An env exceeds its deadline")
 def test_an_env_that_exceeds_its_deadline(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATCHED_PIPE_TIMEOUT", "2")
     monkeypatch.setattr("torchrl._utils.BATCHED_PIPE_TIMEOUT", 2.0)
@@ -210,7 +210,7 @@ def test_an_env_that_exceeds_its_deadline(make: Maker, monkeypatch: pytest.Monke
 # ---- results ---------------------------------------------------------------------------------------------
 
 
-@row("actions of a `Discrete` space that does not begin at 0")
+@row("Actions of a `Discrete` space that does not begin at 0")
 def test_actions_that_do_not_begin_at_0(make: Maker) -> None:
     action = gymnasium.spaces.Discrete(3, start=5)
     env = make.here(
@@ -230,7 +230,7 @@ def test_tuple_spaces(make: Maker) -> None:
         assert {*env.reset()["observation"].keys()} == {"0", "1"}
 
 
-@row("a masked reset with only `_reset`")
+@row("A masked reset with only `_reset`")
 def test_a_masked_reset(make: Maker) -> None:
     env = make.here(cartpole)
     before = env.reset()["observation"]
@@ -273,8 +273,8 @@ class NoTruncation(torchrl.envs.EnvBase):  # type: ignore[misc]
     def _set_seed(self, seed: Any) -> None: ...
 
 
-@row("envs of TorchRL without `truncated`")
-@row("rewards of dtype float64")
+@row("Envs of TorchRL without `truncated`")
+@row("Rewards of dtype float64")
 def test_flags_and_rewards(make: Maker) -> None:
     env = make.here(NoTruncation)
     after = act(env, env.reset())
@@ -282,7 +282,7 @@ def test_flags_and_rewards(make: Maker) -> None:
     assert after["reward"].dtype is (torch.float32 if make.is_ours else torch.float64)
 
 
-@row("infos")
+@row("Infos")
 def test_infos(make: Maker) -> None:
     if make.is_ours:
         env = make.here(Plain, info_specs={"lives": Unbounded((), dtype=torch.int64)})
@@ -293,7 +293,7 @@ def test_infos(make: Maker) -> None:
     assert act(env, env.reset())["lives"].tolist() == [2, 2]
 
 
-@row("the device")
+@row("The device")
 def test_devices(make: Maker) -> None:
     env = make.here(cartpole)
     assert (env.device, env.reset().device) == ((torch.device("cpu"),) * 2 if make.is_ours else (None, None))
@@ -311,7 +311,7 @@ def filled(state: Any, value: float) -> Any:
     return {key: filled(part, value) for key, part in state.items()}
 
 
-@row("loaded state of envs")
+@row("Loaded state of envs")
 def test_loaded_state(make: Maker) -> None:
     env = make.here(scaled)
     env.reset()
@@ -338,8 +338,8 @@ def test_the_index_of_asynchronous_results(make: Maker) -> None:
     assert isinstance(found.get("env_index"), torch.Tensor) is make.is_ours
 
 
-@row("envs with different bounds")
-@row("envs with different shapes")
+@row("Envs with different bounds")
+@row("Envs with different shapes")
 def test_envs_that_differ(make: Maker) -> None:
     box = gymnasium.spaces.Box
     env = make.here([of(partial(Plain, box(-1, 1, (2,))), make), of(partial(Plain, box(-2, 2, (2,))), make)])
@@ -361,7 +361,7 @@ def test_a_step_of_an_env_that_is_done(make: Maker) -> None:
         act(env, td)
 
 
-@row("another number of `create_env_kwargs`")
+@row("Another number of `create_env_kwargs`")
 def test_another_number_of_arguments(make: Maker) -> None:
     with pytest.raises(RuntimeError, match="mismatch") as caught:
         make.here(counted, create_env_kwargs=[{}])
@@ -381,7 +381,7 @@ class Fails(Plain):
         raise KeyError("on purpose")
 
 
-@row("a worker dies")
+@row("A worker dies")
 def test_a_worker_that_dies(make: Maker) -> None:
     env = make.parallel(of(partial(Fails, dies=True), make))
     first = env.reset()
@@ -390,7 +390,7 @@ def test_a_worker_that_dies(make: Maker) -> None:
     assert isinstance(caught.value, WorkerDied) is make.is_ours
 
 
-@row("an env raises")
+@row("An env raises")
 def test_an_env_that_raises(make: Maker) -> None:
     env = make.parallel(of(partial(Fails, dies=False), make))
     first = env.reset()

@@ -123,9 +123,9 @@ _BARE = "| `git_url`, `libname`, `available_envs`, `wrapper_frame_skip` of `Mult
 _OF_QUEUES = "| `AsyncEnvPool`: `env_batch_sizes`, `exchange_keys`, `resolved_exchange`, `stats(reset=)` |"
 _OF_WORKERS = "| `non_blocking`, `select_and_clone` |"
 DIFFERENCES = {
-    "StepmillEnv.__init__(num_workers): by keyword only": "| first arguments of `StepmillEnv` |",
-    "StepmillEnv.__init__(create_env_fn): by keyword only": "| first arguments of `StepmillEnv` |",
-    "StepmillEnv.__init__(env_fns): required": "| first arguments of `StepmillEnv` |",
+    "StepmillEnv.__init__(num_workers): by keyword only": "| First arguments of `StepmillEnv` |",
+    "StepmillEnv.__init__(create_env_fn): by keyword only": "| First arguments of `StepmillEnv` |",
+    "StepmillEnv.__init__(env_fns): required": "| First arguments of `StepmillEnv` |",
     **{
         f"{cls}.{name}: missing": _OF_WORKERS
         for cls in ("StepmillEnv", "ParallelEnv")
