@@ -153,7 +153,7 @@ def test_render_modes_and_methods_of_envs(make: Any, whose: str) -> None:
     assert manager.call("reward_shaping", [1], env_ids=[1]) == {1: [1, 1]}
 
 
-@row("Overriding `worker_fn`")
+@row("Overriding ")
 @pytest.mark.parametrize(
     ("base", "name"),
     [("BaseEnvManager", name) for name in ("_reset", "_step")]
@@ -224,7 +224,7 @@ def test_the_originals_manager_of_envpool(monkeypatch: pytest.MonkeyPatch) -> No
 # ---- results ---------------------------------------------------------------------------------------------
 
 
-@row("`ready_obs` (D-B3)")
+@row("`ready_obs` |")
 def test_ready_obs_when_no_env_can_need_an_action(make: Any, whose: str) -> None:
     manager = make(SUBPROCESS, ding_envs(1, length=1), auto_reset=False)
     manager.launch()
@@ -327,7 +327,7 @@ def test_gymnasiums_vector_manager(whose: str, monkeypatch: pytest.MonkeyPatch) 
     close_all([manager], whose)
 
 
-@row("Spaces (D-B14)")
+@row("Spaces |")
 def test_where_an_env_is_built_for_its_spaces(make: Any, whose: str) -> None:
     built: list[int] = []
 
