@@ -180,7 +180,7 @@ def test_these_methods_may_not_be_overridden(whose: str, base: str, name: str) -
     close_all([manager], whose)
 
 
-@row("`EnvSupervisor`: `reset_timeout` and what follows")
+@row("`EnvSupervisor`: `reset_timeout` and the arguments after it")
 @row("`register`, `change_state` and `TYPE_MAPPING`")
 def test_the_supervisors_arguments_and_parts(whose: str) -> None:
     cls = class_of(whose, "EnvSupervisor")

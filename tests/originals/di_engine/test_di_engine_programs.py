@@ -72,12 +72,12 @@ DIFFERENCES = {
     "EnvSupervisor.TYPE_MAPPING: missing": "`register`, `change_state` and `TYPE_MAPPING` of `EnvSupervisor`",
     "EnvSupervisor.change_state: missing": "`register`, `change_state` and `TYPE_MAPPING` of `EnvSupervisor`",
     "EnvSupervisor.register: missing": "`register`, `change_state` and `TYPE_MAPPING` of `EnvSupervisor`",
-    "EnvSupervisor.__init__(reset_timeout): by keyword only": "`EnvSupervisor`: `reset_timeout` and what follows",
-    "EnvSupervisor.__init__(step_timeout): by keyword only": "`EnvSupervisor`: `reset_timeout` and what follows",
-    "EnvSupervisor.__init__(retry_waiting_time): by keyword only": "`EnvSupervisor`: `reset_timeout` and what follows",
-    "EnvSupervisor.__init__(episode_num): by keyword only": "`EnvSupervisor`: `reset_timeout` and what follows",
-    "EnvSupervisor.__init__(shared_memory): by keyword only": "`EnvSupervisor`: `reset_timeout` and what follows",
-    "EnvSupervisor.__init__(copy_on_get): by keyword only": "`EnvSupervisor`: `reset_timeout` and what follows",
+    "EnvSupervisor.__init__(reset_timeout): by keyword only": "`EnvSupervisor`: `reset_timeout` and the arguments after it",
+    "EnvSupervisor.__init__(step_timeout): by keyword only": "`EnvSupervisor`: `reset_timeout` and the arguments after it",
+    "EnvSupervisor.__init__(retry_waiting_time): by keyword only": "`EnvSupervisor`: `reset_timeout` and the arguments after it",
+    "EnvSupervisor.__init__(episode_num): by keyword only": "`EnvSupervisor`: `reset_timeout` and the arguments after it",
+    "EnvSupervisor.__init__(shared_memory): by keyword only": "`EnvSupervisor`: `reset_timeout` and the arguments after it",
+    "EnvSupervisor.__init__(copy_on_get): by keyword only": "`EnvSupervisor`: `reset_timeout` and the arguments after it",
     "GymVectorEnvManager.__init__(cfg): another default": "| Managers: `cfg` |",
 }
 
