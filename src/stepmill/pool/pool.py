@@ -51,6 +51,7 @@ class Pool:
     Raises:
         UsageError: the envs differ, or an option is wrong.
         EnvError: a constructor raised.
+        EnvTimeout: the envs were not built within `start.timeout_s`.
         WorkerDied: a worker ended while it built its envs.
     """
 
@@ -112,7 +113,7 @@ class Pool:
         Returns:
             B rows: obs [B, ...], reward 0, terminated and truncated False.
         Raises:
-            EnvError: an env raised. The others stay usable.
+            EnvError, BadOutput, EnvTimeout, WorkerDied: an env failed. The others stay usable.
         """
         ids = self.reset_async(seed=seed, options=options, env_ids=env_ids, persist_options=persist_options)
         return self._receiver.recv_envs(ids)
@@ -125,6 +126,7 @@ class Pool:
         Returns:
             A batch of N rows, ordered by env id. The row of an exhausted env has reward 0, no flags, and its last observation.
         Raises:
+            EnvError, BadOutput, EnvTimeout, WorkerDied: as for `recv`.
             UsageError: all envs are exhausted.
         """
         self._waits.send(partial(self._state.send_all, actions))
@@ -199,7 +201,7 @@ class Pool:
             linger_s: with max_envs, wait this many seconds longer for more envs once min_envs are ready.
             out: arrays in the structure of the observation, [B, ...] each, that are written instead of new ones.
         Raises:
-            EnvError, BadOutput, WorkerDied: an env has a fault. It is raised once; the others stay receivable.
+            EnvError, BadOutput, EnvTimeout, WorkerDied: an env has a fault. It is raised once; the others stay receivable.
             RecvTimeout, KeyboardInterrupt: nothing is lost; call recv() again.
             UsageError: more envs are requested than are pending.
         """
