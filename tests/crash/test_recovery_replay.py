@@ -298,8 +298,10 @@ def test_a_log_that_is_full_falls_back_to_truncate_with_the_reason() -> None:
         assert "its log is incomplete" in batch.info["fault"]["not_replayable"][0]
 
 
-@pytest.mark.parametrize(("action", "reason"), [(5, "LookupError"), (6, "SIGSEGV"), (7, "EnvTimeout")])
-def test_what_fails_in_the_same_way_again_is_not_played_a_third_time(action: int, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("action", "kind", "reason"), [(5, "raised", "LookupError"), (6, "died", "SIGSEGV"), (7, "timed_out", "EnvTimeout")]
+)
+def test_what_fails_in_the_same_way_again_is_not_played_a_third_time(action: int, kind: str, reason: str) -> None:
     with make(StubbornEnv, step_timeout_s=DEADLINE_S) as pool:
         pool.reset(seed=0)
         before = [pool.step([1] * 4) for _ in range(2)][-1]
@@ -311,6 +313,8 @@ def test_what_fails_in_the_same_way_again_is_not_played_a_third_time(action: int
         assert batch.obs[1].tolist() == before.obs[1].tolist()
         assert batch.obs[:, 2].tolist() == [3, 2, 3, 3]  # neither its neighbour nor the others lost a step
         assert reason in batch.info["fault"]["not_replayable"][1]
+        assert batch.info["fault"]["kind"][1] == kind
+        assert "replayed" not in batch.info["fault"]["message"][1]
         assert pool._recovery.workers.num_restarts == (0 if action == 5 else 2)
         assert pool.step([1] * 4).obs[:, 2].tolist() == [4, 0, 4, 4]
 

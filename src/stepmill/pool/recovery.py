@@ -120,10 +120,10 @@ class Recovery:
             if record.is_replayed:
                 self.replays.repeat_waiting(views)
             decisions.append(self.workers.serve(record))
-            info = fault_info("died", record.error or self.workers.worker_died_error(worker))
+            error = record.error or self.workers.worker_died_error(worker)
             for view in views:
                 if view.is_suspended:
-                    decisions += self.replays.begin(view, info, is_new=True)
+                    decisions += self.replays.begin(view, self._lost_info(error, view.env_id), is_new=True)
         return decisions
 
     def _advance_replays(self, events: Sequence[Event]) -> list[Decision]:
@@ -162,7 +162,8 @@ class Recovery:
             view = self.workers.view_of(fault.env_id)
             self.replays.record_failure(view, error)
             needs_new_object = self.replays.needs_new_object(view)
-        generation, info = self.workers.records[fault.worker].generation, fault_info("raised", error)
+        generation = self.workers.records[fault.worker].generation
+        info = fault_info("timed_out" if isinstance(error, EnvTimeout) else "raised", error)
         decisions = policy.env_failed(fault, generation, info, needs_new_object=needs_new_object)
         self._add_fault(policy, fault.kind, [error], fault.worker, [fault.env_id])
         return self._follow(decisions, error, info, settled=settled)
@@ -191,7 +192,7 @@ class Recovery:
         self._add_fault(policy, kind, errors, worker, lost, is_logged=is_new)
         if policy.raises:
             self.workers.mark_reported(worker, error)
-        return self._follow(decisions, error, fault_info("died", error), delay_s, is_new_object=True)
+        return self._follow(decisions, error, delay_s=delay_s, is_new_object=True)
 
     def _record_failure_of_running_env(self, worker: int, error: StepmillError) -> None:
         """Count the failure of the env that a worker was running when it died, if it ran one and could be started."""
@@ -243,7 +244,7 @@ class Recovery:
 
         Args:
             decisions: about `error`; None: about workers that live.
-            info: the `info["fault"]` of a replay that fails.
+            info: the `info["fault"]` of a replay that fails; None: `error` is the end of the env's worker.
             delay_s: how long restarts wait.
             settled: gets the envs whose episodes are replayed after a restart.
             is_new_object: whether the objects of envs that are kept were rebuilt.
@@ -261,7 +262,8 @@ class Recovery:
             elif isinstance(decision, Settle) and decision.remedy is Remedy.KEEP:
                 view = self.workers.view_of(decision.env_id)
                 if self.workers.records[view.worker].state is not WorkerState.RESTARTING:  # else it follows the restart
-                    decisions += self.replays.begin(view, info or {}, is_new=is_new_object)
+                    known = info or (self._lost_info(error, view.env_id) if error else {})
+                    decisions += self.replays.begin(view, known, is_new=is_new_object)
         return decisions
 
     # ---- errors -------------------------------------------------------------------------------------------------------
@@ -291,6 +293,14 @@ class Recovery:
             f"the limit of restarts of worker {worker} is reached (restarts.max_restarts), so it is not "
             "restarted automatically; call reset() or revive()",
         )
+
+    def _lost_info(self, error: StepmillError, env_id: int | None) -> dict[str, str]:
+        """Return the `info["fault"]` of an env whose worker ended, in case its episode cannot be replayed."""
+        kind = FaultKind.NEIGHBOUR if isinstance(error, EnvTimeout) else FaultKind.DIED
+        if isinstance(error, EnvTimeout) and error.env_id == env_id:
+            kind = FaultKind.TIMED_OUT
+        info = fault_info(kind_name(kind), error)
+        return {**info, "message": info["message"].replace(f"; {self.policy.death_hint}", "")}
 
     def _death_error(self, worker: int, faults: Sequence[EnvFailed]) -> StepmillError:
         late = next((fault for fault in faults if fault.kind is FaultKind.TIMED_OUT), None)

@@ -34,7 +34,7 @@ from stepmill.spec.option_values import common_cores
 from stepmill.spec.options import BackendName, OnFault, PoolOptions, RetryIn, Seeding
 from stepmill.spec.ray_options import hosts_kernels
 from stepmill.spec.records import changed
-from stepmill.worker.messages import ServerLocation, WorkerPlan, WorkerReport, WorkerSettings, server_locations
+from stepmill.worker.messages import ServerLocation, WorkerPlan, WorkerReport, WorkerSettings, dump, server_locations
 from stepmill.worker.native_settings import native_settings
 from stepmill.worker.process_setup import DUMP_SIGNAL
 from stepmill.worker.signals import defer_signals
@@ -421,6 +421,7 @@ def _state_settings(
     spec = specs[0]
     return {
         **native_settings(spec, options.autoreset_mode, options.seeding),
+        "pickler": _dump_argument,
         "num_envs": len(specs) - options.resets.spare_envs,
         "flag": (np.dtype(np.bool_), (len(spec.agents),) if spec.agents else ()),
         "over": (np.dtype(np.bool_), ()),
@@ -440,3 +441,18 @@ def _state_settings(
         "recycle_bytes": (options.restarts.recycle_above_mb or 0) << 20 or NO_LIMIT,
         "log_limit_bytes": options.restarts.replay_log_bytes if has_log(options) else 0,
     }
+
+
+def _dump_argument(value: object) -> bytes:
+    """Return the bytes of a part of a reset's options, or of an action, that is no array, number, text or container of those.
+
+    Raises:
+        UsageError: it cannot be pickled.
+    """
+    try:
+        return dump(value)
+    except Exception as exc:
+        raise UsageError(
+            f"a {type(value).__name__} in the options of a reset, or in an action, cannot be pickled: {exc}; give the env what it "
+            "needs to make it, such as a name or a path"
+        ) from exc
