@@ -115,6 +115,8 @@ async def play(env: stepmill.EnvLease, seed: int, rng: random.Random, counts: Co
         if "fault" in info:
             assert (terminated, truncated, reward) == (False, True, 0.0)
             counts["marked"] += 1
+            if "not_replayable" in info["fault"]:
+                counts[f"not replayed: {info['fault']['not_replayable']}"] += 1
             return
         assert (reward, terminated, truncated) == (clock + 1, False, clock + 1 == LENGTH)
     counts["episodes"] += 1
