@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from enum import Enum
 from pathlib import Path
@@ -15,7 +16,9 @@ from stepmill.spec.records import default_of
 from tests.frontends import guides
 from tests.harness.scripts import ROOT, run_file
 
-DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+DOCS = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/*.ipynb"), *ROOT.glob("benchmarks/*.md")]
+)
 FENCE = re.compile(r"^```(\w*)\s*$")
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 MAKE = re.compile(r"\bmake ((?:[a-z-]+ )*[a-z-]+)$|`make ((?:[a-z-]+ )*[a-z-]+)`", re.MULTILINE)
@@ -25,6 +28,14 @@ ROW = re.compile(r"^\| (`[^|]+) \|([^|]*)\|", re.MULTILINE)
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+def text_of(path: Path) -> str:
+    """A document as Markdown. The code cells of a notebook are its Python blocks."""
+    if path.suffix == ".md":
+        return path.read_text()
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(path.read_text())["cells"]]
+    return "\n".join(f"```python\n{source}\n```" if kind == "code" else source for kind, source in cells)
 
 
 def python_of(text: str) -> str:
@@ -57,12 +68,12 @@ def plain(value: object) -> object:
             path, id=name_of(path), marks=() if path.name in ("README.md", "quickstart.md") else pytest.mark.slow
         )
         for path in DOCS
-        if python_of(path.read_text()).strip()
+        if python_of(text_of(path)).strip()
     ],
 )
 def test_the_python_of_a_document_runs_from_top_to_bottom(path, tmp_path):
     program = tmp_path / f"doc_{path.stem}.py"  # not gymnasium.py, which would hide the library
-    program.write_text(python_of(path.read_text()))
+    program.write_text(python_of(text_of(path)))
     done = run_file(program)
     assert done.returncode == 0, f"line numbers are those of {name_of(path)}:\n{done.stderr}"
     lines = [line for line in done.stderr.splitlines() if not line.startswith("handled by the fault policy")]
@@ -71,7 +82,7 @@ def test_the_python_of_a_document_runs_from_top_to_bottom(path, tmp_path):
 
 @pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_links_lead_to_files(path):
-    targets = [target for target in LINK.findall(path.read_text()) if "://" not in target]
+    targets = [target for target in LINK.findall(text_of(path)) if "://" not in target]
     missing = [target for target in targets if not (path.parent / target).exists()]
     assert not missing
 
@@ -79,7 +90,7 @@ def test_links_lead_to_files(path):
 @pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_make_knows_the_targets_that_documents_name(path):
     known = set(TARGET.findall((ROOT / "Makefile").read_text()))
-    named = {word for pair in MAKE.findall(path.read_text()) for group in pair for word in group.split()}
+    named = {word for pair in MAKE.findall(text_of(path)) for group in pair for word in group.split()}
     assert named <= known
 
 
@@ -120,7 +131,7 @@ def test_every_page_is_in_the_navigation_of_the_site():
     docs = ROOT / "docs"
     index = (docs / "index.md").read_text()
     listed = {line for block in re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL) for line in block.split("\n")}
-    pages = {path.relative_to(docs).with_suffix("").as_posix() for path in docs.rglob("*.md")}
+    pages = {path.relative_to(docs).with_suffix("").as_posix() for path in DOCS if path.is_relative_to(docs)}
     assert sorted(page for page in pages - listed - {"index"} if not page.startswith("decisions/")) == []
 
 
