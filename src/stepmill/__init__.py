@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from stepmill.evaluation.result import Episode as Episode
     from stepmill.evaluation.result import Evaluation as Evaluation
     from stepmill.frontends.gymnasium import VectorEnv as VectorEnv
+    from stepmill.frontends.gymnasium import install_vector_entry_points as install_vector_entry_points
     from stepmill.frontends.gymnasium import make_vec as make_vec
     from stepmill.frontends.rollout import Rollout as Rollout
     from stepmill.frontends.rollout import RolloutBatch as RolloutBatch

@@ -2,12 +2,14 @@
 
 vector         `VectorEnv`, a gymnasium.vector.VectorEnv on top of `Pool`
 make           `make_vec`
+entry_points   `install_vector_entry_points`, for programs that call `gymnasium.make_vec`
 arguments      checks of the arguments of `VectorEnv` and of its `reset`
 spaces         the spaces of many envs as the spaces of one vector env
 errors         errors that are both stepmill's and Gymnasium's
 """
 
+from stepmill.frontends.gymnasium.entry_points import VectorEntryPoints, install_vector_entry_points
 from stepmill.frontends.gymnasium.make import make_vec
 from stepmill.frontends.gymnasium.vector import VectorEnv
 
-__all__ = ["VectorEnv", "make_vec"]
+__all__ = ["VectorEntryPoints", "VectorEnv", "install_vector_entry_points", "make_vec"]

@@ -87,7 +87,7 @@ def make_vec(
     arguments = {**(vector_kwargs or {})}
     if (make_other := _MAKE_OTHER.get(kwargs.get("backend", arguments.get("backend")))) is not None:
         return make_other(id, _count(num_envs), wrappers, arguments, {**kwargs, **(env_kwargs or {})})
-    spec = _find(id)
+    spec = registered_spec(id)
     if spec.entry_point is None:
         raise UsageError(f"{spec.id} has no entry point for a single env; it can only be made by gymnasium.make_vec")
     stored = dict(spec.kwargs)
@@ -242,7 +242,7 @@ def _count(num_envs: object) -> int:
     return count
 
 
-def _find(id: str | GymnasiumSpec) -> GymnasiumSpec:  # noqa: A002  Gymnasium's name
+def registered_spec(id: str | GymnasiumSpec) -> GymnasiumSpec:  # noqa: A002  Gymnasium's name
     """Return the spec of an id, with Gymnasium's warnings about versions."""
     if isinstance(id, GymnasiumSpec):
         return id
