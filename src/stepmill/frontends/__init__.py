@@ -10,6 +10,7 @@ pettingzoo     `StepmillParallelEnv` and `AgentVectorEnv`
 sb3            Stable-Baselines3's `VecEnv`
 tianshou       Tianshou's vector env
 torchrl        TorchRL's envs
+ray_rollout    `RayRollout`: rollouts on the machines of a Ray cluster
 rollout        T steps of all envs in arrays, for any learner
 batch_rows     rows of batches and actions, for the other modules
 starting_pool  a pool whose processes start before it is made, for the other modules
