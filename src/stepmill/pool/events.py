@@ -18,7 +18,8 @@ class Remedy(IntEnum):
 
     RAISE: it is lost, the fault is about to be raised, and the env is FAULTED.
     CUT: it ends; the result says so. A command that begins an episode is given again, and loses none.
-    MASK: the same, and the env is EXHAUSTED once the result is received: its rows are empty until a reset.
+    MASK: the same, and the env is EXHAUSTED once that result is received. From then on until a reset, its rows have reward 0, no flags, no
+        info and its last observation.
     KEEP: it is replayed. Until then the env counts as busy.
     """
 
