@@ -217,6 +217,14 @@ def test_copies_because_no_slot_was_free_are_counted():
     assert stats.lease_copies == 3
 
 
+def test_kernels_count_these_copies_too():
+    with stepmill.Pool([stepmill.kernels.find("CartPole-v1")] * 1024, backend="kernel", tuning={"slots": 2}) as pool:
+        pool.reset(seed=0)
+        held = [pool.step(np.zeros(1024, np.int64)).obs for _ in range(5)]
+        assert len(held) == 5
+        assert pool.stats().lease_copies == 3
+
+
 def test_used_spares_are_counted_by_env():
     with make_pool("serial", counting_envs(3, length=1), resets={"spare_envs": 1}) as pool:
         pool.reset(seed=0)

@@ -39,6 +39,7 @@ nb::object PoolState::step_uniform(nb::handle actions) {
     write_all_actions(actions);
     const auto slot = static_cast<std::uint32_t>(target);
     add_to(slab_->pool->counters.num_sends, 1);
+    if (!is_copy_ && slab_->plan.num_slots > slab_->plan.private_slots && slot < slab_->plan.private_slots) add_to(slab_->pool->counters.num_lease_copies, 1);
     if (!run_kernel(slot)) return write_commands_after(slot), nb::none();
     leases_->unpin(static_cast<std::uint32_t>(uniform_slot_), num_envs_);
     leases_->pin(slot, num_envs_);
