@@ -136,7 +136,7 @@ def test_a_vector_env_keeps_the_options_that_it_is_told_to_keep(vector_env_of, m
 
 def test_options_that_do_not_pickle_are_refused_by_name_of_the_trouble(pool_of):
     pool = pool_of(recorders(1))
-    with pytest.raises(stepmill.UsageError, match="a lock in the options of a reset.*cannot be pickled.*give the env"):
+    with pytest.raises(stepmill.UsageError, match=r"a lock in the options of a reset.*cannot be pickled.*give the env"):
         pool.reset(options={"lock": __import__("threading").Lock()})
     pool.reset()
 

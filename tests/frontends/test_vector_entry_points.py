@@ -47,12 +47,14 @@ def test_its_data_are_those_of_gymnasiums_own_vector_env() -> None:
 
 
 def test_keywords_of_make_vec_override_those_of_the_installation_and_the_registration() -> None:
-    with stepmill.install_vector_entry_points([BARE], backend="process", num_workers=1):
-        with make(BARE, num_workers=3, sutton_barto_reward=False, max_episode_steps=5) as envs:
-            assert len(envs.stats().workers) == 3
-            assert envs.get_attr("_sutton_barto_reward") == (False,) * 3
-            envs.reset(seed=0)
-            assert [envs.step([0, 1, 0])[3].any() for _ in range(5)] == [False] * 4 + [True]
+    with (
+        stepmill.install_vector_entry_points([BARE], backend="process", num_workers=1),
+        make(BARE, num_workers=3, sutton_barto_reward=False, max_episode_steps=5) as envs,
+    ):
+        assert len(envs.stats().workers) == 3
+        assert envs.get_attr("_sutton_barto_reward") == (False,) * 3
+        envs.reset(seed=0)
+        assert [envs.step([0, 1, 0])[3].any() for _ in range(5)] == [False] * 4 + [True]
 
 
 def test_an_entry_point_that_an_env_has_already_is_replaced_only_if_that_is_wanted() -> None:
@@ -60,7 +62,7 @@ def test_an_entry_point_that_an_env_has_already_is_replaced_only_if_that_is_want
         stepmill.install_vector_entry_points([BARE, TAKEN])
     assert registry[BARE].vector_entry_point is None  # nothing was installed
 
-    with stepmill.install_vector_entry_points([BARE, TAKEN], replace_others=True), make(TAKEN) as envs:
+    with stepmill.install_vector_entry_points([BARE, TAKEN, TAKEN], replace_others=True), make(TAKEN) as envs:
         assert type(envs) is stepmill.VectorEnv
     assert registry[TAKEN].vector_entry_point is CartPoleVectorEnv
 

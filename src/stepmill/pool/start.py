@@ -444,7 +444,7 @@ def _state_settings(
 
 
 def _dump_argument(value: object) -> bytes:
-    """Return the bytes of a part of a reset's options, or of an action, that is no array, number, text or container of those.
+    """Return the bytes of an object in the options of a reset or in an action: arrays, numbers, texts and containers need none.
 
     Raises:
         UsageError: it cannot be pickled.

@@ -26,8 +26,8 @@ class _EntryPoint:
     spec: GymnasiumSpec
     options: Mapping[str, Any] = field(repr=False)
 
-    def __call__(self, *, num_envs: int, **kwargs: Any) -> VectorEnv:
-        return make_vec(self.spec, num_envs, **{**self.options, **kwargs})
+    def __call__(self, **kwargs: Any) -> VectorEnv:
+        return make_vec(self.spec, **{**self.options, **kwargs})
 
 
 class VectorEntryPoints:
@@ -37,20 +37,25 @@ class VectorEntryPoints:
         self._installed: list[tuple[GymnasiumSpec, object, Any]] = []
         for spec in specs:
             # The keywords of the registration are left out, because Gymnasium adds them to each call.
-            ours, previous = _EntryPoint(replace(spec, kwargs={}, vector_entry_point=None), options), spec.vector_entry_point
+            ours, previous = (
+                _EntryPoint(replace(spec, kwargs={}, vector_entry_point=None), options),
+                spec.vector_entry_point,
+            )
             spec.vector_entry_point = ours
             self._installed.append((spec, ours, previous))
 
     def uninstall(self) -> None:
         """Restore the entry points that the envs had before. One that has been replaced since then stays as it is."""
-        for spec, ours, previous in self._installed:
+        for spec, ours, previous in reversed(self._installed):
             if spec.vector_entry_point is ours:
                 spec.vector_entry_point = previous
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.uninstall()
 
 
