@@ -1,16 +1,16 @@
 """Runs many reinforcement-learning environments at once.
 
     make_vec("CartPole-v1", num_envs=64)       a gymnasium.vector.VectorEnv of envs that Gymnasium knows
-    VectorEnv([make_env] * 64)                 the same, of your own envs
-    Pool([make_env] * 64, batch_size=16)       envs in the order in which they are ready
-    AsyncPool(make_env, num_envs=256)          envs that the tasks of an asyncio event loop await
-    PoolOptions                                all options, which are keywords of the three above; six are records:
+    VectorEnv([make_env] * 64)                 the same with your own envs
+    Pool([make_env] * 64, batch_size=16)       returns envs in the order in which they are ready
+    AsyncPool(make_env, num_envs=256)          envs for the tasks of an asyncio event loop
+    PoolOptions                                all options; each is also a keyword of the four above. Six are records:
                                                Restarts, Resets, Start, Workers, Tuning, RayOptions
     tune("CartPole-v1", num_envs=64)           finds how to run an env on this machine
     testing.check_env(make_env)                checks that an env is deterministic and fits its spaces
 
 `stepmill.frontends` replaces classes of other libraries, `stepmill.kernels` runs compiled envs, and `stepmill.torch` returns
-tensors. All errors are subclasses of `StepmillError`, and say what to do.
+tensors. All errors are subclasses of `StepmillError`, and their messages say what to do.
 """
 
 import sys

@@ -68,7 +68,7 @@ def test_a_start_that_is_cancelled_leaves_nothing_behind() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ({"num_envs": 2, "backend": "serial"}, "must not be blocked"),
+        ({"num_envs": 2, "backend": "serial"}, "would block an event loop"),
         ({"num_envs": 2, "autoreset_mode": "NextStep"}, "leave autoreset_mode out"),
         ({"num_envs": 2, "num_episodes": 3}, "leave num_episodes out"),
         ({}, "a function and num_envs"),

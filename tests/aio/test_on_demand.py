@@ -301,7 +301,7 @@ def test_an_env_that_raises_when_it_is_closed_is_reported_and_built_again(
         pytest.warns(RuntimeWarning, match="when it is closed"),
     ):
         run(main())
-    assert "the idle env 0 was not closed well: env 0 raised ValueError in reset: this env raises when" in caplog.text
+    assert "closing the idle env 0 failed: env 0 raised ValueError in reset: this env raises when" in caplog.text
 
 
 @pytest.mark.parametrize("on_fault", ["raise", "replay"])
@@ -370,7 +370,7 @@ def test_an_env_that_is_not_built_has_nothing_to_call(diary: Diary) -> None:
         async with diary_pool(diary, 2, num_workers=1) as pool, pool.lease() as first, pool.lease() as env:
             assert await first.call("identity") == 0
             for name in ("identity", "render", lambda env: env.unwrapped):
-                with pytest.raises(AttributeError, match=r"env 1 .*not built; its reset builds it"):
+                with pytest.raises(AttributeError, match=r"env 1 .*not built, .*; its reset builds it"):
                     await env.call(name)
             await env.reset()
             assert await env.call("identity") == 1

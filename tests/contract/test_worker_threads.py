@@ -239,7 +239,7 @@ def test_where_threads_of_workers_do_not_work_is_said() -> None:
     with pytest.raises(stepmill.UsageError, match="threads_per_worker"):
         stepmill.PoolOptions(workers={"threads_per_worker": 0})
     for backend in ("serial", "thread"):
-        with pytest.warns(RuntimeWarning, match=r"threads_per_worker: without effect"):
+        with pytest.warns(RuntimeWarning, match=r"threads_per_worker: no effect"):
             stepmill.Pool([ChaosEnv] * 2, backend=backend, workers=workers).close()  # type: ignore[arg-type]
 
 

@@ -71,7 +71,7 @@ def test_a_snapshot_of_another_kernel_or_a_part_of_one_is_refused() -> None:
         damaged = dataclasses.replace(snapshot, memory=(snapshot.memory[0], snapshot.memory[1][:-1]))
         with pytest.raises(stepmill.UsageError, match=r"snapshot of \d+ bytes is damaged"):
             pool.restore(damaged)
-        with pytest.raises(stepmill.UsageError, match="a bytes is no snapshot"):
+        with pytest.raises(stepmill.UsageError, match="a bytes is not a snapshot"):
             pool.restore(snapshot.memory[0])  # type: ignore[arg-type]
         assert pool.snapshot().memory == kept.memory
 

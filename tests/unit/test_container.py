@@ -40,7 +40,7 @@ def test_missing_and_added_bytes_are_found() -> None:
 
 
 def test_another_kind_and_another_version_are_not_taken_for_damage() -> None:
-    with pytest.raises(UsageError, match=r"it is a kernel snapshot, and a checkpoint is wanted"):
+    with pytest.raises(UsageError, match=r"it is a kernel snapshot, but a checkpoint is needed"):
         container.unpack("checkpoint", PACKED)
     content = b"\x02\x00" + PACKED[26:]
     newer = b"stepmill" + hashlib.blake2b(content, digest_size=16).digest() + content

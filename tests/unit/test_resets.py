@@ -48,7 +48,7 @@ def test_more_slots_than_a_byte_can_name_are_refused() -> None:
     ],
 )
 def test_options_without_effect_on_a_backend_are_named(backend: str, options: dict[str, object]) -> None:
-    with pytest.warns(RuntimeWarning, match=f"without effect on the {backend} backend") as caught:
+    with pytest.warns(RuntimeWarning, match=f"no effect on the {backend} backend") as caught:
         stepmill.Pool([CountingEnv], backend=backend, options=stepmill.PoolOptions(**options)).close()  # type: ignore[arg-type]
     assert all(name in str(caught[0].message) for name in options)
     assert caught[0].filename == __file__

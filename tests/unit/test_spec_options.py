@@ -77,7 +77,7 @@ def test_numpy_numbers_become_python_numbers():
         ({"ray": RayOptions(num_nodes=2)}, r"only for backend='ray'"),
         ({"ray": {"num_nodes": 0}}, r"ray.num_nodes=0 must be a whole number, 1 or more, or None"),
         ({"resets": {"retries": -1}}, r"resets.retries=-1 must be a whole number, 0 or more$"),
-        ({"resets": 3}, r"resets=3 is no record; give stepmill.Resets\(...\), or .* resets={'retries': ...}"),
+        ({"resets": 3}, r"resets=3 is not a record; give stepmill.Resets\(...\), or .* resets={'retries': ...}"),
         ({"restarts": {"on_raise": "later"}}, r"restarts.on_raise='later' is not one of 'raise', 'truncate', 'replay'"),
         ({"backend": "ray", "context": "fork"}, r"cannot fork this program on other machines"),
         ({"context": "thread"}, r"context='thread' is not one of 'forkserver'"),

@@ -1,4 +1,4 @@
-"""`AsyncPool`: starts and ends a pool for an event loop. Its users are `Leases` or `Batches`."""
+"""`AsyncPool` starts and ends a pool for an event loop. `Leases` or `Batches` use the pool."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ UserT = TypeVar("UserT", Leases, Batches)
 class AsyncPool:
     """Runs N envs for the tasks of an asyncio event loop.
 
-    Either tasks lease envs, each for an episode or more, and await `reset` and `step` of the lease. Or one task awaits `receive` for
-    batches of results, after `reset_async` and `send`. One pool is used in one of the two ways, in one event loop. Envs never reset by
-    themselves. Waiting takes no thread: the event loop waits for a descriptor that workers write to.
+    Either tasks lease envs, each for one or more episodes, and await `reset` and `step` of the lease. Or one task calls `reset_async` and
+    `send`, and awaits `receive` for batches of results. One pool is used in one of the two ways, in one event loop. Envs are never reset
+    automatically. Waiting takes no thread: the event loop waits for a descriptor that workers write to.
 
     Args:
-        make_env: a function without arguments that makes an env, called in the workers; or a list of them, one per env.
+        make_env: a function without arguments that makes an env, called in the workers; or a list of such functions, one per env.
         num_envs: how many envs, if `make_env` is one function.
-        idle_s: build each env when it is first reset in a lease, and close it when it has not been leased for this many seconds;
-            the next reset builds it again. Each thread of a worker builds one env at the start, which is then closed, too. None
-            builds all envs at the start, for as long as the pool runs.
-        **keywords: options of a pool, such as `num_workers`, `step_timeout_s` and `on_fault`; not `autoreset_mode`. The default of
+        idle_s: build each env when it is first reset in a lease, and close it when it has not been leased for this many seconds.
+            The next reset builds it again. Each thread of a worker builds one env at the start, which is then closed, too. None
+            builds all envs at the start and keeps them until the pool is closed.
+        **keywords: options of a pool, such as `num_workers`, `step_timeout_s` and `on_fault`, except `autoreset_mode`. The default of
             `backend` is "process".
     Raises:
         UsageError: an argument is wrong. `async with` starts the envs, and raises what `Pool` raises.
@@ -108,9 +108,9 @@ class AsyncPool:
 
     @property
     def pool(self) -> Pool:
-        """The Pool, for its facts: `spec`, `options`, `states`, `stats()`, spaces. Do not wait in it."""
+        """The Pool, for reading `spec`, `options`, `states`, `stats()` and the spaces. Do not call methods of it that wait."""
         if self._pool is None:
-            raise ClosedPoolError("the AsyncPool does not run; use it inside of `async with AsyncPool(...) as pool`")
+            raise ClosedPoolError("the AsyncPool is not running; use it inside `async with AsyncPool(...) as pool`")
         return self._pool
 
     @property
@@ -129,13 +129,13 @@ class AsyncPool:
     # ---- envs of tasks ------------------------------------------------------------------------------------------------
 
     def lease(self) -> EnvLease:
-        """Return a lease of an idle env, for `async with`, which waits if there is none. First come, first served."""
+        """Return a lease for `async with`, which waits for an idle env. Tasks get envs in the order in which they began to wait."""
         return EnvLease(self._used_by(Leases))
 
     # ---- batches ------------------------------------------------------------------------------------------------------
 
     def reset_async(self, *, env_ids: Sequence[int] | None = None, seed: Any = None, options: Any = None) -> list[int]:
-        """Send resets to some envs, or all, as `Pool.reset_async` does; envs that have a fault are built again meanwhile."""
+        """Send resets to some envs, or all, as `Pool.reset_async` does. Meanwhile, envs that have a fault are rebuilt."""
         self._used_by(Batches).revive(env_ids)
         return self.pool.reset_async(env_ids=env_ids, seed=seed, options=options)
 
@@ -150,8 +150,8 @@ class AsyncPool:
         """Wait for results and faults, and return them, as `Pool.receive` does. If it is cancelled, nothing is lost.
 
         Args:
-            min_envs: wait for this many envs, each with a result or a fault; 0 does not wait; None is all that are pending.
-            max_envs: return at most this many results; None is all that are ready.
-            timeout_s: seconds, after which the call returns what there is, possibly nothing; None has no limit.
+            min_envs: wait for this many envs, each with a result or a fault; 0 does not wait; None means all that are pending.
+            max_envs: return at most this many results; None means all that are ready.
+            timeout_s: seconds, after which the call returns the results and faults that have arrived, possibly none; None means no limit.
         """
         return await self._used_by(Batches).receive(min_envs, max_envs, timeout_s)

@@ -14,7 +14,7 @@ SLICE_S = 0.1  # an env could read the eventfd empty: while envs are stepping th
 
 
 class Batches:
-    """Waits for a pool in an event loop, which stays free for other tasks. It has no results of its own."""
+    """Waits for a pool in an event loop, which stays free for other tasks. It stores no results."""
 
     use = "send() and receive()"
 
@@ -30,7 +30,7 @@ class Batches:
             self._waiter.set_exception(error)
 
     def revive(self, env_ids: Sequence[int] | None) -> None:
-        """Revive those of these envs, or of all, that have a fault. A reset alone would wait until their workers have started."""
+        """Revive the envs with a fault, among these or all. A reset alone would wait until their workers have started."""
         states = self._pool.states
         ids = range(len(states)) if env_ids is None else env_ids
         lost = [env_id for env_id in ids if states[env_id] is EnvState.FAULTED]

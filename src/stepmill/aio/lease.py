@@ -1,4 +1,4 @@
-"""`EnvLease`: one env, in the hands of one task."""
+"""`EnvLease`: one env that one task uses."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class EnvLease:
     """An env of an AsyncPool for one task: `async with pool.lease() as env`.
 
-    `reset`, `step` and `call` may be cancelled at any time, by `asyncio.timeout` for example. The command is then finished without the
-    task, or ended by its deadline, and nobody gets its result; after a step or reset the env needs a reset.
+    `reset`, `step` and `call` may be cancelled at any time, for example by `asyncio.timeout`. The env then finishes the command, or the
+    deadline ends it, and its result is dropped. After a cancelled step or reset, the env needs a reset.
     """
 
     def __init__(self, leases: Leases) -> None:
@@ -38,10 +38,10 @@ class EnvLease:
     ) -> tuple[Any, dict[str, Any]]:
         """Reset the env, and return observation and info.
 
-        An env whose worker has ended is built again. A cancelled command is waited for.
+        An env whose worker has ended is rebuilt. If a cancelled command is still running, the reset waits for it.
 
         Args:
-            seed, options: for the env's `reset`.
+            seed, options: passed to the env's `reset`.
         Raises:
             EnvError, EnvTimeout, WorkerDied: the reset failed.
         """
@@ -57,8 +57,8 @@ class EnvLease:
         """Step the env, and return observation, reward, terminated, truncated and info, as Gymnasium's envs do.
 
         Raises:
-            EnvError, EnvTimeout, WorkerDied: the step failed, or the env was lost with its worker since the last one. With
-                `on_fault="replay"` the env is rebuilt in its place; with "truncate" the step returns truncated=True and
+            EnvError, EnvTimeout, WorkerDied: the step failed, or the env was lost with its worker since the last step. With
+                `on_fault="replay"` the env is rebuilt instead; with "truncate" the step returns truncated=True and
                 `info["fault"]`.
             UsageError: the env needs a reset, or the action is invalid. Nothing was sent.
         """
@@ -74,16 +74,16 @@ class EnvLease:
     async def call(self, name: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method of the env, or a function with the env, as `Pool.call` does, and return the result.
 
-        A cancelled command is waited for. If the call is cancelled, the env goes on with it, and nobody gets the result; the next
-        command comes after it.
+        If a cancelled command is still running, the call waits for it. If the call is cancelled, the env finishes it and the result is
+        dropped; the next command runs after it.
 
         Args:
-            name: of the method, or of an attribute, whose value is returned; or a function, called in the worker with the env before `args`.
-            *args, **kwargs: for the method; sent by cloudpickle.
+            name: the name of a method, or of an attribute, whose value is returned; or a function, which gets the env, then `args`.
+            *args, **kwargs: passed to the method; sent by cloudpickle.
         Raises:
             EnvError: the call raised.
-            EnvTimeout: it took longer than `workers.call_timeout_s`, and goes on.
-            WorkerDied: the worker has died, before the call or in it.
+            EnvTimeout: the call took longer than `workers.call_timeout_s`; the env goes on with it.
+            WorkerDied: the worker died before or during the call.
         """
         seat = self._free_seat()
         await self._wait_idle(seat)

@@ -1,4 +1,4 @@
-"""`Leases`: gives idle envs to tasks of an event loop, and each result to the task that awaits it."""
+"""`Leases` gives idle envs to tasks of an event loop, and each result to the task that awaits it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Leases:
     def __init__(self, pool: Pool, idle_s: float | None) -> None:
         if pool.num_rows != pool.num_envs or pool.spec.agents:
             raise UsageError(
-                "leases are of envs with one row and one agent each; await batches of these envs with receive()"
+                "only envs with one row and one agent each can be leased; await batches of these envs with receive()"
             )
         self._pool, self._port = pool, PoolPort(pool)
         self._loop = asyncio.get_running_loop()
@@ -297,7 +297,7 @@ class Leases:
             seat = seats[env_id]
             is_closing = seat.is_returned and not seat.is_built
             if is_closing and getattr(fault.error, "env_id", None) == env_id:
-                logger.warning("the idle env %d was not closed well: %s", env_id, fault.error)
+                logger.warning("closing the idle env %d failed: %s", env_id, fault.error)
             seat.is_built &= not fault.is_loss
             seat.fault = fault.error
             self._end_command(seat, fault.error)

@@ -1,4 +1,4 @@
-"""`OnDemandEnv`: an env in a worker that is built by its first reset, and closed by a reset that says so. Its module is its adapter."""
+"""`OnDemandEnv`: an env in a worker that its first reset builds and a certain reset closes. This module is its adapter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OnDemandEnv:
 
     def __getattr__(self, name: str) -> Any:
         if self._env is None:
-            raise AttributeError(f"there is no {name!r} of an env that is not built; its reset builds it")
+            raise AttributeError(f"the env is not built, so it has no {name!r}; its reset builds it")
         return getattr(self._env, name)
 
     def describe(self, like: EnvSpec | None) -> EnvSpec:
@@ -73,7 +73,7 @@ class OnDemandEnv:
             self.close()
             raise ValueError(
                 f"the env that was built on demand has the {name} {getattr(spec, name)}, and the first env of its worker "
-                f"{getattr(self._spec, name)}; the envs of a pool are alike in it"
+                f"{getattr(self._spec, name)}; give all envs of a pool the same"
             )
         self._spec = self._spec or spec
         if inspect.iscoroutinefunction(self._env.step):

@@ -1,4 +1,4 @@
-"""The public Pool: many envs, stepped together or as they get ready."""
+"""`Pool`, the public class that steps many envs, all together or as they become ready."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 
 class Pool:
-    """Runs N envs, each under an env_id from 0 to N-1 for the life of the pool.
+    """Runs N envs, each with a fixed env_id from 0 to N-1.
 
-    `step` steps all envs and waits for all. `send` and `recv` are the two halves of a step, for any subset of envs: `recv`
-    returns the envs that are ready, longest-waiting first. Only one thread at a time may use a pool, but any may call `close`.
+    `step` steps all envs and waits for all of them. `send` and `recv` are the two halves of a step, for any subset of envs: `recv`
+    returns the envs that are ready, longest-waiting first. Only one thread at a time may use a pool, but any thread may call `close`.
     `stepmill.monitor`, `stepmill.trace` and `stepmill.read_timers` take a pool, and front-ends use its `PoolPort`.
 
     Args:
-        env_fns: functions without arguments, one per env and then one per spare; called in the workers.
-        batch_size: how many envs `recv` returns by default; None is all that are pending.
+        env_fns: functions without arguments that make the envs, one per env and then one per spare; the workers call them.
+        batch_size: how many envs `recv` returns by default; None means all that are pending.
         options: how to run the envs.
         **keywords: fields of PoolOptions by name, instead of `options` or in addition.
     Raises:
@@ -101,19 +101,19 @@ class Pool:
         env_ids: EnvIds | None = None,
         persist_options: bool = False,
     ) -> Batch:
-        """Reset all envs, or some, and wait for them. Pending results of these envs are waited for and dropped.
+        """Reset all envs, or some, and wait for them. Pending results of these envs are awaited and dropped.
 
         Args:
-            seed: None; s, which gives env i the seed s + i; a list, one per env; or a dict from env id to seed.
-            options: a mapping, of which the `reset` of each env gets a copy; or a list with a mapping per env; or a dict from
+            seed: None; a number s, which gives env i the seed s + i; a list with one seed per env; or a dict from env id to seed.
+            options: a mapping, of which the `reset` of each env gets a copy; a list with one mapping per env; or a dict from
                 env id to mapping.
             env_ids: which envs; None is all.
-            persist_options: True stores the options: every later reset of the env without options gets them, also automatic
-                resets and those after a restart, until other options are stored; options=None clears them.
+            persist_options: True stores the options. Every later reset of the env without options gets them, including automatic
+                resets and resets after a restart, until other options are stored; options=None clears them.
         Returns:
-            B rows: obs [B, ...], reward 0, terminated and truncated False.
+            A batch of B rows: obs [B, ...], reward 0, terminated and truncated False.
         Raises:
-            EnvError, BadOutput, EnvTimeout, WorkerDied: an env failed. The others stay usable.
+            EnvError, BadOutput, EnvTimeout, WorkerDied: an env failed. The other envs stay usable.
         """
         ids = self.reset_async(seed=seed, options=options, env_ids=env_ids, persist_options=persist_options)
         return self._receiver.recv_envs(ids)
@@ -122,9 +122,9 @@ class Pool:
         """Step all envs, and wait for all results.
 
         Args:
-            actions: in the structure of the action space, each array [N, ...]; cast within its kind if necessary.
+            actions: in the structure of the action space, each array [N, ...]; arrays are cast within their kind if necessary.
         Returns:
-            A batch of N rows, ordered by env id. The row of an exhausted env has reward 0, no flags, and its last observation.
+            A batch of N rows, ordered by env_id. The row of an exhausted env has reward 0, no flags, and its last observation.
         Raises:
             EnvError, BadOutput, EnvTimeout, WorkerDied: as for `recv`.
             UsageError: all envs are exhausted.
@@ -147,8 +147,8 @@ class Pool:
 
         Args:
             seed, options, env_ids, persist_options: as for `reset`.
-            mask: [num_rows] bool, instead of env_ids. A batched env of which only some rows are masked gets its part of the
-                mask as the option "reset_mask".
+            mask: [num_rows] bool, instead of env_ids. If the mask selects only some rows of a batched env, the env gets its
+                part of the mask as the option "reset_mask".
         """
         plan = self._resets.plan(env_ids, mask, seed, options)
         if persist_options and self.spec.is_batched:
@@ -174,7 +174,7 @@ class Pool:
             actions: in the structure of the action space, each array [B, ...] in the order of env_ids.
             env_ids: which envs; None is all.
         Raises:
-            BusyEnvError: an env is still stepping, or its result was not received. Nothing is sent.
+            BusyEnvError: an env is still stepping, or its result has not been received. Nothing is sent.
             UsageError: actions or ids are wrong. Nothing is sent.
         """
         self._waits.send(partial(self._state.send, actions, env_ids))
@@ -193,13 +193,13 @@ class Pool:
         """Return envs that finished, longest-waiting first.
 
         Args:
-            batch_size: how many envs; None is the `batch_size` of the pool, or else all that are pending.
+            batch_size: how many envs; None means the `batch_size` of the pool, or all that are pending if that is None, too.
             min_envs, max_envs: instead of batch_size: return as soon as min_envs are ready, with at most max_envs. min_envs=0
                 returns the envs that are ready now, which may be none (B = 0).
-            env_ids: instead of a number: exactly these envs, by ascending id. All of them must have a command.
-            timeout_s: seconds; 0 asks without waiting; None waits while something live is pending.
+            env_ids: instead of a number, the envs to return, by ascending id. All of them must have a command.
+            timeout_s: seconds; 0 does not wait; None waits while a living env is pending.
             linger_s: with max_envs, wait this many seconds longer for more envs once min_envs are ready.
-            out: arrays in the structure of the observation, [B, ...] each, that are written instead of new ones.
+            out: arrays in the structure of the observation, [B, ...] each, that receive the observations in place of new arrays.
         Raises:
             EnvError, BadOutput, EnvTimeout, WorkerDied: an env has a fault. It is raised once; the others stay receivable.
             RecvTimeout, KeyboardInterrupt: nothing is lost; call recv() again.
@@ -217,10 +217,10 @@ class Pool:
         """Return the results of envs that finished, and the faults of those that failed, without raising them.
 
         Args:
-            min_envs: wait for this many envs, each with a result or a fault; 0 does not wait; None is all that are pending.
-            max_envs: return at most this many results; None is all that are ready.
-            timeout_s: seconds, after which the call returns what there is, possibly nothing; None has no limit.
-            linger_s: wait this many seconds longer for max_envs once min_envs are there.
+            min_envs: wait for this many envs, each with a result or a fault; 0 does not wait; None means all that are pending.
+            max_envs: return at most this many results; None means all that are ready.
+            timeout_s: seconds, after which the call returns the results and faults that have arrived, possibly none; None means no limit.
+            linger_s: wait this many seconds longer for max_envs once min_envs are ready.
         """
         return self._receiver.receive(min_envs, max_envs, timeout_s, linger_s)
 
@@ -230,10 +230,10 @@ class Pool:
         Args:
             env_ids: which envs; None is all.
             wait: False does not wait for workers to start. A reset may be sent at once; `recv` raises if a start failed.
-            restart_living: also end and restart workers that are alive; only on the process backend.
+            restart_living: True also ends and restarts workers that are alive; only on the process backend.
         Raises:
             EnvError, EnvTimeout, WorkerDied: a worker could not be restarted.
-            WorkerDied: a worker has died unnoticed, and another env has lost its episode. Revive all envs that the error names.
+            WorkerDied: a worker had died unnoticed, and another env has lost its episode. Revive all envs that the error names.
         """
         ids = self._requests.checked_ids(env_ids)
         self._revival.revive(ids, wait=wait, restart_living=restart_living)
@@ -244,10 +244,10 @@ class Pool:
     def call(
         self, name: str | Callable[..., Any], *args: Any, env_ids: EnvIds | None = None, **kwargs: Any
     ) -> tuple[Any, ...]:
-        """Call a method of envs, through wrappers, and return one result per env. If it is an attribute, return its value.
+        """Call a method of envs, through wrappers, and return one result per env. For an attribute, return its value.
 
         Args:
-            name: of the method; or a function, called in the worker with the env (the outermost wrapper) before `args`.
+            name: the name of the method; or a function, which the worker calls with the env (the outermost wrapper), then `args`.
             *args, **kwargs: the same for every env; sent by cloudpickle.
             env_ids: which envs; None is all.
         """
@@ -262,7 +262,7 @@ class Pool:
     def get_attr(self, name: str | Callable[[Any], Any], *, env_ids: EnvIds | None = None) -> tuple[Any, ...]:
         """Return an attribute of envs, through wrappers, one per env.
 
-        A function in place of a name is called in the worker with the env, and only reads: replays do not repeat it.
+        A function in place of a name is called in the worker with the env. It must only read, because replays do not repeat it.
         """
         return self._requests.send(RequestKind.GET_ATTR, env_ids, name).result()
 
@@ -270,16 +270,16 @@ class Pool:
         """Set an attribute of envs, on the wrapper that has it. Rebuilt envs get its newest value.
 
         Args:
-            name: of the attribute; or a function for settings that are no attributes, which is called in the worker with the
+            name: the name of the attribute; or, for a setting that is not an attribute, a function, which the worker calls with the
                 env (the outermost wrapper) and its value. Pass the same function object each time.
-            values: a list or tuple has one value per env, and for all envs maybe one more per spare; anything else is for all.
-            env_ids: which envs; None is all, and spares. A value belongs to its env object, also when that serves another env.
+            values: a list or tuple with one value per env (for all envs, it may have one more per spare), or one value for all.
+            env_ids: which envs; None means all, and the spares. A value stays with its env object, even if that serves another env.
         """
         self._requests.set(RequestKind.SET_ATTR, name, values, env_ids)
 
     @property
     def properties(self) -> PoolProperties:
-        """Named values of envs beside the data: `set(name, value)`, `get(name)`, `list()`."""
+        """Named values of envs that are separate from the data: `set(name, value)`, `get(name)`, `list()`."""
         send, kind = self._requests.send, RequestKind.GET_PROPERTIES
         set_property = partial(self._requests.set, RequestKind.SET_PROPERTY)
         return PoolProperties(set_property, lambda env_ids: send(kind, env_ids, None).result())
@@ -289,7 +289,7 @@ class Pool:
         return self._snapshots.take(env_ids)
 
     def restore(self, snapshot: PoolSnapshot, env_ids: EnvIds | None = None) -> Any:
-        """Restore a snapshot, by default in the envs that it is of, and return its observations [B, ...]."""
+        """Restore a snapshot, by default in the envs that it was taken of, and return its observations [B, ...]."""
         return self._snapshots.restore(snapshot, env_ids)
 
     def render(self, env_ids: EnvIds | None = None) -> tuple[Any, ...]:
@@ -305,7 +305,7 @@ class Pool:
 
     @property
     def exhausted(self) -> NDArray[np.bool_]:
-        """[N] bool: which envs have played their num_episodes."""
+        """[N] bool: which envs have completed their num_episodes."""
         return np.array([state is EnvState.EXHAUSTED for state in self.states])
 
     @property
@@ -320,26 +320,26 @@ class Pool:
 
     @property
     def observation_space(self) -> gymnasium.Space[Any]:
-        """Gymnasium's space of the observations of all rows; the bounds are those of env 0. UsageError if the envs have none."""
+        """Gymnasium's space of the observations of all rows, with the bounds of env 0. Raises UsageError if the envs have no spaces."""
         return _declared("observation_space", self._spaces.observation)
 
     @property
     def action_space(self) -> gymnasium.Space[Any]:
-        """Gymnasium's space of the actions of all rows, each with the bounds of env 0. UsageError if the envs have none."""
+        """Gymnasium's space of the actions of all rows, with the bounds of env 0. Raises UsageError if the envs have no spaces."""
         return _declared("action_space", self._spaces.action)
 
     @property
     def single_observation_space(self) -> gymnasium.Space[Any]:
-        """Gymnasium's space of one row's observation, as env 0 has it. UsageError if the envs have none."""
+        """Gymnasium's space of one row's observation, that of env 0. Raises UsageError if the envs have no spaces."""
         return _declared("observation_space", self._spaces.single_observation)
 
     @property
     def single_action_space(self) -> gymnasium.Space[Any]:
-        """Gymnasium's space of one row's action, as env 0 has it. UsageError if the envs have none."""
+        """Gymnasium's space of one row's action, that of env 0. Raises UsageError if the envs have no spaces."""
         return _declared("action_space", self._spaces.single_action)
 
     def stats(self) -> PoolStats:
-        """Return where the time went since the start, and what was counted."""
+        """Return the counters of the pool, and where time was spent since its start."""
         return read_stats(self._runtime)
 
     # ---- the end ------------------------------------------------------------------------------------------------

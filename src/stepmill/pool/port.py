@@ -1,4 +1,4 @@
-"""`PoolPort`: what front-ends use of a pool, beside its public names."""
+"""`PoolPort`: the interface of a pool for front-ends, in addition to its public methods."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]
 
 
 class PoolPort:
-    """Steps and resets in Gymnasium's shape, formats of observations, and facts that front-ends need. It has no state.
+    """Provides steps and resets in Gymnasium's form, formats of observations, and facts for front-ends. It has no state.
 
     Attributes:
         env_fns: the functions that made the envs and spares.
@@ -98,7 +98,7 @@ class PoolPort:
     def reset_rows(
         self, mask: NDArray[np.bool_], seed: Seed = None, options: Options = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset the rows of a mask; return the newest observations of all N rows, and infos [N] of those that were reset."""
+        """Reset the rows that a mask selects; return the newest observations of all N rows, and infos [N] of the rows that were reset."""
         self.pool.reset_async(seed=seed, options=options, mask=mask)
         return self.reset_wait()
 
@@ -117,7 +117,7 @@ class PoolPort:
         wrap: Callable[[NDArray[Any]], object] | None = None,
         given: Mapping[int, NDArray[Any]] | None = None,
     ) -> None:
-        """Set the format of batches of observations. They are built in this format, without a later conversion.
+        """Set the format in which batches of observations are built. No later conversion is needed.
 
         Args:
             observation: the tree of `spec.observation`, with other factories for its tuples.
@@ -132,7 +132,7 @@ class PoolPort:
         self._state.set_observation_format(program(observation), wrap, arrays)
 
     def observe(self, env_ids: EnvIds | None = None) -> Any:
-        """Return the newest received observations of some envs, or all, [B, ...]; zeros before the first."""
+        """Return the newest received observations of some envs, or all, [B, ...]; they are zeros before the first."""
         return self._state.observe(env_ids)
 
     # ---- event loops, and one env at a time ----------------------------------------------------------------------------
@@ -143,14 +143,14 @@ class PoolPort:
         return self.slab.event
 
     def prepare_event_loop(self) -> None:
-        """Check that an event loop can wait for the pool, and let restarts leave a core to it.
+        """Check that an event loop can wait for the pool, and make restarts leave a core to it.
 
         Raises:
             UsageError: the envs run in the thread that waits for them, which would be blocked.
         """
         if traits_of(self.pool._runtime.backend).driver.keys() & {"loop", "advance", "kernel"}:
             raise UsageError(
-                "envs of this backend run in the thread that waits for them, which an event loop must not be blocked by; "
+                "the envs of this backend run in the thread that waits for them, so they would block an event loop; "
                 "use backend='process' or 'thread'"
             )
         self._recovery.workers.leave_core_free()
@@ -160,32 +160,32 @@ class PoolPort:
         return self._receiver.has_news(min_envs, max_envs)
 
     def watch(self, num_envs: int) -> bool:
-        """Make the descriptor `event_fd` readable when `num_envs` of the stepping envs, or all, may be ready, or something else happens.
+        """Make the descriptor `event_fd` readable when `num_envs` of the stepping envs, or all, may be ready, or another event occurs.
 
         Returns:
-            False if that is so now: receive first. A call that waits for the pool ends this.
+            False if this is already the case: receive first. A call that waits for the pool ends the watch.
         """
         return self._state.watch(num_envs)
 
     def as_batch(self, action: Any) -> Any:
-        """Return the action of one env as that of a batch of one.
+        """Return the action of one env as the actions of a batch of one.
 
         Raises:
-            UsageError: it has not the structure of the action space.
+            UsageError: it does not have the structure of the action space.
         """
         try:
             return map_tree(_in_batch, self.pool.spec.action, action)
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise UsageError(f"the action has not the structure of the action space: {error!r}") from error
+            raise UsageError(f"the action does not have the structure of the action space: {error!r}") from error
 
     def call_now(self, env_id: int, name: str | Callable[..., Any], args: Any, kwargs: Any) -> PoolFuture | None:
-        """Begin a `Pool.call` of one env without waiting; return None if it is being rebuilt, and try again later."""
+        """Begin a `Pool.call` of one env without waiting. If None is returned, the env is being rebuilt: try again later."""
         with suppress(EnvTimeout):
             return self.pool._requests.send(RequestKind.CALL, [env_id], call_payload(name, args, kwargs), 0.0)
         return None
 
     def watch_call(self, future: PoolFuture, callback: Callable[[], object]) -> OwnedFd:
-        """Watch a call, as `Future.watch` does. Then ask `result(0)`, which may begin the call again."""
+        """Watch a call, as `Future.watch` does. Then call `result(0)`, which may begin the call again."""
         return future._watch(callback)
 
     def is_lost(self, env_id: int) -> bool:
@@ -206,7 +206,7 @@ class PoolPort:
 
     @property
     def num_ended(self) -> NDArray[np.int64]:
-        """[N] int64: how many of its num_episodes each env has ended. Not counted without num_episodes."""
+        """[N] int64: how many of its num_episodes each env has completed. They are not counted without num_episodes."""
         return np.array(self._state.num_ended(), np.int64)
 
     @property
@@ -216,7 +216,7 @@ class PoolPort:
 
     @property
     def threads(self) -> list[tuple[int, int, tuple[int, ...]]]:
-        """The threads that run envs: worker, index in the worker, envs."""
+        """The threads that run envs: for each its worker, its index in the worker, and its envs."""
         plans = self.pool._runtime.plans
         return [(plan.worker, index, own) for plan in plans for index, own in enumerate(plan.lanes.values())]
 

@@ -43,7 +43,7 @@ from stepmill.worker.messages import Request, RequestKind, Value, load, server_l
 
 TICKETS = 1 << 32  # they wrap around
 MAX_PLAYS = 3  # of one episode, if each replay fails in a new way
-INCOMPLETE_LOG = "its calls are more than half of restarts.replay_log_bytes holds, or cannot be pickled"
+INCOMPLETE_LOG = "its calls take more than half of restarts.replay_log_bytes, or cannot be pickled"
 
 Effect = Callable[[], object]
 

@@ -53,7 +53,7 @@ class Snapshots:
             UsageError: the snapshot is of another kernel, or damaged; no env is changed.
         """
         if not isinstance(snapshot, PoolSnapshot):
-            raise UsageError(f"a {type(snapshot).__name__} is no snapshot; give what Pool.snapshot() returned")
+            raise UsageError(f"a {type(snapshot).__name__} is not a snapshot; give the return value of Pool.snapshot()")
         ids = self._idle(snapshot.env_ids if env_ids is None else env_ids)
         if len(ids) != len(snapshot.memory):
             raise UsageError(

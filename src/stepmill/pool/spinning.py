@@ -46,9 +46,7 @@ def check_affinity(choice: BackendName | Backend, options: PoolOptions, plans: S
             "workers.affinity is for workers, and the serial backend has none; pin your own process, or use another backend"
         )
     if choice is BackendName.KERNEL and plans[0].affinity != options.workers.affinity:
-        raise UsageError(
-            "the threads of a kernel have their cores together; give workers.affinity as one list of core numbers"
-        )
+        raise UsageError("the threads of a kernel share their cores; give workers.affinity as one list of core numbers")
 
 
 def set_spinning(slab: SharedSlab, options: PoolOptions, num_workers: int) -> None:

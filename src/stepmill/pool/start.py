@@ -314,7 +314,7 @@ def _warn_unused(choice: BackendName | Backend, options: PoolOptions, names: Seq
         given, option = ", ".join(unused), "host" if has_kernels else "backend"
         place = "threads of nodes" if has_kernels else "this process"
         warn(
-            f"{given}: without effect on the {choice.value} backend, whose envs run in {place}; "
+            f"{given}: no effect on the {choice.value} backend, because its envs run in {place}; "
             f"use {option}='process', or leave them out",
         )
 

@@ -1,4 +1,4 @@
-"""One batch of results."""
+"""`Batch`: the results of several envs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ NO_AGENT = -1
 
 @dataclass(frozen=True, eq=False)
 class Players:
-    """The agents that are present in a batch, one row each: those that go on, and those that ended in this step.
+    """The agents that are present in a batch, one row each: those that continue, and those that ended in this step.
 
     Attributes:
         env_id: [P] int64, the env of each agent.
-        agent_id: [P] int64, the env's id of each agent: `info["agent_id"]` if the env provides it, else the slot.
-        slot: [P] int64, the agent's index among the env's agents: its action is `actions[row of the batch, slot]`.
+        agent_id: [P] int64, the id that the env gives each agent: `info["agent_id"]` if the env provides it, else the slot.
+        slot: [P] int64, the agent's index among the env's agents. Its action is `actions[row of the batch, slot]`.
         row: [P] int64, the row of the agent's env in the batch.
         obs: [P, ...] in every array.
         reward: [P].
@@ -57,9 +57,9 @@ class Batch:
         terminated: [B] bool; [B, A] for envs with A agents.
         truncated: [B] bool; [B, A] for envs with A agents.
         info: merged as Gymnasium merges infos: for each key an array [B] or [B, ...], and under "_key" the mask [B] of
-            the envs that have it. It is decoded on first access.
+            the envs that have the key. It is decoded on first access.
         env_id: [B] int64, the env of each row. It is not unpacked.
-        alive: [B, A] bool, the agents that go on and need an action; None for envs without agents. It is not unpacked.
+        alive: [B, A] bool, the agents that continue and need an action; None for envs without agents. It is not unpacked.
             The results of a step are valid for the agents that were alive before the step.
 
     B counts rows: an env of batch size k has k rows, all with the same env_id.

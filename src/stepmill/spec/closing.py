@@ -26,7 +26,7 @@ class CloseAtEnd:
 
 @contextmanager
 def close_on_error(close: Callable[[], object]) -> Iterator[None]:
-    """Call `close` if the block raises: a constructor that fails leaves no worker behind."""
+    """Call `close` if the block raises, so that a constructor that fails leaves no worker running."""
     try:
         yield
     except BaseException:

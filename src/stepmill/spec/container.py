@@ -32,14 +32,14 @@ def unpack(kind: str, container: object) -> tuple[dict[str, Any], bytes]:
     """Return header and payload of a container.
 
     Raises:
-        UsageError: it is none, is damaged, or has another kind or version.
+        UsageError: it is not a container, is damaged, or has another kind or version.
     """
     if not isinstance(container, bytes) or not container.startswith(_MAGIC):
-        raise UsageError(f"this is not a {kind} of stepmill, or its beginning is damaged; give one as it was taken")
+        raise UsageError(f"this is not a {kind} of stepmill, or its beginning is damaged; give an unchanged {kind}")
     start = len(_MAGIC) + _CHECKSUM_BYTES
     content = container[start:]
     if len(content) < _SIZES.size or _checksum(content) != container[len(_MAGIC) : start]:
-        raise UsageError(f"the {kind} of {len(container)} bytes is damaged: it has another checksum; take a new one")
+        raise UsageError(f"the {kind} of {len(container)} bytes is damaged: its checksum is wrong; take a new one")
     version, size = _SIZES.unpack_from(content)
     if version != _VERSION:
         raise UsageError(
@@ -48,7 +48,7 @@ def unpack(kind: str, container: object) -> tuple[dict[str, Any], bytes]:
     end = _SIZES.size + size
     header: dict[str, Any] = json.loads(content[_SIZES.size : end])
     if header["kind"] != kind:
-        raise UsageError(f"it is a {header['kind']}, and a {kind} is wanted")
+        raise UsageError(f"it is a {header['kind']}, but a {kind} is needed; give one")
     return header, content[end:]
 
 

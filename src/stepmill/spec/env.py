@@ -42,8 +42,8 @@ class EnvSpec:
         info: parts of the info that have a fixed dtype and shape. They lie in the slab and are returned as arrays
             [B, ...] under their keys, with zeros where the env's info lacks them.
         batch_size: how many rows the env owns; more than 1 only if it is batched.
-        time_step: None for an env whose `step` returns Gymnasium's five values. Otherwise `step` returns a tuple that is
-            the observation as a whole, and this says where in it the other values are. Not for batched envs.
+        time_step: None for an env whose `step` returns Gymnasium's five values. Otherwise `step` returns a tuple, which as
+            a whole is the observation, and these are the indices of the other values in it. Not for batched envs.
         is_batched: whether `step` takes and returns arrays with a leading dimension of batch_size.
         render_mode: the render mode that the env was made with.
         metadata: the env's metadata. A batched env has "autoreset_mode" in it, as Gymnasium's string.

@@ -55,7 +55,7 @@ class StepmillError(Exception):
         message: what happened, to which env, and what to do; without the faults in `others`.
         others: the faults that happened at the same time, each a StepmillError.
         capsule: path of the crash capsule of this fault; None if there is none.
-        is_final: whether every further attempt in this pool would fail in the same way, so that none is made.
+        is_final: whether every further attempt in this pool would fail in the same way. No further attempt is then made.
     """
 
     capsule: str | None = None
@@ -126,11 +126,11 @@ class ClosedPoolError(UsageError):
 
 
 class EnvError(StepmillError):
-    """An env raised.
+    """An env raised an exception.
 
-    An EnvError is also an instance of the class that the env raised, if that class is built in or its module is imported here, and
-    if it has the constructor of a built-in class; of TimeoutError it is not, since that is what RecvTimeout is, nor of SyntaxError. It has none of the
-    attributes that the original exception had, such as `errno`.
+    An EnvError is also an instance of the class of that exception, if the class is built in or its module is imported in this process, and
+    if it has the constructor of a built-in class. The exceptions to this are TimeoutError, which is the class of RecvTimeout, and
+    SyntaxError. An EnvError has none of the attributes of the original exception, such as `errno`.
 
     Attributes:
         env_id: the env that raised; None if it is not known.
@@ -195,13 +195,13 @@ class BadOutput(StepmillError):
 
 
 class EnvTimeout(StepmillError):
-    """An env took longer than its time limit, and its worker was killed; or it was cancelled, if its methods are coroutines.
+    """An env took longer than its time limit, and its worker was killed; or the env was cancelled, if its methods are coroutines.
 
     Attributes:
         env_id: the env; None if a worker as a whole was late.
         phase: "construct", "reset", "step", "call", "render" or "close".
         timeout_s: the time limit in seconds.
-        env_ids: the envs that need a reset: the env that was late and, if its worker was killed, the other envs of that.
+        env_ids: the envs that need a reset: the env that was late and, if its worker was killed, the worker's other envs.
         remote_traceback: where the env was cancelled; empty if its worker was killed.
     """
 
@@ -231,7 +231,7 @@ class WorkerDied(StepmillError):
         env_ids: the envs that it ran.
         exit_code: its exit status; None if a signal killed it or if the status is not known.
         signal_name: for example "SIGKILL"; None if no signal killed it.
-        node: where it ran, with backend="ray"; None on this machine.
+        node: the node where it ran, with backend="ray"; None if it ran on this machine.
     """
 
     def __init__(
@@ -255,8 +255,8 @@ class WorkerDied(StepmillError):
 class LauncherDied(StepmillError):
     """The process that starts a pool's workers ended.
 
-    The next restart of a worker starts a new one. With context="fork" that is not possible, because the launcher is a fork
-    of the learner at the time when the pool was made. `is_final` is then set, and no worker of the pool can be restarted.
+    The next restart of a worker starts a new launcher. With context="fork" that is not possible, because the launcher is a fork
+    of the learner at the time when the pool was made. Then `is_final` is True, and no worker of the pool can be restarted.
 
     Attributes:
         exit_code: its exit status; None if a signal killed it or if the status is not known.

@@ -1,4 +1,4 @@
-"""Finds the class of an exception that was raised in another process, and classes that are of two kinds.
+"""Finds the class of an exception that was raised in another process, and makes classes that have two bases.
 
 No constructor of such a class is called and no module is imported: code that could catch an exception by its class has
 imported it.

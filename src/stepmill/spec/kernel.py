@@ -1,4 +1,4 @@
-"""What the engine has to know of a kernel: an env in compiled code."""
+"""The description of a kernel, an env in compiled code, for the engine."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def checked_function(value: object) -> Callable[[], object] | None:
     if value is None or callable(value):
         return value
     raise UsageError(
-        f"workers.init={value!r} must be a function without arguments, or None; functools.partial(function, ...) gives it some"
+        f"workers.init={value!r} must be a function without arguments, or None; functools.partial(function, ...) binds arguments"
     )
 
 

@@ -47,14 +47,14 @@ _NOT_OF_KERNELS = (*_ONLY_OF_PYTHON_ENVS, "tuning.timers_every")
 
 @dataclass(frozen=True, kw_only=True)
 class Restarts(Record):
-    """What happens to envs that fail, and how often.
+    """Options that say how faults of envs are handled, and how often.
 
     Attributes:
-        on_raise: what happens to an env that raised or returned a bad value while its worker is alive; None is on_fault.
+        on_raise: like on_fault, for an env that raised or returned a bad value while its worker is alive; None means on_fault.
         max_restarts, restart_window_s: how many restarts per worker and time window are made before a fault is raised.
         max_env_errors: how many errors of one env in restart_window_s are handled before the next is raised.
-        recycle_after_episodes, recycle_above_mb: restart a worker process, while none of its envs is in an episode, after this
-            many episodes of its envs together, and when its resident memory exceeded this many MiB at the end of one.
+        recycle_after_episodes, recycle_above_mb: restart a worker process after this many episodes of all its envs, or when its
+            resident memory exceeded this many MiB at the end of an episode. It is restarted while none of its envs is in an episode.
         replay_log_bytes: memory for the log that `on_fault="replay"` needs, for the whole pool.
     """
 
@@ -76,14 +76,14 @@ class Restarts(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Resets(Record):
-    """How resets are repeated, and made in advance.
+    """Options that say how failed resets are repeated, and how resets are made in advance.
 
     Attributes:
-        retries, retry_in, retry_wait_s: how often, where, and how long after a failed reset it is tried again.
+        retries, retry_in, retry_wait_s: how often and where a failed reset is tried again, and the seconds before each attempt.
         spare_envs: how many of the envs, counted from the last, are kept freshly reset to replace an env whose episode
             ends.
-        overlap: an idle worker resets a finished env before the next command asks for it (NEXT_STEP only, not in line).
-            Between episodes `call` and `render` then see the next episode.
+        overlap: an idle worker resets a finished env before the next command requests it (only with NEXT_STEP, and not on the
+            serial backend). Between episodes, `call` and `render` then see the next episode.
     """
 
     _option = "resets"
@@ -97,13 +97,13 @@ class Resets(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Start(Record):
-    """How workers build their envs.
+    """Options that say how workers build their envs.
 
     Attributes:
         timeout_s: time limit for building all envs.
-        serially: the workers build their envs one after the other, not all at once. Not on the thread backend.
-        show_progress: if stderr is a terminal and building the envs takes more than a second, show there how many are
-            built. Not on the ray backend.
+        serially: the workers build their envs one after the other, not all at once. It has no effect on the thread backend.
+        show_progress: show how many envs are built, if stderr is a terminal and building the envs takes more than a second. It
+            has no effect on the ray backend.
     """
 
     _option = "start"
@@ -118,16 +118,16 @@ class Workers(Record):
     """The settings of workers.
 
     Attributes:
-        env: environment variables, in addition to the learner's: a mapping for all; or a list of mappings, of which worker w
-            has item w modulo its length; or a function of w that returns its mapping.
+        env: environment variables, in addition to the learner's: a mapping for all workers; a list of mappings, of which
+            worker w gets item w modulo the length; or a function that takes w and returns its mapping.
         threads: number of torch and OpenMP threads in each worker; None does not change it.
-        threads_per_worker: how many threads of a worker process run envs. Each has envs of its own. For envs that block, which
-            then wait side by side in one process; without num_workers there are as many processes as give each env a thread.
-        affinity: numbers of the cores that the workers may use, all of them together; a list of such lists or a function
-            for each worker, as with env; None is those of the learner.
-        call_timeout_s: time limit for a call.
-        init: a function that each worker calls first, before it loads and builds its envs, also when it is restarted.
-            Threads call it, too, each once, and the serial backend in the calling thread.
+        threads_per_worker: how many threads of a worker process run envs, each its share of the worker's envs. Threads help envs
+            that block, because these then wait at the same time. Without num_workers, there are enough processes for one thread per env.
+        affinity: the numbers of the cores that the workers share; or a list of such lists, or a function, with the cores of
+            each worker, as for env. None means the cores of the learner.
+        call_timeout_s: time limit of `Pool.call` and the like.
+        init: a function that each worker calls first, before it loads and builds its envs, also after a restart. On the thread
+            backend each thread calls it once; on the serial backend the calling thread calls it.
     """
 
     _option = "workers"
@@ -142,12 +142,12 @@ class Workers(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning(Record):
-    """Settings that change no result, only speed and what is measured.
+    """Options that change only speed and measurements, and no results.
 
     Attributes:
         slots: how many result slots there are for observations that are lent.
         spin_us: upper bound of spinning before parking; 0 never spins; None lets the engine choose.
-        timers_every: measure one in this many of the outermost timers of `stepmill.timers` in the workers; 0 is none.
+        timers_every: measure one in this many of the outermost timers of `stepmill.timers` in the workers; 0 measures none.
     """
 
     _option = "tuning"
@@ -183,32 +183,32 @@ class OptionKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolOptions(Record):
-    """How a pool runs its envs. Strings are accepted where a field is an enum, and mappings where it is a record.
+    """Options that say how a pool runs its envs. A string is accepted for an enum, and a mapping for a record.
 
-    Everything that makes a pool also takes each option as a keyword: `Pool(env_fns, on_fault="truncate",
+    Every class and function that makes a pool also takes each option as a keyword: `Pool(env_fns, on_fault="truncate",
     resets={"spare_envs": 2})`.
 
     Attributes:
-        backend: "auto" is serial if there is one env or num_workers is 0, else process; or a Backend object.
-        num_workers: None is min(num_envs, usable cores). The serial backend has no workers and ignores this.
-            With kernels the number of threads that run envs, the caller's own included.
-        envs_per_worker: sets the number of workers in another way; give at most one of the two. 1 isolates the envs
+        backend: where envs run, or a Backend object. "auto" means serial if there is one env or num_workers is 0, else process.
+        num_workers: the number of workers; None means min(num_envs, usable cores). The serial backend has no workers and
+            ignores it. With kernels it is the number of threads that run envs, including the caller's.
+        envs_per_worker: the number of envs per worker, in place of num_workers. 1 isolates the envs
             from each other.
         context: how worker processes start.
         autoreset_mode: when an env is reset after the end of an episode.
         seeding: where the seeds of automatic resets come from.
-        num_episodes: episodes per env; then the env is not ready again until it is reset. None is no limit.
+        num_episodes: episodes per env, after which the env is not ready again until it is reset. None means no limit.
         copy: True makes every result a copy; False lends large observations (see `Batch`).
-        episode_stats: put the return and the length of an episode into the info at its end. None leaves the choice to
-            the front-end: on in a Pool, off in a VectorEnv, whose infos are Gymnasium's.
-        step_timeout_s, reset_timeout_s: time limit of a step and of a reset; None is no limit.
+        episode_stats: whether the info at the end of an episode contains its return and length. None leaves the choice to
+            the front-end: True in a Pool, False in a VectorEnv, whose infos are Gymnasium's.
+        step_timeout_s, reset_timeout_s: time limits of a step and of a reset; None means no limit.
         on_fault: what happens to an env that fails.
-        crash_dir: folder for crash capsules, one small file per fault; it is created if missing. None writes none.
+        crash_dir: folder for crash capsules, one small file per fault; it is created if it is missing. None writes none.
         restarts: which faults are handled, and how often: see `Restarts`.
-        resets: how resets are repeated, and made in advance: see `Resets`.
+        resets: how failed resets are repeated, and how resets are made in advance: see `Resets`.
         start: how workers build their envs: see `Start`.
         workers: settings of the workers: see `Workers`.
-        tuning: settings of speed: see `Tuning`.
+        tuning: settings of speed and measurement: see `Tuning`.
         ray: how backend="ray" uses the cluster: see `RayOptions`.
     """
 
@@ -286,8 +286,8 @@ class PoolOptions(Record):
             return
         if unkept := changed(self, _NOT_OF_KERNELS):
             raise UsageError(
-                f"{', '.join(unkept)}: kernels have no worker processes, and their resets take no time; leave that out, "
-                "and say with num_workers how many threads there are"
+                f"{', '.join(unkept)}: kernels have no worker processes, and their resets take no time; leave them out, "
+                "and set the number of threads with num_workers"
             )
 
     def _check_replay(self) -> None:

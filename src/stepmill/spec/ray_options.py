@@ -11,22 +11,22 @@ from stepmill.spec.records import Record, amount, checked, count, word
 
 @dataclass(frozen=True, kw_only=True)
 class RayOptions(Record):
-    """Where the workers of a pool with backend="ray" run: in the cluster that this program is connected to (`ray.init`), or the one in
-    RAY_ADDRESS, or else in one that is started on this machine.
+    """Options for backend="ray". The workers run in the cluster to which this program is connected (`ray.init`), else in the cluster of
+    RAY_ADDRESS, else in a cluster that is started on this machine.
 
     Attributes:
-        num_nodes: number of actors, each of which runs an equal part of the workers. None is one per machine of the cluster.
-        resources: what each actor reserves: "CPU", by default one for each of its workers, or all of its machine if that has
-            fewer; and custom resources.
+        num_nodes: number of actors, each of which runs an equal part of the workers. None means one per machine of the cluster.
+        resources: the resources that each actor reserves: "CPU", by default one for each of its workers, or all CPUs of its machine
+            if that has fewer; and custom resources.
         strategy: Ray's scheduling strategy of the actors: "SPREAD", "DEFAULT" or a strategy object, for example of a
             placement group.
         host: "process", "thread" or "kernel": which backend runs the envs on each node. With "kernel", each env_fn is a kernel, as
             for backend="kernel", each node is one worker, and num_workers is the number of threads of all nodes.
-        node_timeout_s: a node that does not answer for this long is given up: its actor is killed, and its workers count as
-            dead. More than the longest time that a machine may be stopped or cut off.
-        replacement: what follows if Ray has no machine for the successor of a lost node. A warning says what is missing, and
-            node_timeout_s later "spread" divides the workers among the machines that are left and have `resources`, without
-            reserving anything; "raise" raises WorkerDied. "wait" waits for a machine, and repeats the warning now and then.
+        node_timeout_s: if a node does not answer for this long, its actor is killed, and its workers count as dead. Use a value
+            above the longest time for which a machine may be stopped or disconnected.
+        replacement: what to do if Ray has no machine for the successor of a lost node. A warning says what is missing. After
+            node_timeout_s, "spread" divides the workers among the remaining machines that have `resources`, without
+            reserving anything, and "raise" raises WorkerDied. "wait" waits for a machine, and repeats the warning from time to time.
     """
 
     _option = "ray"
@@ -57,7 +57,7 @@ def check_ray(given: RayOptions, *, is_chosen: bool, is_forked: bool) -> None:
         is_chosen: whether the backend is "ray".
         is_forked: whether the context is "fork".
     Raises:
-        UsageError: it does not go with the other options.
+        UsageError: the option does not fit the other options.
     """
     if given != RayOptions() and not is_chosen:
         raise UsageError("the option ray is only for backend='ray'; give backend='ray', or leave it out")

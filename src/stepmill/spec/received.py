@@ -1,4 +1,4 @@
-"""What `Pool.receive` returns: results, and the faults of envs that have none."""
+"""`Received` and `EnvFault`: the results and the faults that `Pool.receive` returns."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from stepmill.spec.errors import StepmillError, join_errors
 
 @dataclass(frozen=True, eq=False)
 class EnvFault:
-    """A fault that the fault policy did not handle. Its envs are FAULTED until reset() or revive().
+    """A fault that the fault policy did not handle. Its envs are FAULTED until reset() or revive() is called.
 
     Attributes:
-        kind: as in `info["fault"]`: "raised", "bad_output", "bad_action", "interrupted", or "unreadable" for an env whose worker
-            goes on; "died" or "timed_out" if the worker has ended, or could not be started again.
-        error: what `recv` would raise. All envs of one fault have the same error object.
-        worker: the worker of the envs.
+        kind: as in `info["fault"]`: "raised", "bad_output", "bad_action", "interrupted" or "unreadable" if the env's worker is
+            still running; "died" or "timed_out" if the worker has ended, or could not be restarted.
+        error: the error that `recv` would raise. All envs of one fault have the same error object.
+        worker: the number of the worker of the envs.
         env_ids: the envs of the fault: one, or all envs that were lost with the worker.
     """
 
@@ -34,21 +34,21 @@ class EnvFault:
 
 @dataclass(frozen=True, eq=False)
 class Received:
-    """The results and the faults of one `Pool.receive`.
+    """The results and the faults that one call of `Pool.receive` returns.
 
-    An env can have both: a result that it published before its worker died. An env with a fault needs a reset, not an action.
+    An env can have both, if it published a result before its worker died. An env with a fault needs a reset, not an action.
 
     Attributes:
         batch: the results; None if there are none.
-        faults: by env_id, what `recv` would raise, and what `send`, `reset_async` or `revive` has raised since the last `receive`,
-            except for envs that were revived meanwhile. What the fault policy handles is in infos only.
+        faults: by env_id, the faults that `recv` would raise, and those that `send`, `reset_async` or `revive` raised since the last
+            `receive`, except for envs that were revived meanwhile. Faults that the fault policy handles appear only in infos.
     """
 
     batch: Batch | None
     faults: Mapping[int, EnvFault]
 
     def errors(self, env_ids: Container[int]) -> list[StepmillError]:
-        """Return the errors of those of these envs that have a fault, each error once."""
+        """Return the errors of these envs, each error once. Envs without a fault are skipped."""
         errors = [fault.error for env_id, fault in self.faults.items() if env_id in env_ids]
         return list({id(error): error for error in errors}.values())
 

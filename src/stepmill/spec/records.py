@@ -1,4 +1,4 @@
-"""`Record`: a frozen dataclass of options. Its fields are made by the functions below, which say what values are allowed."""
+"""`Record`: a frozen dataclass of options. The functions below make its fields, and define the values that they allow."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def leaves_of(kind: type[Record], value: object) -> Mapping[str, object]:
     if isinstance(value, Mapping):
         return value
     raise UsageError(
-        f"{kind._option}={value!r} is no record; give stepmill.{kind.__name__}(...), or a mapping such as "
+        f"{kind._option}={value!r} is not a record; give stepmill.{kind.__name__}(...), or a mapping such as "
         f"{kind._option}={{{next(iter(kind.__dataclass_fields__))!r}: ...}}"
     )
 

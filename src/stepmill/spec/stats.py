@@ -1,4 +1,4 @@
-"""What a pool has done and where its time went: `pool.stats()`. Plain data; `slab/counters.py` reads it from shared memory.
+"""The statistics that `pool.stats()` returns: counters and times. They are plain data; `slab/counters.py` reads them from shared memory.
 
 Letters in shapes: N envs, S env objects (N and the spares), K kinds of faults, B buckets of durations.
 """
@@ -23,10 +23,10 @@ _Stats = TypeVar("_Stats", bound="WorkerStats | LearnerStats | NodeStats | PoolS
 
 @dataclass(frozen=True, eq=False)
 class Durations:
-    """How long calls took, in buckets of durations, of one env object or of several.
+    """The durations of calls of one env object, or of several, as a histogram.
 
     Attributes:
-        counts: [B] or [S, B] int64, calls by bucket. Some short calls are not timed; a timed one then stands for its neighbours.
+        counts: [B] or [S, B] int64, calls by bucket. Some short calls are not timed; a timed call then also counts for its neighbours.
         stops_s: [B], for each bucket, the shortest duration in seconds that is above it.
         total_s: [] or [S], the sum of the durations, in seconds.
         max_s: [] or [S], the longest timed call, in seconds.
@@ -39,16 +39,16 @@ class Durations:
 
     @property
     def num_calls(self) -> int:
-        """How many calls there were."""
+        """The number of calls."""
         return int(self.counts.sum())
 
     @property
     def mean_s(self) -> float:
-        """The mean in seconds; 0 without calls."""
+        """The mean duration in seconds; 0 without calls."""
         return float(self.total_s.sum()) / max(self.num_calls, 1)
 
     def percentile(self, percent: float) -> float:
-        """Return the duration in seconds that `percent` of the calls do not exceed, at most 25 % too large; 0 without calls."""
+        """Return the duration in seconds that `percent` % of the calls do not exceed, at most 25 % too large; 0 without calls."""
         counts = self.counts.reshape(-1, len(self.stops_s)).sum(axis=0)
         if not counts.any():
             return 0.0
@@ -87,20 +87,20 @@ def _since(now: _Stats, earlier: _Stats, counts: str) -> _Stats:
 
 @dataclass(frozen=True)
 class WorkerStats:
-    """One worker since the start of the pool, or one of its threads. On the serial backend the worker is the caller.
+    """Statistics of one worker, or of one of its threads, since the start of the pool. On the serial backend the worker is the caller.
 
     Attributes:
-        worker: its number; with `workers.threads_per_worker` that of the thread, counted over all workers.
-        pid: of its newest process; of the learner if it is a thread.
-        step_s, reset_s: seconds in the envs' `step` and `reset`. Estimates, as not every short call is timed.
+        worker: its number; with `workers.threads_per_worker` the number of the thread, counted over all workers.
+        pid: the pid of its newest process; that of the learner if the worker is a thread.
+        step_s, reset_s: seconds in the envs' `step` and `reset`. They are estimates, as not every short call is timed.
         publish_s: seconds in which it built actions and wrote results.
         wait_s: seconds in which it waited for commands.
-        steps, resets: calls of the envs.
+        steps, resets: calls of the envs' `step` and `reset`.
         reset_retries: repeated attempts of resets.
-        restarts, deaths: how often it was replaced, and how often it died or was given up; of several threads the first has these.
-        current: the env object whose command runs now; None if none does.
+        restarts, deaths: how often it was replaced, and how often it died or was given up. They are counted for its first thread only.
+        current: the env object whose command is running now; None if no command is running.
         is_dead: whether it is dead now.
-        recycles: how many restarts were those of `recycle_after_episodes` and `recycle_above_mb`.
+        recycles: how many restarts were due to `recycle_after_episodes` and `recycle_above_mb`.
     """
 
     worker: int
@@ -133,14 +133,14 @@ class WorkerStats:
 
 @dataclass(frozen=True)
 class LearnerStats:
-    """The program that uses the pool, since the start of the pool.
+    """Statistics of the program that uses the pool, since the start of the pool.
 
     Attributes:
         send_s: seconds in which it checked and wrote actions.
         wait_s: seconds in which it waited for results. On the serial backend the envs run in this time.
         gather_s: seconds in which it made batches of results.
         elsewhere_s: the rest of the time since the start: the program itself.
-        sends, batches: how many commands to envs together, and how many batches of results.
+        sends, batches: the number of sends, each to one or more envs, and the number of batches of results.
     """
 
     send_s: float
@@ -161,11 +161,11 @@ class NodeStats:
 
     Attributes:
         node: its number.
-        address: of its machine.
+        address: the address of its machine.
         workers: the workers that it runs.
-        messages: exchanges that were sent to it.
-        sent_bytes, received_bytes: of commands and of results.
-        in_flight: exchanges without an answer, now.
+        messages: the number of exchanges that were sent to it.
+        sent_bytes, received_bytes: the bytes of commands and of results.
+        in_flight: the number of exchanges that have no answer now.
         restarts: how often the node was replaced.
     """
 
@@ -185,19 +185,19 @@ class NodeStats:
 
 @dataclass(frozen=True)
 class PoolStats:
-    """A pool since its start, or, as the difference of two, between two moments.
+    """Statistics of a pool since its start or, as the difference of two, between two moments.
 
     Attributes:
         elapsed_s: seconds since the start of the pool.
         num_envs: N.
-        workers: by worker.
-        learner: the program that uses the pool.
-        step, reset: durations of the envs' `step` and `reset` by env object [S, B]; without spares that is the env. Not
-            measured on the EnvPool and kernel backends.
+        workers: the statistics of each worker.
+        learner: the statistics of the program that uses the pool.
+        step, reset: durations of the envs' `step` and `reset` by env object [S, B]; without spares, an env object is an env. They
+            are not measured on the EnvPool and kernel backends.
         faults: [N, K] int64, faults by env and by kind in the order of FAULT_KINDS.
         spilled: [S] int64, results whose payload did not fit in the slab, by env object.
         spares: [N] int64, episodes that began with a spare.
-        spares_used, spares_waited: these episodes in all, and how many of them had to wait for the reset.
+        spares_used, spares_waited: the total number of these episodes, and how many of them had to wait for the reset.
         lease_copies: batches of all envs whose large observations were copied because no result slot was free.
         leased_slots: result slots that arrays of the user hold now.
         replay_log_bytes: size of the logs of `on_fault="replay"` now.
@@ -237,12 +237,12 @@ class PoolStats:
 
     @property
     def faults_by_kind(self) -> dict[str, int]:
-        """How many faults there were of each kind, without kinds that have none."""
+        """The number of faults of each kind that occurred."""
         return {kind: int(num) for kind, num in zip(FAULT_KINDS, self.faults.sum(axis=0), strict=True) if num}
 
     @property
     def slowest(self) -> list[int]:
-        """The env objects whose steps take longer than twice the median of all, slowest first."""
+        """The env objects whose steps take longer than twice the median of all env objects, slowest first."""
         counts = self.step.counts.sum(axis=-1)
         means = self.step.total_s / np.maximum(counts, 1)
         is_slow = (counts > 0) & (means > 2 * np.median(means[counts > 0], axis=0)) if counts.any() else counts > 0

@@ -111,13 +111,13 @@ def _times(stats: PoolStats) -> Iterator[str]:
     yield from _family(
         "stepmill_worker_seconds_total",
         "counter",
-        "Time of workers, by what they did.",
+        "Time of workers, by activity.",
         (({"worker": w.worker, "state": state}, getattr(w, f"{state}_s")) for w in stats.workers for state in states),
     )
     yield from _family(
         "stepmill_learner_seconds_total",
         "counter",
-        "Time of the program that uses the pool, by what it did.",
+        "Time of the program that uses the pool, by activity.",
         (({"state": state}, getattr(stats.learner, f"{state}_s")) for state in ("send", "wait", "gather", "elsewhere")),
     )
     yield from _histogram("stepmill_step_seconds", "Durations of the envs' step().", stats.step)
@@ -130,7 +130,7 @@ def _worker_counts(stats: PoolStats) -> Iterator[str]:
         "stepmill_resets_total": ("Resets of envs.", "resets"),
         "stepmill_reset_retries_total": ("Repeated attempts of resets.", "reset_retries"),
         "stepmill_worker_restarts_total": ("How often workers were replaced.", "restarts"),
-        "stepmill_worker_recycles_total": ("Restarts after so many episodes, or above so much memory.", "recycles"),
+        "stepmill_worker_recycles_total": ("Restarts by recycle_after_episodes or recycle_above_mb.", "recycles"),
         "stepmill_worker_deaths_total": ("How often workers died or were given up.", "deaths"),
     }
     for name, (text, field) in families.items():
@@ -141,7 +141,7 @@ def _totals(stats: PoolStats) -> Iterator[str]:
     kinds = (({"kind": kind}, num) for kind, num in stats.faults_by_kind.items())
     yield from _family("stepmill_faults_total", "counter", "Faults of envs, by kind.", kinds)
     totals = {
-        "stepmill_sends_total": ("counter", "Commands to envs together.", stats.learner.sends),
+        "stepmill_sends_total": ("counter", "Sends of commands, each to one or more envs.", stats.learner.sends),
         "stepmill_batches_total": ("counter", "Batches of results.", stats.learner.batches),
         "stepmill_spilled_infos_total": ("counter", "Results that did not fit in the slab.", int(stats.spilled.sum())),
         "stepmill_lease_copies_total": ("counter", "Copies because no result slot was free.", stats.lease_copies),

@@ -54,7 +54,7 @@ class DictNode:
 
 @dataclass(frozen=True)
 class TupleNode:
-    """A tuple, or what a factory makes of the children as positional arguments: a named tuple, or a list (`as_list`).
+    """A tuple, or the result of a factory that is called with the children: a named tuple, or a list (`as_list`).
 
     Factories are compared by name: each worker sends its own copy of a class that is defined in a script or a function.
     """
@@ -69,7 +69,7 @@ class TupleNode:
 
 
 def as_list(*items: object) -> list[object]:
-    """Return a list of its arguments: the factory of a TupleNode that is a list."""
+    """Return a list of its arguments. It is the factory of a TupleNode that is a list."""
     return list(items)
 
 
