@@ -30,7 +30,7 @@ States: TypeAlias = tuple[Any, Any, Any, Any, Any]  # obs, reward, terminated, t
 
 
 def as_jax(batch: Batch) -> Batch:
-    """Return a batch of JAX arrays, made by DLPack: without a copy where JAX can use the memory directly.
+    """Return the batch as JAX arrays. DLPack makes them, without a copy where JAX can use the memory directly.
 
     A lease lasts as long as such an array exists. Do not write into the batch: JAX assumes that arrays are immutable.
     """

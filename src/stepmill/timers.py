@@ -10,10 +10,10 @@
 
     timers.gauge("objects", len(world))  # a number to record
 
-Timers nest: a timer that is entered while another runs becomes its child. Each thread has its own tree. Timers are off, and
-then cost only the test of a flag, until `enable` turns them on for a thread. The option `tuning.timers_every` turns them on in a
-pool's workers. `every=100` measures one in a hundred of the outermost timers, with all timers inside, and counts it a
-hundred times.
+Timers nest: a timer that is entered while another runs becomes its child. Each thread has its own tree. Timers are off until
+`enable` turns them on for a thread; while they are off, they cost only the test of a flag. The option `tuning.timers_every` turns
+them on in a pool's workers. `every=100` measures one in a hundred of the outermost timers, with all timers inside, and counts it
+a hundred times.
 
 `stepmill.read_timers(pool)` returns the merged tree of all workers and the learner's own. This module imports nothing from stepmill, so
 that it is cheap for envs to import.
@@ -83,8 +83,8 @@ class timed:  # noqa: N801 - it is used like a function
     """Time a block (`with timed("name"):`) or a function (`@timed("name")`).
 
     Args:
-        name: of the timer.
-        count: how many calls one run of the block counts as.
+        name: the name of the timer.
+        count: the number of calls that one run of the block counts as.
     """
 
     __slots__ = ("_began", "_count", "_name", "_state")
@@ -156,7 +156,7 @@ def gauge(name: str, value: float) -> None:
 
 
 def enable(every: int = 1) -> None:
-    """Turn on the timers of this thread and measure one in `every` outermost timers. 0 turns them off."""
+    """Turn on the timers of this thread, and measure one in `every` of the outermost timers. 0 turns the timers off."""
     global _num_enabled
     if every < 0 or every != int(every):
         raise ValueError(f"every={every!r} must be a whole number: 1 measures all, 100 one in a hundred, 0 none")
@@ -166,12 +166,12 @@ def enable(every: int = 1) -> None:
 
 
 def disable() -> None:
-    """Turn off the timers of this thread. What they have measured is kept."""
+    """Turn off the timers of this thread, and keep their measurements."""
     enable(0)
 
 
 def clear() -> None:
-    """Delete what this thread has measured. Timers that are running are not counted."""
+    """Delete the measurements of this thread. Timers that are running are not counted."""
     _own.clear()
 
 
@@ -219,7 +219,7 @@ def make_node(
 
 
 def merge(name: str, trees: list[Tree], *, is_parallel: bool = True) -> Tree:
-    """Merge trees into one: totals and counts are added, node by node. `is_parallel`: they ran at the same time."""
+    """Merge trees into one: totals and counts are added, node by node. `is_parallel` says that the trees ran at the same time."""
     children: dict[str, list[Tree]] = {}
     for tree in trees:
         for key, child in tree["children"].items():

@@ -104,10 +104,10 @@ class HostCopier:
 
 
 class TensorPool(CloseAtEnd):
-    """A pool whose batches hold tensors. Its methods are those of `Pool`; all other methods are in the attribute `pool`.
+    """A pool whose batches hold tensors. Its methods work like those of `Pool`; for other methods use the attribute `pool`.
 
     Args:
-        pool: closed together with this object.
+        pool: the pool, which is closed together with this object.
         device: "cpu" lends tensors without a copy; a CUDA device copies asynchronously; or a `DeviceCopier`.
         reward_dtype: the dtype of rewards, which envs return as float64.
 

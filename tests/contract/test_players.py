@@ -94,7 +94,7 @@ def test_more_agents_than_the_capacity_are_refused_by_number(pool_of):
     pool = pool_of([partial(Crowd, 2), partial(Crowd, 2, 1)])
     pool.reset(seed=0)
     pool.step(np.zeros((2, 2), int))
-    with pytest.raises(stepmill.EnvError, match="3 agents are present at once, and the env's capacity is 2") as caught:
+    with pytest.raises(stepmill.EnvError, match="3 agents are present at once, but the env's capacity is 2") as caught:
         pool.step(np.zeros((2, 2), int))
     assert caught.value.env_id == 0
     assert pool.recv().env_id.tolist() == [1]

@@ -119,13 +119,13 @@ def test_missing_functions_and_wrong_arguments_are_refused() -> None:
         _make(_reset, None)
     with pytest.raises(stepmill.UsageError, match=r"step\(state\) of the kernel made must be"):
         _make(_reset, lambda state: None)
-    with pytest.raises(stepmill.UsageError, match="no structured dtype"):
+    with pytest.raises(stepmill.UsageError, match="not a structured dtype"):
         stepmill.kernel(observation_space=BOX, action_space=spaces.Discrete(2), state=np.float64)
 
 
 def test_spaces_of_no_fixed_size_are_refused() -> None:
     kernel = stepmill.kernel(observation_space=spaces.Text(3), action_space=spaces.Discrete(2), state=STATE)
-    with pytest.raises(stepmill.UsageError, match="observation_space is no Box"):
+    with pytest.raises(stepmill.UsageError, match="observation_space is not a Box"):
         kernel(type("made", (), {"reset": _reset, "step": walk.step}))()
 
 

@@ -89,7 +89,7 @@ def test_methods_and_fields_are_those_of_each_env(ray_cluster):
         pool.recv(4)
         assert np.allclose(future.result(), [1.5, 2.5, 3.5, 4.5], atol=1.0)
         assert pool.get_attr("calls", env_ids=[1, 3]) == (1, 1)
-        with pytest.raises(stepmill.EnvError, match="declares no method 'fly'"):
+        with pytest.raises(stepmill.EnvError, match="does not declare a method 'fly'"):
             pool.call("fly", env_ids=[3])
 
 
@@ -151,7 +151,7 @@ def test_options_without_meaning_for_kernels_are_refused():
 
 def test_a_limit_that_kernels_do_not_keep_is_named(ray_cluster):
     with pytest.warns(
-        RuntimeWarning, match="reset_timeout_s: without effect on the ray backend, whose envs run in threads of nodes"
+        RuntimeWarning, match="reset_timeout_s: no effect on the ray backend, because its envs run in threads of nodes"
     ):
         make(walk, 2, reset_timeout_s=1.0).close()
 

@@ -247,7 +247,7 @@ class KernelEnvHandle:
             value = self.state[name]
             return value.copy() if isinstance(value, np.ndarray) else value
         raise AttributeError(
-            f"the kernel declares no method {name!r}, and its state has no such field; "
+            f"the kernel does not declare a method {name!r}, and its state has no such field; "
             f"it has {', '.join([*self._methods, *self._fields])}"
         )
 

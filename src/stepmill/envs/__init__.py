@@ -39,7 +39,7 @@ from stepmill.spec.tree import leaves, opaques, unflatten
 
 
 class Steppable(Protocol):
-    """What the hot loop steps: Gymnasium's two functions. Those of a batched env add a leading dimension to every value."""
+    """The object that the hot loop steps, with Gymnasium's two functions. Those of a batched env add a leading dimension to every value."""
 
     def step(self, action: object) -> tuple[object, object, object, object, Mapping[str, object]]:
         """Return observation, reward, terminated, truncated, info."""
@@ -57,7 +57,7 @@ class Adapter(Protocol):
         """Return the spec of an env, or the object `like` if it equals that spec."""
 
     def adapt(self, env: object) -> Steppable:
-        """Return what the hot loop steps."""
+        """Return the object that the hot loop steps."""
 
 
 # Dotted name of a class → the adapter of its envs, or the module that is one. The first match in an env's method resolution order counts.

@@ -3,12 +3,12 @@
     tasks = [AtariVectorTask("pong", {"frameskip": 4})] * 64
     pool = stepmill.Pool(tasks, backend="envpool")
 
-It runs behind the same proxy as EnvPool's pools. What its own interface asks of its user is looked after here:
+It runs behind the same proxy as EnvPool's pools. This module handles the requirements of its interface:
 
-- Its `send` names no envs: it is for those that were received last. Here all envs are stepped together, and a step of some
-  of them is refused. Resets may be of any envs, with a seed for each or none.
+- Its `send` takes no env ids: it steps the envs that were received last. Here all envs are stepped together, and a step of some
+  of them is refused. Any envs can be reset, with a seed for each or without seeds.
 - It is made with the NEXT_STEP autoreset mode; the pool's own mode is kept by resets.
-- A reset is done when it is begun, and its result waits here.
+- A reset is complete when it is begun, and its result is kept here.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _LARGEST_SEED = 2**31 - 1
 
 @dataclass(frozen=True)
 class AtariVectorTask:
-    """Stands for each env function of `Pool(..., backend="envpool")`: one vector env of ALE's serves all of them.
+    """The env function of every env of `Pool(..., backend="envpool")`: one vector env of ALE has all the envs.
 
     Attributes:
-        game: name of the ROM, as "pong" or "ms_pacman".
+        game: the name of the ROM, such as "pong" or "ms_pacman".
         kwargs: other arguments of `ale_py.AtariVectorEnv`, without `num_envs`, `batch_size` and `autoreset_mode`.
     """
 
@@ -44,7 +44,7 @@ class AtariVectorTask:
 
     @property
     def is_async(self) -> bool:
-        """Envs do not answer one by one."""
+        """False: the results of the envs are available together."""
         return False
 
     def make_pool(self, num_envs: int) -> tuple[AtariVectorDriver, EnvSpec]:
@@ -52,7 +52,7 @@ class AtariVectorTask:
 
         Raises:
             MissingExtraError: ale_py is not installed.
-            UsageError: an argument is the pool's to choose.
+            UsageError: the pool chooses one of the arguments.
         """
         chosen = sorted(_CHOSEN & set(self.kwargs))
         if chosen:
@@ -94,7 +94,7 @@ class AtariVectorDriver:
         """Begin a step of all envs."""
         if len(servers) != self._num_envs:
             raise UsageError(
-                f"ALE's vector env steps all of its {self._num_envs} envs together, and {len(servers)} were sent actions; "
+                f"ALE's vector env steps all of its {self._num_envs} envs together, but got actions for {len(servers)}; "
                 "send to all, or use Gymnasium's Atari envs"
             )
         self._drop_stale()

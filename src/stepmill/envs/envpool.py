@@ -3,7 +3,7 @@
     tasks = [EnvPoolTask("Pong-v5", num_threads=8)] * 64
     pool = stepmill.Pool(tasks, backend="envpool")
 
-This module handles what EnvPool's interface leaves to its user:
+This module handles the requirements of EnvPool's interface:
 
 - A synchronous pool orders its results by their index in one call: if two calls are pending, their results overwrite each
   other. Here the second call waits until the results of the first have been received, so that any subset of envs can be
@@ -43,7 +43,7 @@ class EnvPoolTask:
     """The env function of every env of `Pool(..., backend="envpool")`: one EnvPool pool has all the envs.
 
     Attributes:
-        task_id: as for `envpool.make`.
+        task_id: the id for `envpool.make`.
         kwargs: other arguments of `envpool.make`, without `num_envs`, `env_type` and `batch_size`.
         is_async: each env's result is available as soon as it is ready. Otherwise envs that are sent together finish
             together, which is faster.
@@ -88,7 +88,7 @@ class EnvPoolTask:
 
 @dataclass(frozen=True)
 class GivenEnvPool:
-    """As `EnvPoolTask`, for an EnvPool pool that exists. Nothing else may use it meanwhile. The Pool does not close it."""
+    """Like `EnvPoolTask`, for an EnvPool pool that exists. Nothing else may use that pool meanwhile. The Pool does not close it."""
 
     pool: Any
     has_infos: bool = True
@@ -111,7 +111,7 @@ class GivenEnvPool:
         """
         if num_envs != self.num_envs:
             raise UsageError(
-                f"the EnvPool pool has {self.num_envs} envs, and got {num_envs} env functions; give one for each env"
+                f"the EnvPool pool has {self.num_envs} envs, but got {num_envs} env functions; give one for each env"
             )
         has_blocks = self.is_async and self.pool.config["batch_size"] != 1
         return _make_driver(

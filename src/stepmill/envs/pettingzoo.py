@@ -31,7 +31,7 @@ except ModuleNotFoundError as exc:
 
 
 class StackedAgents(EnvAdapter):
-    """Marks a parallel env whose observations and actions are to be arrays [A, ...]. Return it from an env_fn."""
+    """Wraps a parallel env so that its observations and actions are arrays [A, ...]. Return it from an env_fn."""
 
 
 def describe(env: object, like: EnvSpec | None) -> EnvSpec:
@@ -91,7 +91,7 @@ class ParallelAgents(EnvAdapter):
     def _fill(self, obs: Mapping[Any, Any]) -> Any:
         if missing := [agent for agent in self.env.agents if agent not in obs]:
             raise ValueError(
-                f"the agents {missing} are alive and have no observation; return one for each of env.agents"
+                f"the agents {missing} are alive but have no observation; return one for each of env.agents"
             )
         return {agent: obs.get(agent, nothing) for agent, nothing in self._zero_observations.items()}
 
@@ -133,7 +133,7 @@ def _agents_of(env: Any) -> list[Any]:
         )
     agents = list(getattr(env, "possible_agents", None) or ())
     if not agents:
-        raise UsageError(f"{env} has no possible_agents, of which each needs a slot; set them in its constructor")
+        raise UsageError(f"{env} has no possible_agents, and each agent needs a slot; set them in its constructor")
     return agents
 
 

@@ -30,12 +30,12 @@ ByAgent = Mapping[int, Any]
 
 
 class RaggedEnv(ABC):
-    """Base class of envs with agents that come and go.
+    """Base class of envs whose agents come and go.
 
     Attributes:
         capacity: how many agents may be present at once, including those whose episode ended in the newest step.
-        single_observation_space, single_action_space: of one agent.
-        is_open: True if new agents may always come. If False, the episode is over when no agent is present.
+        single_observation_space, single_action_space: the spaces of one agent.
+        is_open: True if new agents can join at any time. If False, the episode is over when no agent is present.
     """
 
     capacity: int
@@ -56,7 +56,7 @@ class RaggedEnv(ABC):
         """Return observations, rewards, terminated, truncated by agent id, and an info.
 
         Args:
-            actions: of the agents that are present, by agent id.
+            actions: the actions of the agents that are present, by agent id.
         Returns:
             Observations of the agents that are present now, and of those whose episode ended in this step. An agent
             without observation has left. Missing rewards are 0, missing flags False.
@@ -79,7 +79,7 @@ class AgentSlots:
         capacity = len(self.agents)
         if len(present) > capacity:
             raise UsageError(
-                f"{len(present)} agents are present at once, and the env's capacity is {capacity}; set a larger capacity"
+                f"{len(present)} agents are present at once, but the env's capacity is {capacity}; set a larger capacity"
             )
         if any(agent < 0 for agent in present):
             raise UsageError(f"agent ids {sorted(present)} must be 0 or more, since {NO_AGENT} means no agent")

@@ -1,6 +1,6 @@
 """Kernels: envs in compiled code, which the engine's own threads run without the GIL.
 
-@stepmill.kernel(...)          an env in Python, compiled by Numba (`stepmill[numba]`)
+@stepmill.kernel(...)          an env in Python, which Numba compiles (`stepmill[numba]`)
 stepmill.kernels.load(path)    an env in C, C++ or Rust, behind `stepmill_kernel.h`
 stepmill.kernels.find(id)      a kernel that comes with stepmill
 

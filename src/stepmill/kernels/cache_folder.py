@@ -71,5 +71,5 @@ def _problems(top: Path, folders: Iterable[Path]) -> Iterator[str]:
 def _warn_once(folder: str, problem: str) -> None:
     warn(
         f"kernels are compiled again in each process, without the cache {folder}, because {problem}, and its files are code that "
-        "would run as you; set NUMBA_CACHE_DIR to a folder of your own, or make it so with chmod go-w"
+        "would run as you; set NUMBA_CACHE_DIR to a folder that only you can write to, or use chmod go-w"
     )

@@ -1,4 +1,4 @@
-"""The kernels that come with stepmill, by the ids of the envs that they are."""
+"""The kernels that come with stepmill, by the ids of their envs."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def find(id: str, **arguments: object) -> PythonKernel:  # noqa: A002  Gymnasium
     Args:
         id: one of `names()`.
         **arguments: arguments of Gymnasium's env of this id, with the same meaning; and max_episode_steps as for
-            `gymnasium.make`: -1 is no limit, None the registered one.
+            `gymnasium.make`: -1 means no limit, None the registered limit.
     Raises:
-        UsageError: there is none, and the error lists those that there are; or it does not take an argument, and the error
-            lists those that it takes.
+        UsageError: there is no such kernel, or it does not take an argument. The message lists the kernels, or the
+            arguments that the kernel takes.
     """
     if id not in names():
         raise UsageError(
@@ -88,9 +88,7 @@ def _make(id: str, given: tuple[tuple[str, object], ...], limit: int | None) -> 
 def _find_again(id: str, arguments: dict[str, object], identity: str) -> PythonKernel:  # noqa: A002
     found = find(id, **arguments)
     if found.identity != identity:
-        raise UsageError(
-            f"the model of {id} {arguments} is another one than that of the pool's program; make a new pool"
-        )
+        raise UsageError(f"the model of {id} {arguments} differs from that of the pool's program; make a new pool")
     return found
 
 

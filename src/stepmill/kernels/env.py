@@ -1,4 +1,4 @@
-"""One env of a kernel as a Gymnasium env: for every backend but "kernel", and for debugging a kernel."""
+"""One env of a kernel as a Gymnasium env: for every backend except "kernel", and for debugging a kernel."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class KernelEnv(gymnasium.Env[Any, Any]):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._methods:
-            raise AttributeError(f"the kernel declares no method {name!r}")
+            raise AttributeError(f"the kernel does not declare a method {name!r}")
         method = self._methods[name]
         return lambda *args, **kwargs: method(self.memory.record, *args, **kwargs)
 

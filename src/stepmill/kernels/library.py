@@ -1,4 +1,4 @@
-"""Kernels in C, C++, Rust: shared libraries behind `stepmill_kernel.h`."""
+"""Kernels in C, C++ or Rust: shared libraries that implement `stepmill_kernel.h`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def load(path: str | os.PathLike[str]) -> LibraryKernel:
     """Load a kernel from a shared library.
 
     Raises:
-        UsageError: it cannot be loaded, is no kernel, is for another version of the header, or has a wrong field.
+        UsageError: it cannot be loaded, is not a kernel, is for another version of the header, or has a wrong field.
     """
     path = os.path.abspath(os.fspath(path))
     try:
@@ -86,7 +86,7 @@ def load(path: str | os.PathLike[str]) -> LibraryKernel:
     description = found.contents
     if description.abi_version != _native.KERNEL_ABI:
         raise UsageError(
-            f"{path} was compiled for version {description.abi_version} of stepmill_kernel.h, and this is version "
+            f"{path} was compiled for version {description.abi_version} of stepmill_kernel.h, but this is version "
             f"{_native.KERNEL_ABI}; compile it again with -I{get_include()}"
         )
     size, wanted = description.size_bytes, ctypes.sizeof(_Description)
@@ -134,10 +134,10 @@ class LibraryKernel:
     On other backends it is an env function: each call returns a Gymnasium env.
 
     Attributes:
-        path: of the library.
-        digest: of its file.
-        name: as the library says.
-        observation_space, action_space: of its envs.
+        path: the path of the library.
+        digest: the digest of its file.
+        name: the name that the library gives.
+        observation_space, action_space: the spaces of its envs.
     """
 
     def __init__(self, path: str, description: _Description, library: ctypes.CDLL, digest: str) -> None:
@@ -167,11 +167,11 @@ class LibraryKernel:
         return KernelEnv(self._spec, spaces, memory, program.max_episode_steps, {}, run)
 
     def describe(self) -> EnvSpec:
-        """Return what each of its envs says of itself."""
+        """Return the spec of its envs."""
         return self._spec
 
     def compile(self) -> KernelProgram:
-        """Return the kernel's functions, which are compiled already."""
+        """Return the functions of the kernel, which are already compiled."""
         state = np.dtype([("bytes", "u1", (max(self._description.state_bytes, 1),))])
         return KernelProgram(
             name=self.name,

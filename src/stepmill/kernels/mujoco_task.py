@@ -110,8 +110,8 @@ class Simulation(NamedTuple):
         mujoco = import_mujoco()
         if any(self.model.opt.enableflags & getattr(mujoco.mjtEnableBit, name, 0) for name in _FORGETFUL):
             raise UsageError(
-                "models that enable sleep or ipc have no snapshots, because MuJoCo's states leave out some of what they "
-                "remember; disable it in the XML"
+                "models that enable sleep or ipc have no snapshots, because MuJoCo's states leave out some of their "
+                "memory; disable these options in the XML"
             )
         state = np.empty(self._state_size())
         mujoco.mj_getState(self.model, self.data, state, mujoco.mjtState.mjSTATE_INTEGRATION)

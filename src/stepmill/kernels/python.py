@@ -1,4 +1,4 @@
-"""Kernels in Python: `@stepmill.kernel`, compiled by Numba when a pool first needs them."""
+"""Kernels in Python: `@stepmill.kernel`. Numba compiles a kernel when a pool first needs it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kernel(
     infos: Any = None,
     debug: bool = False,
 ) -> Callable[[type], PythonKernel]:
-    """Make a kernel of a class that holds functions.
+    """Make a kernel from a class that holds functions.
 
         @stepmill.kernel(observation_space=..., action_space=..., state=np.dtype([("x", "f8")]))
         class Walk:
@@ -41,23 +41,23 @@ def kernel(
             def set_x(state, x): ...                # a method: pool.call("set_x", 1.0)
 
     `reset` and `step` are compiled; they may call other functions that are decorated with `numba.njit`. `obs` is the
-    row of the batch: write all of it. All that an env remembers is in `state`, whose fields are attributes, and in
-    `rng`: global variables are constants. All other functions of the class are methods, which stay Python.
+    row of the batch: write all of it. Keep all memory of an env in `state`, whose fields are attributes, and in `rng`,
+    because global variables are constants. The other functions of the class are methods, which are not compiled.
 
     Args:
         observation_space, action_space: Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of those.
-        state: a structured dtype, or what `np.dtype` makes one of; zeros before the first reset.
-        max_episode_steps: after this many steps an episode is truncated; None is no limit.
-        infos: a structured dtype of numbers and arrays of numbers. `reset` and `step` then get one argument more, `info`: a
+        state: a structured dtype, or a value that `np.dtype` converts to one; the state is zero before the first reset.
+        max_episode_steps: after this many steps an episode is truncated; None means no limit.
+        infos: a structured dtype of numbers and arrays of numbers. `reset` and `step` then get one more argument, `info`: a
             record with these fields, all zero at first. Batches have them as arrays [B, ...] under their names.
-        debug: check the bounds of array indices, which costs time.
+        debug: True checks the bounds of array indices, which costs time.
     Raises:
         UsageError: a function is missing, or has other arguments.
     """
     dtype = np.dtype(state)
     if dtype.names is None or dtype.hasobject:
         raise UsageError(
-            f"the state {dtype} of a kernel is no structured dtype of numbers; give np.dtype([('x', 'f8'), ...])"
+            f"the state {dtype} of a kernel is not a structured dtype of numbers; give np.dtype([('x', 'f8'), ...])"
         )
     if max_episode_steps is not None and max_episode_steps < 1:
         raise UsageError(f"max_episode_steps={max_episode_steps} must be 1 or more, or None")
@@ -76,16 +76,16 @@ class PythonKernel:
     On other backends it is an env function: each call returns a Gymnasium env.
 
     Attributes:
-        name: of its class.
-        observation_space, action_space: of its envs.
-        state: dtype of what an env remembers.
-        infos: dtype of its infos; None if it has none.
-        max_episode_steps: after this many steps an episode is truncated; 0 is no limit.
+        name: the name of its class.
+        observation_space, action_space: the spaces of its envs.
+        state: the dtype of an env's state.
+        infos: the dtype of its infos; None if it has none.
+        max_episode_steps: after this many steps an episode is truncated; 0 means no limit.
         is_debug: whether compiled code checks the bounds of array indices.
         reset, step: the functions, in Python.
         methods: the other functions of the class, by name.
         saved_bytes: how many bytes of the state belong to a snapshot, from its beginning.
-        identity: tells it from other kernels with the same name and rows.
+        identity: distinguishes it from other kernels with the same name and rows.
         find_again: finds a kernel that comes with stepmill by its identity, in another process; None for others.
     """
 
@@ -134,15 +134,15 @@ class PythonKernel:
         return KernelEnv(self._spec, spaces, memory, self.max_episode_steps, dict(self.methods), run)
 
     def describe(self) -> EnvSpec:
-        """Return what each of its envs says of itself."""
+        """Return the spec of its envs."""
         return self._spec
 
     def compile(self) -> KernelProgram:
-        """Compile it, or load what was compiled before; the second time the program is here.
+        """Compile the kernel, or load its compiled code from the cache. Later calls return the same program.
 
         Raises:
             MissingExtraError: Numba is not installed.
-            UsageError: Numba refuses a function, or it allocates memory.
+            UsageError: Numba refuses a function, or a function allocates memory.
         """
         if self._program is None:
             import_numba()
@@ -161,7 +161,7 @@ class PythonKernel:
         return row_layout(self._spec.action, "action_space")
 
     def with_limit(self, max_episode_steps: int) -> Self:
-        """Return the same kernel with another time limit; 0 is none."""
+        """Return the same kernel with another time limit; 0 means no limit."""
         return _make_again(type(self), {**self.__dict__, "max_episode_steps": max_episode_steps, "_program": None})
 
     def __reduce__(self) -> tuple[Callable[..., PythonKernel], tuple[Any, ...]]:

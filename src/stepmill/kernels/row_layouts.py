@@ -70,7 +70,7 @@ def row_layout(node: Node, name: str) -> RowLayout:
         items = tuple((f"f{place}", child) for place, child in enumerate(node.children))
     if not items or not all(isinstance(child, Leaf) and isinstance(key, str) for key, child in items):
         raise UsageError(
-            f"{name} is no Box, Discrete, MultiDiscrete or MultiBinary, nor a Dict or Tuple of those; a kernel needs one"
+            f"{name} is not a Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of those; give one of these"
         )
     fields = [(key, child.dtype, child.shape) for key, child in items if isinstance(child, Leaf)]
     dtype = np.dtype(fields, align=True)

@@ -80,7 +80,7 @@ def make_tabular(id: str, arguments: Mapping[str, object]) -> PythonKernel:  # n
 def _make_env(id: str, arguments: Mapping[str, object]) -> Any:  # noqa: A002
     if "map_name" in arguments and arguments["map_name"] is None and arguments.get("desc") is None:
         raise UsageError(
-            f"map_name=None makes a random map in each env of {id}, and the envs of a kernel have one map; give "
+            f"map_name=None makes a random map in each env of {id}, but the envs of a kernel share one map; give "
             "desc=generate_random_map() of gymnasium.envs.toy_text.frozen_lake, or use another backend"
         )
     try:

@@ -30,16 +30,16 @@ NUM_STEPS = 40
 
 
 class CheckFailed(AssertionError):
-    """The object under test violates its contract. The text says which clause, and where."""
+    """The object under test violates its contract. The message says which clause it violates, and where."""
 
 
 def check_env(env_fn: EnvFn, *, seed: int = 0, num_steps: int = 200, ignore_info: Collection[str] = ()) -> None:
     """Check that an env's data fit its spaces and depend only on its seed and its actions, as replay and seeded runs require.
 
-    The checks are those of `stepmill doctor`, which makes more of them in processes of their own. Its warnings are no failures here.
+    The checks are part of those of `stepmill doctor`, which also runs checks in separate processes. Its warnings are not failures here.
 
     Args:
-        env_fn: builds the env; called a few times.
+        env_fn: builds the env; it is called a few times.
         seed: the seed of the compared runs and of their random actions.
         num_steps: the number of steps in each run.
         ignore_info: info keys that may differ, such as wall-clock times.

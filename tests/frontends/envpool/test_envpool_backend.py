@@ -126,7 +126,7 @@ def test_what_cannot_be_run_says_so():
         stepmill.Pool([EnvPoolTask("CartPole-v1", {"num_envs": 3})] * 2, backend="envpool")
     with pytest.raises(stepmill.EnvError, match="env_type='gymnasium'"):
         stepmill.Pool([GivenEnvPool(envpool.make_dm("CartPole-v1", num_envs=2))] * 2, backend="envpool")
-    with pytest.raises(stepmill.EnvError, match="has 2 envs, and got 3 env functions"):
+    with pytest.raises(stepmill.EnvError, match="has 2 envs, but got 3 env functions"):
         stepmill.Pool([GivenEnvPool(envpool.make_gymnasium("CartPole-v1", num_envs=2))] * 3, backend="envpool")
     with pytest.raises(stepmill.EnvError, match="backend='envpool'"):
         stepmill.Pool([EnvPoolTask("CartPole-v1")], backend="serial")
