@@ -1,4 +1,4 @@
-"""The command `stepmill evaluate`, as click parses it. What it needs is imported when it runs."""
+"""The command `stepmill evaluate`, as click parses it. It imports other modules only when it runs."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ def _seeds(text: str) -> range:
 @click.argument("env_id", metavar="ENV")
 @click.option("--policy", required=True, metavar="MODULE:FUNCTION", help="The policy; see above.")
 @click.option("--seeds", type=_seeds, metavar="RANGE", default="0:100", show_default=True, help="START:STOP.")
-@click.option("--tasks", type=Arguments(), metavar="JSON", help="By each task's name, an object of reset options.")
-@click.option("--num-envs", type=COUNT, metavar="N", default=16, show_default=True, help="Episodes under way at once.")
-@click.option("--num-workers", type=COUNT, metavar="N", help="How many workers.  [default: one per usable core]")
+@click.option("--tasks", type=Arguments(), metavar="JSON", help="For each task's name, an object of reset options.")
+@click.option("--num-envs", type=COUNT, metavar="N", default=16, show_default=True, help="Episodes played at a time.")
+@click.option("--num-workers", type=COUNT, metavar="N", help="The number of workers.  [default: one per usable core]")
 @choice_option("--backend", ("auto", "serial", "thread", "process"), "auto", "Where envs run")
 @click.option("--success", metavar="NAME", help="The info that says whether an episode was successful.")
 @click.option("--retries", type=click.IntRange(min=0), default=2, show_default=True, help="Play again after a fault.")
-@click.option("--resume", type=click.Path(dir_okay=False), metavar="FILE", help="Write episodes here; go on from it.")
+@click.option("--resume", type=click.Path(dir_okay=False), metavar="FILE", help="Add episodes to FILE; skip its own.")
 @click.option("--videos", type=click.Path(file_okay=False), metavar="DIR", help="Write a video of each episode.")
 @click.option("--record", metavar="WHICH", default="all", show_default=True, help="Videos: all, failures, or a number.")
 @click.option("--step-timeout", "step_timeout_s", type=SECONDS, metavar="S", help="Time limit of a step.")
 @click.option("--reset-timeout", "reset_timeout_s", type=SECONDS, metavar="S", help="Time limit of a reset.")
 @click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
 @json_option("result")
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@click.option("--quiet", is_flag=True, help="Do not show progress.")
 def evaluate(
     *, env_id: str, is_json: bool, quiet: bool, record: str, env_kwargs: dict[str, object] | None, **given: Any
 ) -> None:
     """Play each seed of each task exactly once in ENV with a policy, and print returns and success rates with intervals.
 
-    ENV is as for `stepmill run`. The policy is a function(obs) that returns the actions of one batch, or a function(obs,
+    ENV has the same form as for `stepmill run`. The policy is a function(obs) that returns the actions of one batch, a function(obs,
     episode_ids, is_first), or any other policy that `stepmill.evaluate` takes; its module is also searched in the current
     directory.
 

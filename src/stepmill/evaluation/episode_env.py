@@ -1,4 +1,4 @@
-"""The env in a worker, if tasks have envs of their own or videos are made: each reset says which episode begins."""
+"""The env in a worker, if tasks have their own envs or videos are made: each reset says which episode begins."""
 
 from __future__ import annotations
 

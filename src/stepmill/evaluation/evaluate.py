@@ -39,30 +39,30 @@ def evaluate(
     num_envs: int = 16,
     **options: Unpack[EvaluateKeywords],
 ) -> Evaluation:
-    """Play each seed in each task exactly once, and return what came of it.
+    """Play each seed in each task exactly once, and return the results.
 
-    Whichever env is free plays the next episode, and the policy acts for those that are ready. If the policy computes each row by
-    itself, an episode is the same, to the bit, with any number of envs and workers and on every backend.
+    The first env that is free plays the next episode, and the policy acts for the envs that are ready. If the policy computes each row
+    independently, an episode is the same, to the bit, with any number of envs and workers and on every backend.
 
     Args:
-        policy: one of
+        policy: one of the following:
 
             - `policy(obs) -> actions`: observations [B, ...], actions [B, ...]; B changes from call to call.
             - `policy(obs, episode_ids, is_first) -> actions`, for policies with memory: the number of each row's episode, by
               task and then by seed, [B] int64; whether the row is the observation of a reset, [B] bool.
             - a `torch.nn.Module`, called with tensors on its device. Its output is the actions; for discrete actions also
-              logits [B, n], of which the largest is taken.
+              logits [B, n], of which the largest is chosen.
             - a model of Stable-Baselines3 or sb3-contrib, recurrent or not, whose `predict` is called with deterministic=True.
         env: a Gymnasium id, or a function that makes an env.
-        tasks: a mapping by name, or a sequence: each is a mapping of reset options for `env`, or an env function of its own
+        tasks: a mapping by name, or a sequence. Each task is a mapping of reset options for `env`, or its own env function
             with the same spaces.
-        seeds: what `reset` gets, one after the other in each task.
-        num_envs: how many episodes are under way at once.
+        seeds: the seeds that `reset` gets, one after the other in each task.
+        num_envs: how many episodes are played at the same time.
         **options: fields of EvaluateOptions, and of PoolOptions, such as `num_workers`, `step_timeout_s` and
             `on_fault="replay"`.
 
     Raises:
-        UsageError: an argument is invalid, or the policy's actions are.
+        UsageError: an argument is invalid, or the policy's actions are invalid.
         EnvError, WorkerDied: the envs could not be built.
     """
     began_s = perf_counter()

@@ -1,4 +1,4 @@
-"""The file of an evaluation that can go on after it was killed: a line about the evaluation, and one per finished episode."""
+"""The file of an evaluation that can continue after it was killed: a line about the evaluation, and a line per finished episode."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Journal:
         found, *rows = map(json.loads, text[:end].splitlines() or [text])
         for name, wanted in identity.items():
             if found.get(name) != wanted:
-                raise ValueError(f"its {name} is {found.get(name)!r}, and not {wanted!r}")
+                raise ValueError(f"its {name} is {found.get(name)!r} instead of {wanted!r}")
         episodes = [Episode(**row) for row in rows]
         self.known = {(episode.task, episode.seed): episode for episode in episodes if episode.fault is None}
         file.truncate(end)

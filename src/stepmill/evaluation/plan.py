@@ -1,4 +1,4 @@
-"""What an evaluation is asked for: tasks, seeds, and options. Each seed is played in each task, once."""
+"""The plan of an evaluation: tasks, seeds, and options. Each seed is played in each task once."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
-    """How `evaluate` counts, and what it writes. Each field is a keyword of `evaluate`.
+    """Options that say what `evaluate` counts, and what it writes. Each field is a keyword of `evaluate`.
 
     Attributes:
         success: the name of the info, or a function of the last step's info, that says whether an episode was successful.
-            None is "is_success" or "success", if the env has it.
-        infos: names of infos of the last step that `Episode.infos` keeps.
-        retries: how often an episode that ended in a fault of its env is begun again. Then it is listed with the fault.
-        batch_size: how many rows the policy gets. None is as many as there are envs that are ready. With a number, or "fixed" for
-            32, each call has that many rows; missing ones are filled up (with episode_id -1), because networks round differently
+            None means "is_success" or "success", if the env has it.
+        infos: the names of infos of the last step that `Episode.infos` keeps.
+        retries: how often an episode that ended in a fault of its env is repeated. After that it is listed with the fault.
+        batch_size: how many rows the policy gets. None means as many as there are envs that are ready. With a number, or "fixed" for
+            32, each call has that many rows; missing rows are filled (with episode_id -1), because networks round differently
             for other numbers of rows.
         resume: a file to which each finished episode is appended at once. If it exists, episodes that are in it are not
-            played again. A policy is known by its repr, and torch modules and SB3 models by their weights, too.
-        videos: a folder for a video of each episode, `TASK-SEED.mp4`; it is made if missing. Frames are rendered in the workers.
-        record: which videos: "all", "failures" (episodes that are not successful), or only the first k episodes of all.
+            played again. A policy is identified by its repr; torch modules and SB3 models also by their weights.
+        videos: a folder for a video of each episode, `TASK-SEED.mp4`; it is made if it is missing. Workers render the frames.
+        record: which videos are made: "all", "failures" (episodes that are not successful), or a number k for the first k episodes.
         progress: show a bar on stderr, if it is a terminal.
     """
 
@@ -71,7 +71,7 @@ class EvaluateOptions:
         wrong = {
             f"record={self.record!r} is not 'all', 'failures', or a number": not is_record,
             "record= says which videos are made; give videos=, their folder": self.record != "all" and not self.videos,
-            f"batch_size={self.batch_size!r} is no number of rows": not is_usual and not _is_count(self.batch_size, 1),
+            f"batch_size={self.batch_size!r} must be 1 or more": not is_usual and not _is_count(self.batch_size, 1),
             f"retries={self.retries!r} is not a number, 0 or more": not _is_count(self.retries),
             f"infos={self.infos!r} is one text; give a list of names": isinstance(self.infos, str),
         }

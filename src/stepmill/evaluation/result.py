@@ -1,4 +1,4 @@
-"""What an evaluation has found: a row per episode, and means with confidence intervals."""
+"""The results of an evaluation: a row per episode, and means with confidence intervals."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _CHUNK = 1 << 22  # drawn indices that are in memory at once
 
 @dataclass(frozen=True)
 class Episode:
-    """One episode. If it could not be played, `fault` says why, and return, length and success are None.
+    """The results of one episode. If it could not be played, `fault` says why, and return, length and success are None.
 
     Attributes:
         task: the name of the task; None without tasks.
-        seed: what the env's `reset` got.
+        seed: the seed that the env's `reset` got.
         episode_return: the sum of the rewards.
         length: the number of steps.
         success: whether the env was successful; None if the env does not say.
-        wall_s: seconds from the command for its reset to its last step.
+        wall_s: the seconds from the command for its reset to its last step.
         fault: the error of the last attempt.
-        attempts: how often it was begun, 1 without faults.
-        infos: those that were asked for, from the last step.
+        attempts: how often it was begun; 1 without faults.
+        infos: the infos of the last step that the option `infos` names.
     """
 
     task: str | None
@@ -53,15 +53,15 @@ class Episode:
 
 @dataclass(frozen=True)
 class Summary:
-    """Means of some episodes, with intervals that have 95 % confidence. Episodes with a fault only count as `num_failed`.
+    """Means of some episodes, with 95 % confidence intervals. Episodes with a fault are counted only in `num_failed`.
 
     Attributes:
-        num_episodes: those that were played to their end.
-        num_failed: those that could not be played.
+        num_episodes: the number of episodes that were played to their end.
+        num_failed: the number of episodes that could not be played.
         mean_return, mean_length: None without episodes.
-        return_interval: of the mean return, by the percentile bootstrap with 2,000 resamples and a fixed seed.
+        return_interval: the interval of the mean return, by the percentile bootstrap with 2,000 resamples and a fixed seed.
         success_rate: the share of successful episodes; None if the env does not say for all of them.
-        success_interval: of the success rate, as by Wilson (1927).
+        success_interval: the interval of the success rate, as by Wilson (1927).
     """
 
     num_episodes: int
@@ -80,7 +80,7 @@ class Evaluation:
     Attributes:
         env: the name of the env.
         episodes: all episodes, by task and then by seed, in the order in which these were given.
-        elapsed_s: seconds of this run.
+        elapsed_s: the duration of this run in seconds.
     """
 
     env: str
@@ -99,7 +99,7 @@ class Evaluation:
         return {task: summarise([*episodes]) for task, episodes in groups if task is not None}
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a row per episode, with a column for each info, or "info_NAME" if it is named as a field. It needs pandas."""
+        """Return a row per episode, with a column for each info, which is "info_NAME" if a field has the name. This needs pandas."""
         import pandas as pd
 
         rows = [asdict(episode) for episode in self.episodes]
@@ -109,7 +109,7 @@ class Evaluation:
         return pd.DataFrame(rows)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Return all as a JSON document, and write it to `path` if there is one."""
+        """Return the results as a JSON document, and write it to `path` if that is given."""
         by_task = {name: asdict(summary) for name, summary in self.by_task.items()}
         text = dump_json({**asdict(self), "summary": asdict(self.summary), "by_task": by_task})
         if path is not None:
