@@ -90,7 +90,7 @@ def test_an_engine_that_cannot_run_the_env_is_left_out_and_named(tmp_path):
     done = run_bench("my_env:Picky-v0", *SHORT, "--json", cwd=tmp_path)
     assert done.returncode == 0
     assert set(json.loads(done.stdout)["steps_per_s"]) == ENGINES - {"gymnasium AsyncVectorEnv"}
-    line = "stepmill: gymnasium AsyncVectorEnv is left out: ValueError: not in a process of multiprocessing"
+    line = "stepmill: gymnasium AsyncVectorEnv failed and is left out: ValueError: not in a process of multiprocessing"
     assert line in done.stderr.splitlines()  # beside Gymnasium's own warnings
 
 

@@ -102,7 +102,7 @@ def test_a_slab_of_another_layout_is_listed_and_refused(tmp_path):
         try:
             found = only_pool(os.getpid())
             assert found.description is None
-            with pytest.raises(UsageError, match=rf"layout {version + 1}, and this stepmill reads layout {version}"):
+            with pytest.raises(UsageError, match=rf"layout {version + 1}, but this stepmill reads layout {version}"):
                 AttachedPool(found)
             assert "another version" in run_top().stdout
         finally:

@@ -1,4 +1,4 @@
-"""The command line, and what looks at running pools. Other packages import this one by name only, when it is asked for.
+"""The command line, and tools that read running pools. Other packages import this one only by name, when it is needed.
 
 cli             the entry point; turns exceptions into exit statuses
 exit_status     exit statuses, and messages on stderr

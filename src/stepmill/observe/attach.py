@@ -134,7 +134,7 @@ class AttachedPool(CloseAtEnd):
         """
         if file.description is None:
             raise UsageError(
-                f"the pool of process {file.pid} has layout {file.layout_version}, and this stepmill reads layout "
+                f"the pool of process {file.pid} has layout {file.layout_version}, but this stepmill reads layout "
                 f"{_native.LAYOUT_VERSION}; run the stepmill of the environment of that program"
             )
         self.file = file
@@ -162,7 +162,7 @@ class AttachedPool(CloseAtEnd):
         try:
             return self._reader.read(self._slab)
         except (ValueError, MemoryError) as exc:
-            raise UsageError(f"process {self.file.pid} has a file that looks like a pool's memory, and is not") from exc
+            raise UsageError(f"process {self.file.pid} has a file that looks like a pool's memory, but is not") from exc
 
     def close(self) -> None:
         """Close the slab. The pool goes on."""

@@ -1,6 +1,6 @@
-"""The command line's commands, as click parses them. cli.py turns the exceptions raised here into exit statuses.
+"""The commands of the command line, as click parses them. cli.py turns the exceptions raised here into exit statuses.
 
-What a command needs is imported when it runs: help and complaints about options come before NumPy is loaded.
+A command imports other modules only when it runs: help, and errors about options, do not load NumPy.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ for command in (evaluate, top, trace, doctor, bench, tune):
 
 @group.command(short_help="Show how fast an env runs, and where the time goes.")
 @click.argument("env_id", metavar="ENV")
-@click.option("--num-envs", type=COUNT, metavar="N", default=DEFAULT_NUM_ENVS, show_default=True, help="How many envs.")
 @click.option(
-    "--num-workers", type=COUNT, metavar="N", help="How many workers share them.  [default: one per usable core]"
+    "--num-envs", type=COUNT, metavar="N", default=DEFAULT_NUM_ENVS, show_default=True, help="The number of envs."
 )
+@click.option("--num-workers", type=COUNT, metavar="N", help="The number of workers.  [default: one per usable core]")
 @choice_option("--backend", BACKENDS, "auto", "Where envs run")
 @click.option(
-    "--batch-size", type=COUNT, metavar="N", help="Act on N envs at a time, those that are ready.  [default: all]"
+    "--batch-size", type=COUNT, metavar="N", help="Act on N envs at a time, as they become ready.  [default: all]"
 )
 @click.option("--steps", type=COUNT, metavar="N", help="Stop after N env-steps in total.")
 @click.option(
@@ -91,28 +91,28 @@ for command in (evaluate, top, trace, doctor, bench, tune):
 @json_option("summary")
 @click.option("--video", metavar="FILE", help="Write a video of all envs in a grid, one frame per step.")
 @click.option(
-    "--video-dir", type=click.Path(file_okay=False, exists=True), metavar="DIR", help="Write a video per env."
+    "--video-dir", type=click.Path(file_okay=False, exists=True), metavar="DIR", help="Write one video per env."
 )
 @click.option("--quiet", is_flag=True, help="Show nothing before the summary.")
 @click.option("--traceback", is_flag=True, help="When an env, a worker or the policy fails, show the traceback.")
 @click.pass_context
 def run(context: click.Context, /, **_: object) -> None:
-    """Drive ENV with random actions or with your policy, and show its speed and where the time goes.
+    """Step ENV with random actions or with your policy, and show its speed and where the time goes.
 
-    ENV is a Gymnasium id, such as CartPole-v1 or ALE/Pong-v5, or module:Id; the module is imported first. Or it is module:Class,
-    a class or function of a module that makes envs.
+    ENV is a Gymnasium id, such as CartPole-v1 or ALE/Pong-v5; or module:Id, for which the module is imported first; or
+    module:Class, a class or function of a module that makes envs.
 
     A policy is a function(obs, action_space) that returns one batch of actions. obs is the observation of the batch: arrays
     of shape [B, ...], in dicts and tuples where the env has them. action_space is Gymnasium's space of B actions at
     once, seeded with --seed. The returned actions have the shape of action_space.sample(): integers [B] for Discrete,
     floats [B, ...] for Box. B is --batch-size. The module of the policy is also searched in the current directory.
 
-    Standard Atari preprocessing is: one frame in 4 (the env itself skips none), the maximum of the last two, grayscale,
-    84x84, up to 30 no-ops after a reset, the last 4 frames stacked. It needs pip install 'stepmill[atari]'.
+    Standard Atari preprocessing is as follows: one frame in 4 (the env itself skips none), the maximum of the last two frames,
+    grayscale, 84x84, up to 30 no-ops after a reset, and the last 4 frames stacked. It needs pip install 'stepmill[atari]'.
 
     On a terminal the run is shown live; otherwise a line is written every two seconds. Only steps of envs are counted, not
-    resets. Exit status: 0 done, 1 an env, worker or policy failed, or an env did not answer, 2 the command cannot work as
-    given, 130 Ctrl-C.
+    resets. Exit status: 0 done; 1 an env, worker or policy failed, or an env did not answer; 2 the command cannot work as
+    given; 130 Ctrl-C.
     """
     from stepmill.observe.run_command import RunRequest, run_env
 
@@ -134,7 +134,7 @@ def run(context: click.Context, /, **_: object) -> None:
     help="The function that makes the env, in place of the one that FILE names.",
 )
 @click.option("--trust", is_flag=True, help="Import the code that FILE names without asking.")
-@click.option("--pdb", "has_pdb", is_flag=True, help="If it fails again, open a debugger where it was raised.")
+@click.option("--pdb", "has_pdb", is_flag=True, help="If the env raises again, open a debugger at that place.")
 @click.option(
     "--in-process", is_flag=True, help="Replay in this process even an env that crashed or hung, for a native debugger."
 )
@@ -146,7 +146,7 @@ def replay(**arguments: Any) -> None:
     the step that failed, and compares rewards, flags and observations with the recorded ones. An env that raised is
     replayed in this process; an env that crashed or hung is replayed in a separate process.
 
-    FILE is data, but it names your code that makes the env. You are asked before that code is imported; if stdin is not a
+    FILE is data, but it names the code that makes the env. You are asked before that code is imported; if stdin is not a
     terminal, --trust is needed. The current directory is searched for modules.
 
     Exit status: 0 it failed again in the same way, at the same step; 1 it did not fail, or failed differently; 2 it could

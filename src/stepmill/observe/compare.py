@@ -1,4 +1,4 @@
-"""`stepmill bench`: the speed of vector envs on the same env, in short rounds in turn, so that a disturbance affects all alike."""
+"""`stepmill bench`: compares the speed of vector envs on one env. They take turns in short rounds, so that a disturbance affects all alike."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Rounds:
 
 
 def engines_for(choice: EnvChoice, num_envs: int) -> list[Engine]:
-    """Return Gymnasium's vector envs and stepmill's, each in its best configuration, over the same env."""
+    """Return Gymnasium's vector envs, with copy=False, and stepmill's, with its defaults, for the same env."""
     from gymnasium.vector import SyncVectorEnv
 
     import stepmill
@@ -166,7 +166,7 @@ def _run_round(envs: VectorEnv, actions: list[object], round_s: float) -> float:
 
 
 def _leave_out(engine: str, error: Exception) -> None:
-    complain(f"{engine} is left out: {type(error).__name__}: {first_line(str(error))}")
+    complain(f"{engine} failed and is left out: {type(error).__name__}: {first_line(str(error))}")
 
 
 def run_bench(

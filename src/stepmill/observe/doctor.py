@@ -2,7 +2,7 @@
 
     diagnose(env_fn) ──► one child process per group of checks (doctor_probe.py) ──► Finding, Finding, ... ──► text or JSON
 
-A group runs in a process of its own, so that an env that crashes or hangs is a finding and not the end.
+Each group runs in a separate process, so that an env that crashes or hangs is a finding and does not end the diagnosis.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def diagnose(
 
     Args:
         env_fn: builds the env; called several times in each child.
-        name: of the env, for the report.
-        num_steps: of the search for leaks.
-        limit_s: after which a group of checks is ended, as the env hangs.
+        name: the name of the env, for the report.
+        num_steps: the number of steps of the search for leaks.
+        limit_s: seconds after which a group of checks is ended, because the env hangs.
         groups: which checks to make.
         on_group: called with the name of each group before it begins.
     Raises:
@@ -137,7 +137,7 @@ def _unpicklable(error: Exception) -> Finding:
         Severity.ERROR,
         f"the function that makes the env cannot be pickled: {type(error).__name__}: {error}",
         "env_fn; no other check was made",
-        "make what it holds (locks, files, connections) inside of the function, or use the serial or thread backend",
+        "make what it holds (locks, files, connections) inside the function, or use the serial or thread backend",
     )
 
 

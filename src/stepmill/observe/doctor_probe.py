@@ -54,7 +54,7 @@ def check_steps(env_fn: EnvFn, emit: Emit, num_steps: int, budget_s: float) -> N
         emit(
             "children-left",
             "error",
-            f"{len(left)} child processes still run after close()",
+            f"{len(left)} child processes are still running after close()",
             "close()",
             "end them in close(), and wait for them",
         )
@@ -194,7 +194,7 @@ class _LongRun:
                 self._emit(
                     "observation-aliases",
                     "warning",
-                    "an observation that was returned before has changed: the env writes to it again",
+                    "an observation that was returned before has changed, because the env writes to it again",
                     where,
                     "return a copy; pools copy results, but other users of the env see old observations change",
                 )
@@ -264,7 +264,7 @@ class _LongRun:
                 "look for lists that grow, in the env and in its wrappers (tracemalloc)",
             )
         if fds[-1] - fds[0] >= LEAKED_FDS:
-            what = f"{fds[-1] - fds[0]} descriptors were opened and not closed"
+            what = f"{fds[-1] - fds[0]} descriptors were opened but not closed"
             self._emit("descriptor-leak", "error", what, f"{num_steps:,} steps", "close files and sockets")
 
 

@@ -14,20 +14,20 @@ from stepmill.spec.errors import UsageError
 
 @click.command(short_help="Show where the pool of a running program spends its time.")
 @click.argument("pid", metavar="[PID]", type=click.IntRange(min=1), required=False)
-@click.option("--interval", type=SECONDS, metavar="S", default=1.0, show_default=True, help="Seconds between pictures.")
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N pictures.")
+@click.option("--interval", type=SECONDS, metavar="S", default=1.0, show_default=True, help="Seconds between updates.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N updates.")
 @click.option("--prometheus", is_flag=True, help="Print the counters once, in the text format of Prometheus.")
 def top(pid: int | None, interval: float, count: int | None, prometheus: bool) -> None:
     """Show where a running program's pool spends its time, from another terminal.
 
     PID is the process that made the pool. Without it, the programs of this user that have pools are listed; with --prometheus the
-    counters of the only one are printed.
+    counters are printed if there is only one such program.
 
-    The pool is only read: the program is not stopped and not slowed. If it has several pools, the oldest is shown.
-    A worker that has been in one step or reset for more than 1.5 s is named with its env, and so is one that is stopped or
-    dead. The program must use the same version of stepmill.
+    The pool is only read: the program is neither stopped nor slowed. If it has several pools, the oldest is shown.
+    A worker that has been in one step or reset for more than 1.5 s, or that is stopped or dead, is named with its env. The
+    program must use the same version of stepmill.
 
-    Exit status: 0 done, 2 there is no such pool, 130 Ctrl-C.
+    Exit status: 0 done; 2 there is no such pool; 130 Ctrl-C.
     """
     from rich.console import Console
 
@@ -56,16 +56,14 @@ def top(pid: int | None, interval: float, count: int | None, prometheus: bool) -
 
 @click.command(short_help="Record what each worker does, for ui.perfetto.dev.")
 @click.argument("env_id", metavar="ENV")
-@click.option(
-    "-o", "--output", metavar="FILE", default="trace.json", show_default=True, help="The trace, for ui.perfetto.dev."
-)
-@click.option("--num-envs", type=COUNT, metavar="N", default=8, show_default=True, help="How many envs.")
-@click.option("--num-workers", type=COUNT, metavar="N", help="How many workers.  [default: one per usable core]")
+@click.option("-o", "--output", metavar="FILE", default="trace.json", show_default=True, help="The file of the trace.")
+@click.option("--num-envs", type=COUNT, metavar="N", default=8, show_default=True, help="The number of envs.")
+@click.option("--num-workers", type=COUNT, metavar="N", help="The number of workers.  [default: one per usable core]")
 @click.option(
     "--backend", type=click.Choice(["auto", "serial", "thread", "process"]), default="auto", show_default=True
 )
-@click.option("--batch-size", type=COUNT, metavar="N", help="Act on N envs at a time, those that are ready.")
-@click.option("--seconds", type=SECONDS, metavar="S", default=0.5, show_default=True, help="How long to record.")
+@click.option("--batch-size", type=COUNT, metavar="N", help="Act on N envs at a time, as they become ready.")
+@click.option("--seconds", type=SECONDS, metavar="S", default=0.5, show_default=True, help="Seconds to record.")
 @click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
 @click.option("--quiet", is_flag=True, help="Print nothing.")
 def trace(**arguments: object) -> None:
@@ -82,10 +80,10 @@ def trace(**arguments: object) -> None:
     trace_env(TraceRequest(**arguments))  # type: ignore[arg-type]
 
 
-@click.command(short_help="Check an env for what makes it slow, wrong or fragile.")
+@click.command(short_help="Check an env for problems with speed, data and stability.")
 @click.argument("env_id", metavar="ENV")
 @click.option(
-    "--steps", type=COUNT, metavar="N", default=10_000, show_default=True, help="Steps of the search for leaks."
+    "--steps", type=COUNT, metavar="N", default=10_000, show_default=True, help="Number of steps for finding leaks."
 )
 @click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
 @click.option("--atari/--no-atari", default=None, help="Standard Atari preprocessing.  [default: for ids of ale_py]")
@@ -94,14 +92,14 @@ def trace(**arguments: object) -> None:
 def doctor(
     env_id: str, steps: int, env_kwargs: dict[str, object] | None, *, atari: bool | None, is_json: bool, quiet: bool
 ) -> None:
-    """Check ENV for what makes it slow, wrong or fragile in a pool, and say what to do.
+    """Check ENV for problems that make it slow, wrong or fragile in a pool, and say what to do.
 
-    ENV is a Gymnasium id, module:Id, or module:Class. The checks run in processes of their own, so that an env that crashes or hangs is a
-    finding: results outside of the spaces, observations that change later, generators and state that envs share, data that
-    depend on more than the seed, infos that are huge or cannot be pickled, slow resets, threads, leaks of memory and
-    descriptors, processes that are left behind, and differences between the backends.
+    ENV is a Gymnasium id, module:Id, or module:Class. The checks run in separate processes, so that an env that crashes or hangs is a
+    finding, too. They find results outside the spaces, observations that change later, generators and state that envs share, data
+    that depend on more than the seed, infos that are huge or cannot be pickled, slow resets, threads, leaks of memory and
+    descriptors, processes that are still running after close(), and differences between the backends.
 
-    Exit status: 0 nothing, or only notes; 1 something was found; 2 the env cannot be checked; 130 Ctrl-C.
+    Exit status: 0 no findings, or only notes; 1 there are findings; 2 the env cannot be checked; 130 Ctrl-C.
     """
     from stepmill.observe.catalog import find_env
     from stepmill.observe.doctor import run_doctor
@@ -116,8 +114,8 @@ def doctor(
 
 @click.command(short_help="Compare the speed with that of Gymnasium's vector envs.")
 @click.argument("env_id", metavar="ENV")
-@click.option("--num-envs", type=COUNT, metavar="N", default=8, show_default=True, help="How many envs.")
-@click.option("--rounds", type=COUNT, metavar="N", default=4, show_default=True, help="Rounds for each engine.")
+@click.option("--num-envs", type=COUNT, metavar="N", default=8, show_default=True, help="The number of envs.")
+@click.option("--rounds", type=COUNT, metavar="N", default=4, show_default=True, help="Rounds of each engine.")
 @click.option("--round-seconds", type=SECONDS, metavar="S", default=0.5, show_default=True, help="Length of a round.")
 @click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
 @json_option("rates")
@@ -126,7 +124,7 @@ def bench(*, rounds: int, round_seconds: float, **arguments: Any) -> None:
     """Compare the speed of stepmill with that of Gymnasium's vector envs on ENV.
 
     All engines are open at the same time and take turns in short rounds, so that a busy machine affects all alike. The rates
-    are medians over the rounds, with random actions that are drawn before, and with the defaults of both.
+    are medians over the rounds, with random actions that are drawn in advance. stepmill has its defaults, Gymnasium copy=False.
     """
     from stepmill.observe.compare import Rounds, run_bench
 
@@ -135,7 +133,7 @@ def bench(*, rounds: int, round_seconds: float, **arguments: Any) -> None:
 
 @click.command(short_help="Find how to run an env on this machine.")
 @click.argument("env", metavar="ENV")
-@click.option("--num-envs", type=COUNT, metavar="N", default=8, show_default=True, help="How many envs will run.")
+@click.option("--num-envs", type=COUNT, metavar="N", default=8, show_default=True, help="The number of envs.")
 @click.option(
     "--seconds",
     "--budget-s",
@@ -150,7 +148,7 @@ def bench(*, rounds: int, round_seconds: float, **arguments: Any) -> None:
     "--async/--no-async",
     "is_async",
     default=None,
-    help="Batches of the envs that are ready, or steps of all envs.  [default: both]",
+    help="Try batches of the envs that are ready, or steps of all envs.  [default: both]",
 )
 @click.option(
     "--learner-ms",
@@ -158,7 +156,7 @@ def bench(*, rounds: int, round_seconds: float, **arguments: Any) -> None:
     metavar="MS",
     default=0.3,
     show_default=True,
-    help="How long your program computes per batch.",
+    help="Milliseconds that your program computes per batch.",
 )
 @click.option(
     "--step-timeout",
@@ -167,7 +165,7 @@ def bench(*, rounds: int, round_seconds: float, **arguments: Any) -> None:
     metavar="S",
     default=30.0,
     show_default=True,
-    help="An env hangs after S seconds.",
+    help="Time limit of a step and of a reset.",
 )
 @click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
 @click.option("--atari/--no-atari", default=None, help="Standard Atari preprocessing.  [default: for ids of ale_py]")
@@ -176,15 +174,15 @@ def bench(*, rounds: int, round_seconds: float, **arguments: Any) -> None:
 def tune(**arguments: Any) -> None:
     """Find how to run ENV on this machine, and print the line of Python that does it.
 
-    ENV is a Gymnasium id, or module:Id, or module:Class. Each backend steps it with random actions, by turns, so that a busy machine affects
-    all alike, and the slower half is dropped until two are left. What differs from the best by one option is compared in the
-    same way, until nothing is faster. Of equally fast configurations (within 5 %) the simplest is chosen: serial before thread
-    before process, and fewer workers. Batches of some envs are chosen if they are 15 % faster.
+    ENV is a Gymnasium id, module:Id, or module:Class. The backends take turns in stepping it with random actions, so that a busy machine
+    affects all alike, and the slower half is dropped until two are left. Then configurations that differ from the best by one option
+    are compared in the same way, until none is faster. Of equally fast configurations (within 5 %) the simplest is chosen: serial
+    before thread before process, and fewer workers. Batches of some envs are chosen if they are 15 % faster.
 
-    Gains are relative to backend="auto". A learner computes between two batches, for 0.3 ms unless --learner-ms is given: a
-    small policy. What a faster engine gains is less if the learner takes longer.
+    Gains are relative to backend="auto". A learner computes between two batches, for 0.3 ms unless --learner-ms is given. That
+    is a small policy. If the learner takes longer, a faster engine gains less.
 
-    Exit status: 0 done; 1 the env failed; 2 the command cannot work as given; 130 Ctrl-C, after what is known so far.
+    Exit status: 0 done; 1 the env failed; 2 the command cannot work as given; 130 Ctrl-C, after the results so far are printed.
     """
     from stepmill.observe.tune_command import run_tune
 

@@ -290,7 +290,7 @@ class _NotebookLive:
 
 
 class Monitor(CloseAtEnd):
-    """Draws a pool in a thread of its own until `close`. Use it as a context manager. Writes nothing to the pool."""
+    """Draws a pool in a separate thread until `close`. Use it as a context manager. It writes nothing to the pool."""
 
     def __init__(self, title: str, read: Callable[[], PoolStats], interval_s: float, console: Console) -> None:
         self._watch = Watch(title, read)
@@ -321,7 +321,7 @@ class Monitor(CloseAtEnd):
 
 
 def monitor(pool: Pool, interval_s: float = 1.0, *, file: TextIO | None = None) -> Monitor:
-    """Draw where a pool's time goes every `interval_s` seconds, from a thread, until the returned context manager is closed."""
+    """Draw where a pool's time goes, every `interval_s` seconds in a separate thread, until the returned context manager is closed."""
     if not interval_s > 0:
         raise UsageError(f"interval_s={interval_s} must be above 0")
     read = partial(PoolPort(pool).slab.read_stats, leased_slots=0, replay_log_bytes=0)

@@ -1,4 +1,4 @@
-"""What Linux says of the calling process and of others: children, threads, memory, descriptors, CPU time. `doctor` and `tune` ask."""
+"""Reads data of processes from Linux for `doctor` and `tune`: children, threads, memory, descriptors and CPU time."""
 
 from __future__ import annotations
 

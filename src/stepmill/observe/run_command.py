@@ -1,4 +1,4 @@
-"""`stepmill run`: what was asked for, and the run itself."""
+"""The command `stepmill run`: its options, and the run itself."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class RunRequest:
                 f"--batch-size {batch_size} is larger than --num-envs {self.num_envs}; give {self.num_envs} or less"
             )
         if self.has_video and batch_size != self.num_envs:
-            raise UsageError("--video and --video-dir show all envs at the same step; leave --batch-size out")
+            raise UsageError("--video and --video-dir show all envs at the same step; leave out --batch-size")
         seconds = DEFAULT_SECONDS if self.steps is None and self.seconds is None else self.seconds
         return RunPlan(self.num_envs, batch_size, max_steps=self.steps, max_seconds=seconds, seed=self.seed)
 

@@ -1,4 +1,4 @@
-"""Records what the threads of a pool do, as a trace that Perfetto (ui.perfetto.dev) loads: `stepmill.trace`.
+"""`stepmill.trace`: records what the threads of a pool do, as a trace that Perfetto (ui.perfetto.dev) loads.
 
     rings in the slab ──► Recorder (a thread that empties them every 20 ms) ──► Events ──► write_trace (JSON)
 
@@ -34,7 +34,7 @@ LEARNER = 0  # number of its track; worker w has 1 + w
 
 
 class TraceKind(IntEnum):
-    """What an event is; the numbers are those of `_native/shared/statistics.hpp`."""
+    """The kind of an event; the numbers are those of `_native/shared/statistics.hpp`."""
 
     STEP = 1
     RESET = 2
@@ -47,13 +47,13 @@ class TraceKind(IntEnum):
 
 @dataclass
 class Events:
-    """What was recorded.
+    """The recorded events.
 
     Attributes:
-        began_ns, ended_ns: of the recording, on the clock of time.monotonic_ns().
+        began_ns, ended_ns: the begin and the end of the recording, on the clock of time.monotonic_ns().
         threads: by track, structured arrays with begin_ns, end_ns, server and kind, in the order of their ends.
-        moments: (when in ns, track, text) of faults, deaths and restarts; exact within 20 ms.
-        num_lost: events that were written over before they could be read.
+        moments: (time in ns, track, text) of faults, deaths and restarts; exact within 20 ms.
+        num_lost: the number of events that were overwritten before they could be read.
         is_full: whether the recording ended early, at its limit of events.
     """
 
@@ -66,15 +66,15 @@ class Events:
 
     @property
     def num_events(self) -> int:
-        """How many events there are."""
+        """The number of events."""
         return sum(len(events) for events in self.threads)
 
 
 class Recorder(CloseAtEnd):
     """Records a pool of this program from its construction to `close`. Use it as a context manager.
 
-    The pool's threads write what they do to shared memory, and a thread of this program collects it. The memory that this
-    takes is limited: at most `max_events` events of 24 bytes are kept, and the recording ends early when there are more.
+    The pool's threads write events to shared memory, and a thread of this program collects them every 20 ms. The recording
+    ends early when it has `max_events` events of 24 bytes; the events of the last collection are kept even if they exceed this.
     """
 
     def __init__(self, slab: SharedSlab, path: str | Path | None, seconds: float | None, max_events: int) -> None:
@@ -135,7 +135,7 @@ class Recorder(CloseAtEnd):
         return not self._thread.is_alive()
 
     def close(self) -> Events:
-        """End the recording, write it to the path, and return it. Idempotent.
+        """End the recording, write it to the path, and return the events. Idempotent.
 
         Raises:
             UsageError: the file cannot be written.
@@ -148,7 +148,7 @@ class Recorder(CloseAtEnd):
         return self.events
 
     def wait(self) -> Events:
-        """Wait until the recording has ended by itself; then as `close`."""
+        """Wait until the recording has ended by itself, then do the same as `close`."""
         self._thread.join()
         return self.close()
 
@@ -160,9 +160,9 @@ def trace(
 
     Args:
         pool: the pool.
-        path: of the file, a JSON for Perfetto; None writes none.
-        seconds: after which it ends by itself; None has no limit.
-        max_events: after which it ends, too.
+        path: the path of the JSON file for Perfetto; None writes none.
+        seconds: the recording ends by itself after this many seconds; None means no limit.
+        max_events: the recording also ends when it has this many events.
     """
     if seconds is not None and not seconds > 0:
         raise UsageError(f"seconds={seconds} must be above 0")
@@ -206,7 +206,7 @@ def _write_json(events: Events, file: TextIO) -> None:
 
 
 def trace_events(events: Events) -> Iterator[dict[str, object]]:
-    """Yield the events of the Trace Event Format, with times in microseconds since the begin of the recording."""
+    """Yield the events of the Trace Event Format, with times in microseconds since the start of the recording."""
     yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "stepmill pool"}}
     for track in range(len(events.threads)):
         name = "learner" if track == LEARNER else f"worker {track - 1}"

@@ -100,15 +100,15 @@ def tune(
 ) -> TuneResult:
     """Find how to run an env on this machine: backend, workers, batch size and other options.
 
-    Envs with random actions are stepped in each backend by turns, and then in what differs from the best by one option, until
-    nothing is faster. `print(result)` says what was chosen, why, and what to write; `result.keywords` are keywords of `make_vec`.
+    The backends take turns in stepping the envs with random actions; then configurations that differ from the best by one option do,
+    until none is faster. `print(result)` shows the choice, the reasons, and a program; `result.keywords` are keywords of `make_vec`.
 
     Args:
         env: an id of Gymnasium, module:Id, module:Class, or a function that builds the env. Ids of ale_py get the Atari preprocessing.
         num_envs: how many envs will run.
-        budget_s: seconds that this may take.
-        is_async: True for `recv` of some envs, False for steps of all envs; None tries both, and takes batches if they are 15 % faster.
-        learner_s: seconds that the program computes between two batches, with the GIL; the default is that of a small policy.
+        budget_s: seconds that the search may take.
+        is_async: True tries `recv` of some envs, False steps of all envs; None tries both, and chooses batches if they are 15 % faster.
+        learner_s: seconds that the program computes between two batches, with the GIL; the default is typical of a small policy.
         step_timeout_s: time limit of a step and of a reset.
     Raises:
         UsageError: there is no such env, or a number is out of range.
@@ -395,8 +395,8 @@ class Tuner:
         why = None if self.request.subject.can_pickle else why_unpicklable(self.request.subject.make)
         if why is not None:
             notes.append(
-                f"the function that makes the env cannot be pickled ({why}), so only the serial and thread backends remain; make "
-                "what it holds inside of it"
+                f"the function that makes the env cannot be pickled ({why}), so only the serial and thread backends were tried; "
+                "create its contents inside it"
             )
         notes += [
             f"{each}: failed, and was left out: {error.message.splitlines()[0]}"

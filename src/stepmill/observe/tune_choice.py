@@ -27,16 +27,16 @@ MAX_WORKERS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class EnvProfile:
-    """What one env costs, measured alone.
+    """The costs of one env, measured alone.
 
     Attributes:
-        step_s, step_p50_s, step_p99_s: mean and percentiles of the durations of steps.
-        reset_s: mean duration of a reset.
+        step_s, step_p50_s, step_p99_s: the mean and the percentiles of the durations of steps.
+        reset_s: the mean duration of a reset.
         episode_steps: mean number of steps per episode; infinity if no episode ended.
         obs_bytes: size of an observation, of all rows if the env is batched.
         cpu_share: the part of these durations in which the env uses a core, 0 to 1. The rest is spent waiting.
         num_rows: how many envs a batched env has.
-        start_s: how long it takes to build it in a worker.
+        start_s: how long building the env in a worker takes.
     """
 
     step_s: float
@@ -51,12 +51,12 @@ class EnvProfile:
 
     @property
     def reset_chance(self) -> float:
-        """The part of the rows of a pool that are resets: an episode of T steps has one (NEXT_STEP)."""
+        """The part of the rows of a pool that are resets: an episode of T steps has one reset (NEXT_STEP)."""
         return 1 / (self.episode_steps + 1)
 
     @property
     def row_s(self) -> float:
-        """The mean duration of what a row of a batch takes, a step or a reset."""
+        """The mean duration of a row of a batch, which is a step or a reset."""
         return (1 - self.reset_chance) * self.step_s + self.reset_chance * self.reset_s
 
     @property
@@ -71,13 +71,13 @@ class EnvProfile:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the env waits for something, so that more workers than cores may pay."""
+        """Whether the env waits for something, so that more workers than cores may be faster."""
         return self.cpu_share < WAITING_SHARE or self.has_slow_resets
 
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """How the envs are run. The defaults are those of PoolOptions.
+    """One way to run the envs. The defaults are those of PoolOptions.
 
     Attributes:
         batch_size: `recv` waits for this number of envs; None steps all envs together.
@@ -92,7 +92,7 @@ class Configuration:
     overlap_resets: bool = False
 
     def keywords(self) -> dict[str, object]:
-        """Return what differs from the defaults, as keywords of `make_vec`, `VectorEnv` and `Pool`."""
+        """Return the options that differ from the defaults, as keywords of `make_vec`, `VectorEnv` and `Pool`."""
         found: dict[str, object] = {"backend": self.backend.value}
         if self.backend is not BackendName.SERIAL:
             found["num_workers"] = self.num_workers
@@ -293,7 +293,7 @@ def explain(
             "render() then see the next episode"
         )
     if choice.batch_size is not None:
-        reasons.append(f"batch_size={choice.batch_size}: the envs that are ready go on, while others take longer")
+        reasons.append(f"batch_size={choice.batch_size}: envs that are ready continue while others take longer")
     for name, other in (
         ("batch_size", None),
         ("spin_us", None if choice.spin_us == 0 else 0.0),
@@ -317,13 +317,13 @@ def _backend_reason(choice: Configuration, profile: EnvProfile, limits: Limits, 
     in_turn = f"{num_envs} rows of {duration_text(profile.row_s)}, one after the other, take {duration_text(num_envs * profile.row_s)}"
     if choice.backend is BackendName.SERIAL:
         if num_envs == 1:
-            return "serial: one env has nothing to run beside"
-        return f"serial: {in_turn}; to divide them among workers gains less than it costs"
+            return "serial: a single env cannot run in parallel"
+        return f"serial: {in_turn}; dividing them among workers costs more than it gains"
     measured = "" if times is None else f" (measured {times:.1f} times as fast as serial)"
     if choice.backend is BackendName.THREAD:
         why = "the envs wait" if profile.is_waiting else "the envs release the GIL"
-        return f"{name}: {why}, so threads run them side by side, without processes{measured}"
-    return f"{name}: {in_turn}; processes run side by side, and a crash ends only one of them{measured}"
+        return f"{name}: {why}, so threads run them in parallel, without processes{measured}"
+    return f"{name}: {in_turn}; processes run in parallel, and a crash ends only one of them{measured}"
 
 
 def _workers_reason(choice: Configuration, profile: EnvProfile, limits: Limits) -> str:
@@ -339,4 +339,4 @@ def _workers_reason(choice: Configuration, profile: EnvProfile, limits: Limits) 
         )
     if count == cores:
         return text + f"one for each of the {cores} usable cores"
-    return text + f"more would not pay on {cores} usable cores"
+    return text + f"more would not be faster on {cores} usable cores"

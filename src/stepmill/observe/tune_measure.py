@@ -56,7 +56,7 @@ class PoolRunner:
     def __init__(self, subject: Subject, configuration: Configuration, num_envs: int) -> None:
         make = subject.kernel if configuration.backend is BackendName.KERNEL else subject.make
         if make is None:
-            raise ValueError("a kernel is to be measured, and the env has none")
+            raise ValueError("a kernel is to be measured, but the env has none")
         self._learner_s = subject.learner_s
         self._batch_size = configuration.batch_size
         self.pool = Pool([make] * (num_envs + configuration.spare_envs), options=_options(configuration, subject))

@@ -1,4 +1,4 @@
-"""The result of `stepmill tune`: plain data, and the text that a person reads."""
+"""The result of `stepmill tune`: plain data, and its text."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Trial:
     """One configuration, and its measured rate.
 
     Attributes:
-        steps_per_s: env-steps per second, automatic resets included, the median of its turns; None if it was not measured.
-        failure: why its envs failed; empty if they did not.
+        steps_per_s: env-steps per second including automatic resets, as the median of its turns; None if it was not measured.
+        failure: why its envs failed; empty if they did not fail.
     """
 
     configuration: Configuration
@@ -39,11 +39,11 @@ class TuneResult:
     """How to run an env on this machine, and why.
 
     Attributes:
-        env: its name.
+        env: the name of the env.
         num_envs: N.
         cores: usable cores.
         learner_s: seconds that the program computes between two batches.
-        profile: what one env costs.
+        profile: the costs of one env.
         choice: the configuration to use.
         baseline: what backend="auto" uses.
         gain: how many times as fast as the baseline the choice is, from turns of both in the same rounds; None if unknown.
@@ -51,7 +51,7 @@ class TuneResult:
         reasons: one for each part of the choice.
         notes: what could not be measured, and why.
         code: a program that makes the envs in this way.
-        alternative, alternative_code: if the choice has a batch size, the best configuration for steps of all envs.
+        alternative, alternative_code: if the choice has a batch size, the best configuration for steps of all envs, and its program.
         elapsed_s: how long the search took.
         is_interrupted: whether it was ended early.
     """
@@ -80,7 +80,7 @@ class TuneResult:
 
     @property
     def options(self) -> PoolOptions:
-        """The same as options."""
+        """The same configuration as PoolOptions."""
         return PoolOptions(**self.keywords)  # type: ignore[arg-type]  # fields of PoolOptions
 
     @property

@@ -1,4 +1,4 @@
-"""Pictures of many envs: a grid of their frames, and videos of it or of each env. Only this file imports imageio_ffmpeg."""
+"""Pictures of many envs: a grid of their frames, and videos of the grid or of each env. Only this file imports imageio_ffmpeg."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tile(frames: Sequence[object], *, columns: int | None = None) -> Frame:
         frames: at least one, for example the results of `pool.render()`.
         columns: None makes the grid about square.
     Raises:
-        UsageError: there is no frame, or one is no picture.
+        UsageError: there is no frame, or a frame is not a picture.
     """
     if not frames:
         raise UsageError("there are no frames to show; name at least one env")
@@ -106,7 +106,7 @@ class VideoFile(CloseAtEnd):
 
 
 class Recorder(CloseAtEnd):
-    """Writes a grid of all envs to one file, or each env to a file of its own. Use it as a context manager."""
+    """Writes a grid of all envs to one file, or each env to a separate file. Use it as a context manager."""
 
     def __init__(self, path: str | Path | None, folder: str | Path | None, num_envs: int) -> None:
         """Prepare files: `path` for the grid, and `folder/env-0.mp4`, ... for each env; None writes none.
@@ -122,7 +122,7 @@ class Recorder(CloseAtEnd):
         """Render all envs, and write their frames.
 
         Raises:
-            UsageError: an env returns no picture, or a file cannot be written.
+            UsageError: an env does not return a picture, or a file cannot be written.
         """
         frames = render()
         picture = tile(frames)
