@@ -163,7 +163,7 @@ def test_what_dm_env_has_no_place_for_is_refused(env_of):
     with pytest.raises(stepmill.UsageError, match="has agents"):
         env_of(Tag)
     texts = partial(stepmill.testing.SampledEnv, spaces.Text(5), spaces.Discrete(2))
-    with pytest.raises(stepmill.UsageError, match="no fixed size, and dm_env has no spec for it"):
+    with pytest.raises(stepmill.UsageError, match="no fixed size, so dm_env has no spec for it"):
         env_of(texts)
 
 

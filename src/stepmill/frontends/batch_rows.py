@@ -63,7 +63,7 @@ def stack_rows(node: Node, values: Sequence[Any]) -> Any:
 
 
 def send_living(pool: Pool, actions: Sequence[Any], env_ids: Sequence[int] | None = None) -> Sequence[int]:
-    """Send a list of actions to envs; those that are found to be dead get none. Return the envs that were sent theirs.
+    """Send a list of actions to envs, except to envs that turn out to be dead. Return the envs to which actions were sent.
 
     The next `receive` of the pool returns the faults of the others.
     """

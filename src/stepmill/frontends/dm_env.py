@@ -1,4 +1,4 @@
-"""`DmEnvironment`: presents any env that stepmill runs as a `dm_env.Environment`, in a worker of its own.
+"""`DmEnvironment`: presents any env that stepmill runs as a `dm_env.Environment`, in its own worker.
 
     from stepmill.frontends.dm_env import DmEnvironment
     with DmEnvironment(lambda: gymnasium.make("CartPole-v1"), seed=1) as env:
@@ -41,7 +41,7 @@ _DISCOUNT = "discount"
 
 
 class DmEnvironment(dm_env.Environment):
-    """One env as a dm_env environment.
+    """Runs one env as a dm_env environment.
 
     `step` resets the env and ignores its action if the environment is new, if the last time step was LAST, or if the last
     call raised a fault.
@@ -49,7 +49,7 @@ class DmEnvironment(dm_env.Environment):
     Args:
         env_fn: makes the env, in its worker: an env of Gymnasium, dm_env or another library that stepmill supports, with one
             agent.
-        seed: for the first reset; None does not seed. Later episodes use the env's generator as it is.
+        seed: the seed of the first reset; None does not seed. Later episodes do not seed the env's generator.
         options: how the env is run. The default backend is "process"; "serial" runs the env in the caller's thread. The
             autoreset mode is always DISABLED: `step` and `reset` reset the env as dm_env specifies.
         **keywords: fields of PoolOptions by name, in place of `options` or in addition.
@@ -88,10 +88,10 @@ class DmEnvironment(dm_env.Environment):
         return dm_env.restart(view_row(self._spec.observation, batch.obs))
 
     def step(self, action: Any) -> dm_env.TimeStep:
-        """Step the env; return a MID or LAST time step, or a FIRST one if the last episode was over.
+        """Step the env; return a MID or LAST time step, or a FIRST time step if the last episode was over.
 
         Args:
-            action: a value of the structure of `action_spec()`.
+            action: a value with the structure of `action_spec()`.
 
         Raises:
             EnvError, WorkerDied: the env failed. The next `step` or `reset` begins an episode, in a new worker if necessary.
@@ -125,11 +125,11 @@ class DmEnvironment(dm_env.Environment):
         return self._action_spec
 
     def reward_spec(self) -> specs.Array:
-        """Return the spec of rewards: a float64 number, unless the env declares another."""
+        """Return the spec of rewards: a float64 number, unless the env declares another spec."""
         return specs.Array(self._spec.reward.shape, self._spec.reward.dtype, name="reward")
 
     def discount_spec(self) -> specs.BoundedArray:
-        """Return the spec of discounts, from 0 to 1: a float64 number, unless the env declares another."""
+        """Return the spec of discounts, from 0 to 1: a float64 number, unless the env declares another spec."""
         own = self._own_discount
         shape, dtype = (own.shape, own.dtype) if isinstance(own, Leaf) else ((), np.dtype(np.float64))
         return specs.BoundedArray(shape, dtype, 0.0, 1.0, name=_DISCOUNT)
@@ -173,7 +173,7 @@ def spec_of(node: Node, space: Any, name: str) -> Any:
         children = [spec_of(child, space[index], f"{name}/{index}") for index, child in enumerate(node.children)]
         return tuple(children) if node.factory is None else node.factory(*children)
     if not isinstance(node, Leaf):
-        raise UsageError(f"{name} is {space}, which has no fixed size, and dm_env has no spec for it; wrap the env")
+        raise UsageError(f"{name} is {space}, which has no fixed size, so dm_env has no spec for it; wrap the env")
     if isinstance(space, spaces.Discrete) and space.start == 0:
         return specs.DiscreteArray(int(space.n), dtype=node.dtype, name=name)
     low, high = _bounds_of(space)

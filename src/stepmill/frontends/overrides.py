@@ -19,7 +19,7 @@ def refuse_overrides(cls: type) -> None:
     """Check that a class overrides no method in `NOT_CALLED` of its bases: a dict of texts by name.
 
     Raises:
-        OverrideError: it does. The message has the method's name and the text.
+        OverrideError: it overrides such a method. The message contains the method's name and the text.
     """
     for home in cls.__mro__:
         for name, way_out in vars(home).get("NOT_CALLED", {}).items():
@@ -30,7 +30,7 @@ def refuse_overrides(cls: type) -> None:
 
 
 def protected_methods_missing_in(ours: type, theirs: type) -> list[str]:
-    """Return the names of the protected methods that the original's class has and ours has not, for `NOT_CALLED`."""
+    """Return the names of the protected methods that the original's class has and ours does not, for `NOT_CALLED`."""
     homes = [base for base in theirs.__mro__ if base not in ours.__mro__]
     names = {name for base in homes for name, value in vars(base).items() if inspect.isroutine(value)}
     return sorted(

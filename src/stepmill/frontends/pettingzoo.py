@@ -51,17 +51,17 @@ StepResult: TypeAlias = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArr
 
 
 class StepmillParallelEnv(ParallelEnv):
-    """One parallel env, in a worker of its own.
+    """Runs one parallel env in its own worker.
 
     Args:
-        env_fn: makes the env, in its worker.
+        env_fn: makes the env; its worker calls it.
         options: how the env is run. The default backend is "process"; "serial" runs the env in the caller's thread. The
             autoreset mode is always DISABLED: the caller resets, as PettingZoo specifies.
         **keywords: fields of PoolOptions by name, in place of `options` or in addition.
 
     Attributes:
         possible_agents: all agents, as the env names them.
-        agents: the agents that are alive; empty before the first reset, when the episode is over, and after a fault.
+        agents: the agents that are alive. It is empty before the first reset, when the episode is over, and after a fault.
 
     Raises:
         UsageError: the env is not a parallel env.
@@ -147,7 +147,7 @@ class StepmillParallelEnv(ParallelEnv):
         return self.action_spaces[agent]
 
     def render(self) -> Any:
-        """Return what the env's `render` returns."""
+        """Return the result of the env's `render`."""
         return self._pool.render()[0]
 
     def state(self) -> Any:
@@ -173,10 +173,10 @@ class StepmillParallelEnv(ParallelEnv):
 
 
 class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
-    """N parallel envs as a vector env of N x A rows, for agents with equal spaces that share their parameters.
+    """Runs N parallel envs as a vector env of N x A rows, for agents with equal spaces that share their parameters.
 
-    Row `n * A + a` is agent a of env n. An agent whose episode ended before that of its env keeps its row: zeros, reward 0,
-    no flag, and its actions are ignored. `infos["alive"]`, `[N * A]` bool, is True for agents that need an action; a row of a
+    Row `n * A + a` is agent a of env n. An agent whose episode ended before that of its env keeps its row, with zeros, reward 0
+    and no flags, and its actions are ignored. `infos["alive"]`, `[N * A]` bool, is True for agents that need an action. A row of a
     step is valid if its agent was alive before the step. If no agent of an env is alive, the next step resets the env
     (NEXT_STEP).
 
@@ -230,7 +230,7 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         """Reset all envs.
 
         Args:
-            seed: an int s seeds env n with s + n; a list has one seed, or None, per env (not per row).
+            seed: an int s, which seeds env n with s + n; or a list with one seed, or None, per env (not per row).
             options: as for `Pool.reset`.
 
         Returns:
@@ -292,7 +292,7 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         return self._pool.get_attr(name)
 
     def render(self) -> tuple[Any, ...]:
-        """Return what each env's `render` returns; one result per env, not per row."""
+        """Return the results of the envs' `render`; one result per env, not per row."""
         return self._pool.render()
 
     def stats(self) -> PoolStats:

@@ -3,8 +3,8 @@
     program ──policy, version──► actor of node 0: Pool, Rollout, policy ──Fragment──► program
                              └─► actor of node 1: Pool, Rollout, policy ──Fragment──►
 
-One message per T steps and node, in place of one per step. Each node runs an ordinary Pool over its own envs, and the policy
-steps it there. Ray is imported when the first RayRollout is made.
+Each node sends one message per T steps instead of one per step. It runs an ordinary Pool of its own envs, which the policy steps
+there. Ray is imported when the first RayRollout is made.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Fragment:
     Attributes:
         node: the number of the node.
         env_ids: [n] int64, the envs of the columns of `batch`.
-        version: of the policy that acted, in all T steps.
-        is_first: the node's envs were reset before: at the start, and after the node was replaced.
-        batch: the steps. Its arrays are read-only, and stay valid.
+        version: the version of the policy that acted in all T steps.
+        is_first: whether the node's envs were reset first: at the start, and after the node was replaced.
+        batch: the steps. Its arrays are read-only and stay valid.
     """
 
     node: int
@@ -60,7 +60,7 @@ class Fragment:
 
 
 class RolloutHost:
-    """What runs in the actor of a node."""
+    """The object that runs in the actor of a node."""
 
     def __init__(self, setup: bytes) -> None:
         self._setup: Any = load(setup)
@@ -71,12 +71,12 @@ class RolloutHost:
         self._is_first = True
 
     def set_policy(self, version: int, policy: bytes) -> None:
-        """Use a policy from the next fragment on, unless a newer one has come."""
+        """Use a policy from the next fragment on, unless a newer policy has arrived."""
         if version > self._version:
             self._policy, self._version = policy, version
 
     def collect(self) -> tuple[int, bool, RolloutBatch] | StepmillError:
-        """Return the version of the policy, whether the envs were reset first, and T steps. Raises what the policy raises."""
+        """Return the version of the policy, whether the envs were reset first, and T steps. An exception of the policy is passed on."""
         env_fns, options, num_steps, is_double_buffered, seeds, path = self._setup
         is_first, self._is_first = self._is_first, True
         try:
@@ -98,16 +98,16 @@ class RolloutHost:
 
 
 class RayRollout(CloseAtEnd):
-    """Collects T steps at a time of envs on the nodes of a Ray cluster. `from_pool` makes one of a Pool with backend="ray".
+    """Collects T steps at a time from envs on the nodes of a Ray cluster. `from_pool` makes a RayRollout of a Pool with backend="ray".
 
     Args:
         env_fns: functions without arguments, one per env. They are divided evenly among the nodes.
         num_steps: T.
-        policy: as for `Rollout.collect`: called with observations [B, ...] and env ids [B] of a node; returns actions, or actions and
+        policy: as for `Rollout.collect`: it takes observations [B, ...] and env ids [B] of a node, and returns actions, or actions and
             a dict of further arrays. It is pickled (cloudpickle) and runs on the nodes. The ids count from 0 on each node.
-        seed: of the envs' first resets, as for `Pool.reset`.
+        seed: the seed of the envs' first resets, as for `Pool.reset`.
         is_double_buffered: as for `Rollout`.
-        nodes: where the nodes run; None is RayOptions().
+        nodes: where the nodes run; None means RayOptions().
         **keywords: fields of PoolOptions by name, for the pool of each node; `backend` is "auto" by default. on_fault="raise"
             raises the errors of a node in `recv`; with the other policies a lost node is replaced, and its envs begin new
             episodes.
@@ -165,14 +165,14 @@ class RayRollout(CloseAtEnd):
     ) -> Self:
         """Return a rollout of the envs of a pool with backend="ray", with its options, and close the pool.
 
-        The envs are built again, next to the policy: the nodes reserve the CPUs that those of the pool had. Attributes and
+        The envs are rebuilt next to the policy, on nodes that reserve as many CPUs as those of the pool. Attributes and
         properties that were set on the envs are not passed on; set them in the env_fns.
 
         Args:
             pool: the pool. It is closed when this returns, and unchanged if this raises.
             num_steps, policy, seed, is_double_buffered: as for the constructor.
         Raises:
-            UsageError: the pool has another backend; or as the constructor.
+            UsageError: the pool has another backend, or the constructor raises it.
             ClosedPoolError: the pool is closed.
         """
         options = pool.options
@@ -204,7 +204,7 @@ class RayRollout(CloseAtEnd):
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes there are."""
+        """The number of nodes."""
         return len(self._env_ids)
 
     @property
@@ -234,9 +234,9 @@ class RayRollout(CloseAtEnd):
             self._orders[actor.collect.remote()] = node
 
     def set_policy(self, policy: Policy) -> int:
-        """Send a new policy to all nodes, which use it from their next fragment on; return its version, from 1 on.
+        """Send a new policy to all nodes, which use it from their next fragment on; return its version, which counts from 1.
 
-        Fragments that are being collected end with the policy that began them: `Fragment.version` says which.
+        Fragments that are being collected are completed with the policy that began them: `Fragment.version` says which.
         """
         self._check_open()
         self._policy, self.version = _dumped("policy", [policy])[0], self.version + 1
@@ -249,9 +249,9 @@ class RayRollout(CloseAtEnd):
         """Return the next fragment of any node, and order another one from that node.
 
         Raises:
-            RecvTimeout: none is done within `timeout_s` seconds. Nothing is lost.
-            EnvError, WorkerDied: of a node's pool; or the node was lost, with on_fault="raise" or too often.
-            Exception: what the policy raised, with the traceback of the node. The node's envs are reset.
+            RecvTimeout: no fragment is complete within `timeout_s` seconds. Nothing is lost.
+            EnvError, WorkerDied: a node's pool raised it; or the node was lost, with on_fault="raise" or too often.
+            Exception: the policy raised it. It has the traceback of the node. The node's envs are reset.
         """
         self._check_open()
         if self._collected:
@@ -349,7 +349,7 @@ def _dumped(what: str, values: Sequence[object]) -> list[bytes]:
         return [dump(value) for value in values]
     except Exception as exc:
         raise UsageError(
-            f"{what} cannot be sent to the nodes: {type(exc).__name__}: {exc}; create what cannot be pickled inside of it"
+            f"{what} cannot be sent to the nodes: {type(exc).__name__}: {exc}; create inside it what cannot be pickled"
         ) from exc
 
 

@@ -39,8 +39,8 @@ class RolloutBatch:
         terminated, truncated: [T, N] bool, whether step t ended the episode.
         valid: [T, N] bool. With NEXT_STEP autoreset the step after the end of an episode only resets the env and ignores its
             action; `valid` is False there. Leave these steps out of a loss.
-        final_at: [K, 2] int64, (t, n) of each step whose next observation is in final_obs and not in obs[t+1, n]: the ends of
-            episodes with SAME_STEP autoreset. K is 0 with NEXT_STEP.
+        final_at: [K, 2] int64, (t, n) of each step whose next observation is in final_obs instead of obs[t+1, n]. These are the
+            ends of episodes with SAME_STEP autoreset. K is 0 with NEXT_STEP.
         final_obs: [K, ...] in the structure of the observation.
         extras: arrays [T, N, ...] by name, which the policy returned in addition to actions.
         episodes: one dict per episode that ended: "t", "env_id", "r" (return), "l" (length).
@@ -67,13 +67,13 @@ class RolloutBatch:
     ) -> NDArray[np.float32]:
         """Return generalized advantages [T, N] float32 (Schulman et al. 2016); 0 where `valid` is False.
 
-        A step that terminated the episode has the next value 0; a step that truncated it has the value of its last observation.
+        After a step that terminated the episode, the next value is 0; after one that truncated it, it is the value of the last observation.
 
         Args:
             values: [T+1, N], the values of `obs`.
             final_values: [K], the values of `final_obs`; needed if K is not 0.
-            gamma: discount.
-            lam: between one-step (0) and Monte Carlo (1) advantages.
+            gamma: the discount.
+            lam: the weight between one-step (0) and Monte Carlo (1) advantages.
         """
         following = np.array(values[1:], dtype=np.float32)
         if len(self.final_at):
@@ -116,7 +116,7 @@ class Rollout:
     Args:
         pool: a pool with NEXT_STEP or SAME_STEP autoreset. Do not use it elsewhere while the rollout collects.
         num_steps: T.
-        is_double_buffered: step one half of the envs while the policy computes for the other.
+        is_double_buffered: step one half of the envs while the policy computes for the other half.
 
     Raises:
         UsageError: the pool's autoreset is DISABLED, or its observations or actions have parts of no fixed size.
@@ -165,8 +165,8 @@ class Rollout:
         """Run T steps. They continue the episodes of the last `collect`.
 
         Args:
-            policy: called with observations [B, ...] and env ids [B]; returns actions [B, ...], or a tuple of actions and a
-                dict of further arrays [B, ...], such as log-probabilities, which are returned in `extras`. The observations
+            policy: a function that takes observations [B, ...] and env ids [B], and returns actions [B, ...], or a tuple of actions
+                and a dict of further arrays [B, ...], such as log-probabilities, which are returned in `extras`. The observations
                 are views of the buffer; do not change them.
         """
         if not self._can_continue:

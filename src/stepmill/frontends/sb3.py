@@ -40,11 +40,11 @@ Actions: TypeAlias = "NDArray[Any] | Sequence[Any] | Mapping[str, Any]"
 
 
 class NoAttributeError(EnvError, AttributeError):
-    """An env has no such attribute; an AttributeError, as SB3's callers expect."""
+    """An env has no such attribute. This is also an AttributeError, as SB3's callers expect."""
 
 
 class SB3VecEnv(VecEnv):
-    """Many Gymnasium envs for Stable-Baselines3, stepped by stepmill.
+    """Runs many Gymnasium envs for Stable-Baselines3.
 
     Args:
         env_fns: functions that make the envs; each runs in the worker that owns the env.
@@ -162,12 +162,12 @@ class SB3VecEnv(VecEnv):
         return self._call(indices, _read_attribute, attr_name)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """Set an attribute of the envs at `indices` to one value, on the wrapper that has it; also after a restart."""
+        """Set an attribute of the envs at `indices` to one value, on the wrapper that has it. Rebuilt envs get it, too."""
         ids = self._ids(indices)
         self._pool.set_attr(attr_name, [value] * len(ids), env_ids=ids)
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: VecEnvIndices = None) -> list[bool]:
-        """Return for the envs at `indices` whether they are wrapped with that wrapper."""
+        """Return whether each of the envs at `indices` has this wrapper."""
         return self._call(indices, is_wrapped, wrapper_class)
 
     def get_images(self) -> Sequence[NDArray[Any] | None]:

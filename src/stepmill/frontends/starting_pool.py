@@ -19,8 +19,8 @@ class StartingPool:
     """Starts worker processes without waiting for their envs, and makes the pool when it is first used.
 
     Args:
-        makers: one per env.
-        options: of the pool. Only the process backend starts early.
+        makers: the functions that make the envs, one per env.
+        options: the options of the pool. Only the process backend starts early.
         num_retries: how often all envs are built again if a process dies meanwhile.
     """
 

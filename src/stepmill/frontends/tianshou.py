@@ -3,8 +3,8 @@
     from stepmill.frontends.tianshou import StepmillVectorEnv
     envs = StepmillVectorEnv([lambda: gym.make("CartPole-v1")] * 64)
 
-Intended differences from `SubprocVectorEnv`: many envs share a worker; reading spaces needs no worker; attributes that were set
-are set again on a rebuilt env; after `timeout`, `step` waits for one result and no more.
+Intended differences from `SubprocVectorEnv`: many envs share a worker; reading spaces needs no worker; rebuilt envs get the
+attributes that were set; after `timeout`, `step` waits for only one result.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _SPACES = ("observation_space", "action_space")
 
 
 class StepmillVectorEnv(BaseVectorEnv):
-    """Many Gymnasium envs for Tianshou, stepped by stepmill. No env resets itself; Tianshou's Collector calls `reset(env_id)`.
+    """Runs many Gymnasium envs for Tianshou. Envs are not reset automatically; Tianshou's Collector calls `reset(env_id)`.
 
     Args:
         env_fns: functions that make the envs; each runs in the worker that owns the env.
-        wait_num: `step` returns as soon as this number of envs, or more, have results; None waits for all. A number below that
-            of the envs makes the vector env asynchronous.
+        wait_num: `step` returns as soon as at least this number of envs have results; None waits for all. A number below the
+            number of envs makes the vector env asynchronous.
         timeout: seconds after which `step` returns with fewer results, but at least one. It makes the vector env asynchronous.
         options: how the envs are run. The autoreset mode is DISABLED.
         **keywords: fields of PoolOptions by name, in place of `options` or in addition.
@@ -93,7 +93,7 @@ class StepmillVectorEnv(BaseVectorEnv):
         """Reset some envs, or all.
 
         Args:
-            env_id: the envs to reset; None is all.
+            env_id: the envs to reset; None means all.
             **kwargs: `seed` and `options`, the same for each env.
 
         Returns:
@@ -109,11 +109,11 @@ class StepmillVectorEnv(BaseVectorEnv):
         return self._as_array(batch.obs, len(ids)), _own_infos(batch)
 
     def step(self, action: Any, id: EnvIds = None) -> StepResult:  # noqa: A002  Tianshou's name
-        """Step some envs, or all. Wait for all of them; an asynchronous vector env returns those that have results.
+        """Step some envs, or all, and wait for all of them. An asynchronous vector env returns the envs that have results.
 
         Args:
-            action: [B, ...] in the order of the ids; None, if asynchronous, only waits for envs that are stepping.
-            id: the envs to step; None is all.
+            action: [B, ...] in the order of the ids. None only waits for envs that are stepping, in an asynchronous vector env.
+            id: the envs to step; None means all.
 
         Returns:
             observations [B, ...], rewards [B], terminated [B], truncated [B], infos [B], dicts with "env_id".
@@ -179,12 +179,12 @@ class StepmillVectorEnv(BaseVectorEnv):
         return list(self._pool.get_attr(key, env_ids=self._idle_ids(id)))
 
     def set_env_attr(self, key: str, value: Any, id: EnvIds = None) -> None:  # noqa: A002
-        """Set an attribute of the envs at `id` to one value, on the wrapper that has it; also after a restart."""
+        """Set an attribute of the envs at `id` to one value, on the wrapper that has it. Rebuilt envs get it, too."""
         ids = self._idle_ids(id)
         self._pool.set_attr(key, [value] * len(ids), env_ids=ids)
 
     def seed(self, seed: int | Sequence[int | None] | None = None) -> list[list[int | None]]:
-        """Reset every env with a seed: an int s gives env i the seed s + i; a list has one per env. Returns [[seed], ...]."""
+        """Reset every env with a seed: an int s gives env i the seed s + i; a list has one seed per env. Return [[seed], ...]."""
         self._assert_is_not_closed()
         seeds: list[int | None] = [None] * self.env_num
         if seed is not None:
@@ -195,7 +195,7 @@ class StepmillVectorEnv(BaseVectorEnv):
         return [[each] for each in seeds]
 
     def render(self, **kwargs: Any) -> list[Any]:
-        """Return what each env's `render` returns."""
+        """Return the result of each env's `render`."""
         self._assert_is_not_closed()
         if self.waiting_id:
             raise RuntimeError(

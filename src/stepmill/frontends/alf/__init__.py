@@ -1,4 +1,4 @@
-"""stepmill for ALF's users: `FastParallelEnvironment` and `ProcessEnvironment`, in place of its own.
+"""stepmill for ALF's users: `FastParallelEnvironment` and `ProcessEnvironment`, which replace ALF's classes.
 
 Where ALF can be imported, `FastParallelEnvironment` is a subclass of its class of that name, and is registered as configurable.
 

@@ -40,10 +40,10 @@ class Arguments:
         torch_num_threads_per_env: threads of torch, OpenMP and BLAS in each process; None does not change them.
         start_method: how processes start.
         num_workers: the number of processes; None gives each env its own.
-        as_tensors: True for tensors, False for arrays; None is tensors if torch is installed.
-        device: of tensors; None is ALF's default device.
-        name: without effect.
-        options: of the pool.
+        as_tensors: True for tensors, False for arrays; None means tensors if torch is installed.
+        device: the device of tensors; None means ALF's default device.
+        name: it has no effect.
+        options: the options of the pool.
     """
 
     torch_num_threads_per_env: int | None = 1

@@ -20,7 +20,7 @@ class InterruptedEnvError(EnvError, RuntimeError):
 
 
 class InterruptedWorkerError(WorkerDied, RuntimeError):
-    """A process ended; ALF would wait without limit (A-B1)."""
+    """A process ended; ALF would wait without limit."""
 
 
 class EnvTimeoutError(EnvTimeout, RuntimeError):
@@ -36,7 +36,7 @@ class ActionError(UsageError, RuntimeError):
 
 
 class SpareEnvError(UsageError, RuntimeError):
-    """Spare envs were requested beside batched envs."""
+    """Spare envs were requested for batched envs."""
 
 
 class StartMethodError(UsageError, AssertionError):

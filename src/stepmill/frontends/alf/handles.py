@@ -17,7 +17,7 @@ Value = TypeVar("Value")
 
 
 class Promise(Generic[Value]):
-    """The future result of a call. Calling the promise waits for it; repeated calls return it again, in any order (A-B3)."""
+    """The future result of a call. Calling the promise waits for it; repeated calls return it again, in any order."""
 
     def __init__(self, fetch: Callable[[], Value]) -> None:
         """`fetch()` waits for the result, and returns the same one each time."""
@@ -84,7 +84,7 @@ class EnvMethods(HasSpecs):
         return self._promised(lambda: pool.reset_async(env_ids=[self._env_id]), blocking)
 
     def call(self, name: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Promise[Any]:
-        """Start a call of a method of the env, or of a function that takes the env; return a promise of its result (A-B3)."""
+        """Start a call of a method of the env, or of a function that takes the env; return a promise of its result."""
         if name in ("step", "reset"):
             promise: Promise[Any] = getattr(self, str(name))(*args, blocking=False, **kwargs)
             return promise
@@ -135,7 +135,7 @@ class EnvMethods(HasSpecs):
 
 
 class EnvHandle(EnvMethods):
-    """The env of a slot of a parallel environment. With spares it is the env in the slot at the time of the call (A-B6).
+    """The env of a slot of a parallel environment. With spares it is the env in the slot at the time of the call.
 
     `step` and `reset` run this env alone, and return TimeSteps of NumPy arrays without a batch dimension. The parallel
     environment's own `step` is refused (BusyEnvError) until the promise of such a step is called.

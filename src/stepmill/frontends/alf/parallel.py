@@ -1,4 +1,4 @@
-"""`FastParallelEnvironment`: many ALF environments as one batched one."""
+"""`FastParallelEnvironment`: many ALF environments as one batched environment."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ _LAST = ("torch_num_threads_per_env", "start_method")  # arguments of `*threads_
 
 
 class FastParallelEnvironment(CloseAtEnd, HasSpecs):
-    """Steps N ALF environments together, each in a process of its own, and returns TimeSteps of tensors [N, ...].
+    """Steps N ALF environments together, each in its own process, and returns TimeSteps of tensors [N, ...].
 
     An env whose step was LAST is reset at once, in the background; the next `step` ignores its action and returns its
-    FIRST. With spare envs another env, which is already reset, takes the slot instead, in an order that depends on
-    the data alone. `env_id` of a TimeStep is always the slot, 0 to N-1.
+    FIRST TimeStep. With spare envs, another env that is already reset takes the slot instead, in an order that depends
+    only on the data. `env_id` of a TimeStep is always the slot, 0 to N-1.
 
     Tensors stay valid: their memory is not written while they are referenced (ALF copies each step). If an env raises,
-    dies or hangs, `step` raises a RuntimeError that names it, and `reset` restarts what has failed (A-B1, A-B2).
+    dies or hangs, `step` raises a RuntimeError that names it, and `reset` restarts what has failed.
 
     Args:
         env_constructors: called in the processes as `constructor(env_id=i)`, 0 to N + spares - 1.
-        start_serially: build one env after the other. False builds all at once (ALF's default is True: A-B12).
+        start_serially: build one env after the other. False builds all at once (ALF's default is True).
         blocking, flatten: without effect, as in ALF.
-        num_spare_envs_for_reload: the number of spares, which are the last of the envs. Refused beside batched envs, as in
-            ALF (A-7): each resets its own rows when they end. `resets.spare_envs` of the options is allowed (A-B11): a spare replaces a
-            batched env if all rows of it end in one step.
+        num_spare_envs_for_reload: the number of spares, which are the last of the envs. It is refused for batched envs, as in
+            ALF, because each resets its own rows when they end. `resets.spare_envs` of the options is allowed: a spare replaces
+            a batched env if all rows of it end in one step.
         torch_num_threads_per_env: threads of torch, OpenMP and BLAS in each process, 1 by default; None does not change them.
-        start_method: "fork" (the default), "spawn" or "forkserver". The following are given by keyword.
-        num_workers: the number of processes; None gives each env its own. Fewer are faster for fast envs.
-        as_tensors: True for tensors, False for NumPy arrays; None is tensors if torch is installed.
-        device: of the tensors; `time_step._cpu` is then the copy on the CPU. None is ALF's default device.
-        options: of the pool; the arguments above take precedence.
+        start_method: "fork" (the default), "spawn" or "forkserver". The following arguments are given by keyword.
+        num_workers: the number of processes; None gives each env its own. Fewer processes are faster for fast envs.
+        as_tensors: True for tensors, False for NumPy arrays; None means tensors if torch is installed.
+        device: the device of the tensors; `time_step._cpu` is then the copy on the CPU. None means ALF's default device.
+        options: the options of the pool; the arguments above take precedence.
     Raises:
         UsageError: the envs' specs differ (a ValueError with ALF's text), or an argument is wrong.
-        EnvError: a constructor raised; also a RuntimeError, with the traceback (A-B8).
+        EnvError: a constructor raised; also a RuntimeError, with the traceback.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class FastParallelEnvironment(CloseAtEnd, HasSpecs):
         """Start the processes, and wait until all envs are built. The constructor calls it; a second call is refused.
 
         Raises:
-            NotStartedError: it was started before.
+            NotStartedError: the environment was started before.
             UsageError, EnvError: as in the constructor.
         """
         if self._is_started:
@@ -145,12 +145,12 @@ class FastParallelEnvironment(CloseAtEnd, HasSpecs):
         return self._to_tensor(time_step) if self._must_convert else time_step
 
     def step(self, action: Any) -> Any:
-        """Step all envs and wait for all; before the first `reset`, reset them instead. Hot path.
+        """Step all envs and wait for all of them; before the first `reset`, reset them instead. Hot path.
 
         Args:
-            action: nest of tensors or arrays [N, ...], in the structure of `action_spec()`.
+            action: a nest of tensors or arrays [N, ...], in the structure of `action_spec()`.
         Returns:
-            TimeStep, [N, ...] in every leaf.
+            A TimeStep, [N, ...] in every leaf.
         Raises:
             EnvError, WorkerDied, EnvTimeout: an env failed; also a RuntimeError. `reset` restarts it.
             TimeStepError: an env returned a TimeStep that its specs do not allow.
@@ -199,7 +199,7 @@ class FastParallelEnvironment(CloseAtEnd, HasSpecs):
     # ---- calls --------------------------------------------------------------------------------------------------
 
     def call_envs_with_same_args(self, func_name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of all envs at the same time (A-B10); return the results by slot."""
+        """Call a method of all envs at the same time; return the results by slot."""
         future = self._pool.call_async(func_name, *args, **kwargs)
         return list(Promise(future.result)())
 
@@ -222,7 +222,7 @@ class FastParallelEnvironment(CloseAtEnd, HasSpecs):
 
         Args:
             progress: numbers by name; None takes them from ALF's schedulers. They are set in ALF's schedulers in the
-                processes, and passed to `update_all_progresses` of an env that has it.
+                processes, and passed to `update_all_progresses` of envs that have this method.
         """
         if progress is None:
             from alf.utils.schedulers import get_all_progresses  # type: ignore[import-not-found]  # ALF is not on PyPI
@@ -243,7 +243,7 @@ class FastParallelEnvironment(CloseAtEnd, HasSpecs):
 
     @property
     def num_envs(self) -> int:
-        """The number of envs without spares."""
+        """The number of envs, without the spares."""
         return len(self._envs)
 
     @property
@@ -291,7 +291,7 @@ class FastParallelEnvironment(CloseAtEnd, HasSpecs):
         return self._pool.stats()
 
     def close(self) -> None:
-        """Close all envs and spares and end their processes, in about two seconds at most (A-B10). Idempotent."""
+        """Close all envs and spares and end their processes, in about two seconds at most. Idempotent."""
         if not self._closed:
             self._closed = True
             logger.info("Closing all processes.")

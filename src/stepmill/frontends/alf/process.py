@@ -1,4 +1,4 @@
-"""`ProcessEnvironment`: one ALF environment in a process of its own."""
+"""`ProcessEnvironment`: one ALF environment in its own process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attributes and methods of the envs. A call to an env runs after the commands sent to it before (D-B8)."""
+"""Attributes and methods of the envs. A call to an env runs after the commands sent to it before."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EnvCalls(EnvLifecycle):
 
     @property
     def reward_space(self) -> Any:
-        """That of env 0, None if it has none; reading it starts the workers."""
+        """The reward space of env 0; None if it has none. Reading it starts the workers."""
         return self._start().spaces[2]
 
     @property
@@ -52,9 +52,9 @@ class EnvCalls(EnvLifecycle):
         """Call a method of the envs.
 
         Args:
-            cmd: one of `method_name_list`.
+            cmd: a name in `method_name_list`.
             *args, **kwargs: arguments of the method, the same for every env.
-            env_ids: the envs; None is all.
+            env_ids: the envs; None means all.
         Returns:
             The results by env_id.
         Raises:

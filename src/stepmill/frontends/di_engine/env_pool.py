@@ -22,9 +22,9 @@ _TASK_SETTINGS = ("episodic_life", "reward_clip", "stack_num", "gray_scale", "fr
 class PoolEnvManager:
     """DI-engine's manager "env_pool": `env_num` envs of one EnvPool task; a step returns `batch_size` of them.
 
-    An episode that ended continues with the next one: EnvPool ignores the action after it, and that step returns the first
-    observation, with reward 0. Unlike in DI-engine, info["env_id"] is the env's id, and not its place in the batch;
-    settings that cfg does not have are left out; and `close` ends the envs.
+    After the end of an episode, EnvPool ignores the next action, and that step returns the first observation of the next
+    episode, with reward 0. Unlike in DI-engine, info["env_id"] is the env's id and not its place in the batch;
+    settings that cfg does not have are left out; and `close` closes the envs.
 
     Args:
         cfg: env_id, the task's name; env_num; batch_size; and settings of Atari tasks: episodic_life, reward_clip,
@@ -61,7 +61,7 @@ class PoolEnvManager:
         """Make the envs and reset them.
 
         Raises:
-            AssertionError: the manager is launched already.
+            AssertionError: the manager was launched before.
             MissingExtraError: EnvPool is not installed.
             UsageError: EnvPool has no such task.
         """
@@ -116,7 +116,7 @@ class PoolEnvManager:
         return timesteps
 
     def close(self) -> None:
-        """End the envs. Idempotent; the manager can be launched again."""
+        """Close the envs. Idempotent; the manager can be launched again."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()

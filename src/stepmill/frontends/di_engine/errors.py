@@ -1,4 +1,4 @@
-"""Errors that are also of the classes that DI-engine raises, so that code written for DI-engine catches them."""
+"""Errors that are also instances of the classes that DI-engine raises, so that code written for DI-engine catches them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ManagerClosedError(ClosedPoolError, AssertionError):
 
 
 class ManagerUsageError(UsageError, AssertionError):
-    """A request that the manager's state does not allow, or an argument of a wrong shape."""
+    """The manager's state does not allow a request, or an argument has a wrong shape."""
 
 
 class SeedTypeError(UsageError, TypeError):

@@ -26,16 +26,16 @@ logger = logging.getLogger("stepmill.di_engine")
 
 
 class Manager(EnvCalls):
-    """Many envs, each with an env_id, and DI-engine's states and policies.
+    """Runs many envs, each with an env_id, and with DI-engine's states and policies.
 
-    No env is built in this process to learn its spaces (D-B14): they come from the workers, which `launch` starts, or
-    the first use of a space. `env_ref` builds an env when it is first used.
+    No env is built in this process to learn its spaces: they come from the workers, which `launch` or the first use
+    of a space starts. `env_ref` builds an env when it is first used.
 
     Args:
         env_fn: functions that make the envs, DI-engine's or Gymnasium's; each runs in the worker that owns the env.
         cfg: settings; those that are missing have the class's defaults.
-        **keywords: fields of PoolOptions by name; those that are also settings (`step_timeout_s`, `copy`) take
-            precedence over `cfg`. Those that a manager sets itself are refused.
+        **keywords: fields of PoolOptions by name. Fields that are also settings (`step_timeout_s`, `copy`) take
+            precedence over `cfg`. Fields that a manager sets itself are refused.
     """
 
     config: dict[str, Any] = settings.BASE
@@ -94,7 +94,7 @@ class Manager(EnvCalls):
         """Reset all envs, or some, and wait until their episodes have begun; `ready_obs` has the first observations.
 
         Args:
-            reset_param: by env_id, keyword arguments of the env's `reset`, or None for none; they are stored for its
+            reset_param: by env_id, keyword arguments of the env's `reset`, or None without arguments. They are stored for its
                 automatic resets. If one of these envs executes a step, the step's result is dropped.
         Raises:
             AssertionError: the manager is closed, or a value is neither None nor a dict.
@@ -157,7 +157,7 @@ class Manager(EnvCalls):
         """Set seeds, which are sent once, with the next reset of each env; an env that is rebuilt gets its seed again.
 
         Args:
-            seed: see `seeds_by_env`. It is copied, and not changed (D-B10).
+            seed: see `seeds_by_env`. It is copied and not changed.
             dynamic_seed: the second argument of the env's own `seed`, unless it is None.
         Raises:
             AssertionError: a list of another length.
@@ -198,7 +198,7 @@ class Manager(EnvCalls):
 
     @property
     def ready_obs_id(self) -> list[int]:
-        """Envs that need an action. What is read after `ready_obs` are its envs, in its order (D-B13); then, those of now."""
+        """Envs that need an action. The first value after `ready_obs` has the envs of that, in its order; later values are current."""
         ids, self._offered_ids = self._offered_ids, None
         return self.ready_env if ids is None else ids
 
@@ -206,8 +206,8 @@ class Manager(EnvCalls):
     def ready_obs(self) -> Any:
         """Observations of the envs that need an action, by env_id.
 
-        Waits until there is one. It is empty if no env can need an action: each is DONE, ERROR or NEED_RESET, or executes
-        one (D-B3).
+        Waits until an env needs one. It is empty if no env can need an action: each env is DONE, ERROR or NEED_RESET, or
+        executes an action.
         """
         self._offered_ids = self._ready_ids()
         return {env_id: self._ready_obs[env_id] for env_id in self._offered_ids}
@@ -225,7 +225,7 @@ class Manager(EnvCalls):
 
     @property
     def ready_imgs(self) -> dict[int, Any]:
-        """Frames ("rgb_array") of the envs that need an action, by env_id; `render_ready` has other modes (D-B15)."""
+        """Frames ("rgb_array") of the envs that need an action, by env_id; `render_ready` has other modes."""
         return self.render_ready()
 
     @property

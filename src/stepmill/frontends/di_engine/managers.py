@@ -6,7 +6,7 @@
     GymVectorEnvManager          the same, launched by its first reset
     BaseEnvManagerV2, SubprocessEnvManagerV2    with tree arrays
 
-Each env has a worker process of its own, as in DI-engine: its envs seed NumPy's global generator, which the envs of one
+Each env has its own worker process, as in DI-engine, because DI-engine's envs seed NumPy's global generator, which the envs of one
 process share. With `num_workers`, several envs share a process, which is faster for small envs that do not use that generator.
 """
 
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 
 class BaseEnvManager(Manager):
-    """The manager that runs all envs in the caller's thread, one after the other: for debugging, and for very small envs.
+    """The manager that runs all envs in the caller's thread, one after the other. Use it for debugging, and for very small envs.
 
     A step that raises is tried `max_retry` times; then a RuntimeError is raised and the env is in ERROR, and the manager stays
     open. Unlike in DI-engine, the other envs of that call are stepped, and their timesteps are in the error's `timesteps`.
-    Time limits hold in the main thread only, and not in native code.
+    Time limits work only in the main thread, and not in native code.
     """
 
     NOT_CALLED = settings.NOT_CALLED_BY_BASE
@@ -69,7 +69,7 @@ class BaseEnvManager(Manager):
         return client
 
     def reset(self, reset_param: ResetParam | None = None) -> None:
-        """As `Manager.reset`; all envs get their seeds before the first is reset, since they share NumPy's global generator."""
+        """Like `Manager.reset`; all envs get their seeds before the first env is reset, since they share NumPy's global generator."""
         self._check_closed()
         for env_id in range(self._env_num) if reset_param is None else reset_param:
             seed = self._env_seed.get(env_id)
@@ -86,7 +86,7 @@ class BaseEnvManager(Manager):
         return True
 
     def step(self, actions: Mapping[int, Any]) -> Any:
-        """Step envs; an env whose episode ends begins its next one before this returns.
+        """Step envs. An env whose episode ends begins its next episode before this returns.
 
         Args:
             actions: by env_id; any object, which the env receives unchanged.
@@ -126,15 +126,15 @@ class BaseEnvManagerV2(TreeManager, BaseEnvManager):
 class AsyncSubprocessEnvManager(Manager):
     """The asynchronous manager: a step returns when enough envs have replied; a later step returns the others.
 
-    A step waits for `wait_num` timesteps, or those of all its envs if they are fewer; then for more, until all have
-    arrived or until `step_wait_timeout` seconds after it began. It never returns ended episodes only while other envs
-    execute actions, since `ready_obs` would be empty. Not in DI-engine (D-B1): after `step_deadline` seconds it returns
-    what has arrived, also less than `wait_num`; a `step_wait_timeout` of None waits for no more than `wait_num`;
-    `linger` waits for more; `max_get` limits their number.
+    A step waits for `wait_num` timesteps, or for those of all its envs if they are fewer. Then it waits for more, until all
+    have arrived or until `step_wait_timeout` seconds after it began. It does not return only ended episodes while other
+    envs execute actions, since `ready_obs` would be empty. The following is not in DI-engine: after `step_deadline`
+    seconds it returns the timesteps that have arrived, even fewer than `wait_num`; with `step_wait_timeout=None` it waits
+    only for `wait_num`; `linger` waits for more; `max_get` limits their number.
 
     An env that dies returns an abnormal timestep; its next reset starts it in a new process, with its seed, its reset_param
-    and its replay path. An env that raises, or exceeds `step_timeout`, closes the manager; the error is of the env's own class
-    and contains the errors of all envs that failed (D-B5, D-B6). With `on_error="abnormal"` it is an abnormal timestep, too.
+    and its replay path. An env that raises, or exceeds `step_timeout`, closes the manager; the error has the env's own class
+    and contains the errors of all envs that failed. With `on_error="abnormal"`, it returns an abnormal timestep, too.
     """
 
     config: dict[str, Any] = settings.ASYNC
@@ -164,7 +164,7 @@ class AsyncSubprocessEnvManager(Manager):
         )
 
     def step(self, actions: Mapping[int, Any]) -> Any:
-        """Send envs their actions, and return the timesteps of envs that have replied, which may be other envs.
+        """Send actions to envs, and return the timesteps of envs that have replied, which may be other envs.
 
         Args:
             actions: by env_id; any object, which the env receives unchanged.
@@ -268,7 +268,7 @@ class SubprocessEnvManagerV2(TreeManager, SyncSubprocessEnvManager):
 class GymVectorEnvManager(SyncSubprocessEnvManager):
     """A manager of Gymnasium's envs that `reset` launches. Each env is reset when its own episode ends.
 
-    DI-engine's steps envs without an action with a random one, and resets no env before all are done.
+    DI-engine's manager steps envs without an action with a random action, and resets no env before all are done.
     """
 
     config: dict[str, Any] = {**settings.SYNC, "shared_memory": False}
@@ -321,9 +321,9 @@ def manager_class(name: object) -> Any:
 
 
 def register() -> None:
-    """Replace the managers in DI-engine's registry by stepmill's, which its `create_env_manager` then makes.
+    """Replace the managers in DI-engine's registry by stepmill's, so that its `create_env_manager` makes those.
 
-    From then on stepmill's are subclasses of `ding.envs.BaseEnvManager`, for code that asks with isinstance.
+    From then on stepmill's managers are subclasses of `ding.envs.BaseEnvManager`, for code that uses isinstance.
 
     "env_pool" is not replaced: DI-engine registers it when its own module is imported, and fails if the name is taken.
     """

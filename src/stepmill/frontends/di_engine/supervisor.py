@@ -69,11 +69,11 @@ class EnvSupervisor(EnvCalls):
     """A supervisor of envs in processes or threads, with the interface of DI-engine's class.
 
     A step that fails returns an abnormal timestep, and its env is reset; a reset that fails is tried `max_try` times. Requests
-    to an env that executes a command are queued. Unlike in DI-engine, no env is built in this process to learn its spaces
-    (D-B14), `recv` is refused if no reply can arrive, and it waits without polling (D-B17).
+    to an env that executes a command are queued. Unlike in DI-engine, no env is built in this process to learn its spaces,
+    `recv` is refused if no reply can arrive, and it waits without polling.
 
     Args:
-        type_: processes or threads. A thread that hangs cannot be ended, nor its env reset: the supervisor closes.
+        type_: processes or threads. If a thread hangs, it cannot be ended and its env cannot be reset, so the supervisor closes.
         env_fn: functions that make the envs.
         retry_type: "reset", or "renew" for a new env.
         max_try: attempts at a reset; `max_retry` is its older name.
@@ -134,7 +134,7 @@ class EnvSupervisor(EnvCalls):
             self.reset(reset_param, block=block)
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the envs, in at most two seconds, independently of `timeout`. The supervisor can be launched again."""
+        """Close the envs in at most two seconds, independently of `timeout`. The supervisor can be launched again."""
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -143,7 +143,7 @@ class EnvSupervisor(EnvCalls):
             self._init_states()
 
     def close(self, timeout: float | None = None) -> None:
-        """As `shutdown`."""
+        """Do the same as `shutdown`."""
         self.shutdown(timeout)
 
     # ---- requests ----------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class EnvSupervisor(EnvCalls):
 
         Args:
             actions: by env_id, or a list for all.
-            block: wait, and return one tree array per env, in the order of `actions`; otherwise `recv` returns them.
+            block: True waits, and returns one tree array per env, in the order of `actions`; otherwise `recv` returns them.
         """
         self._check_running()
         named = dict(enumerate(actions)) if isinstance(actions, (list, tuple)) else dict(actions)
@@ -172,8 +172,8 @@ class EnvSupervisor(EnvCalls):
         """Reset envs.
 
         Args:
-            reset_param: by env_id, or a list for all envs, keyword arguments of the env's `reset`; None resets all without.
-            block: wait; otherwise `recv` returns the observations.
+            reset_param: by env_id, or a list for all envs, keyword arguments of the env's `reset`; None resets all without arguments.
+            block: True waits; otherwise `recv` returns the observations.
         """
         self._check_running()
         param = reset_param or {env_id: {} for env_id in range(self._env_num)}
@@ -201,7 +201,7 @@ class EnvSupervisor(EnvCalls):
         """Wait for a reply, and return the oldest one.
 
         Args:
-            ignore_err: skip steps that failed; otherwise they are returned with `err` and an abnormal timestep.
+            ignore_err: True skips steps that failed; otherwise they are returned with `err` and an abnormal timestep.
         Raises:
             RuntimeError: a reset has failed `max_try` times; the supervisor is closed.
             UsageError: no reply can arrive, because no env executes a command.
@@ -224,11 +224,11 @@ class EnvSupervisor(EnvCalls):
         callback: Callable[[RecvPayload, dict[str, SendPayload]], object] | None = None,
         timeout: float | None = None,
     ) -> list[RecvPayload]:
-        """Wait for the replies to these requests, and return them in their order; `recv` returns the others later.
+        """Wait for the replies to these requests, and return them in the order of the requests; `recv` returns other replies later.
 
         Args:
             send_payloads: the requests.
-            ignore_err: return errors in their payloads instead of raising them. A reply that does not arrive within
+            ignore_err: True returns errors in their payloads instead of raising them. A reply that does not arrive within
                 `timeout` seconds is replaced by a payload with a TimeoutError.
             callback: called with each reply and the requests that remain.
             timeout: seconds; None waits without limit.

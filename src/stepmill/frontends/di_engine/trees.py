@@ -72,18 +72,18 @@ def as_identifier(key: str) -> str:
 
 
 class TreeManager:
-    """The part of the V2 managers that differs: observations are one tree array, and `step` returns a list of them.
+    """The part in which the V2 managers differ: observations are one tree array, and `step` returns a list of tree arrays.
 
     Observations of the envs that need an action are stacked, in the order of `ready_obs_id`. A timestep has obs, reward,
     done, info and env_id; the keys of its info are made identifiers. Strings cannot be in an array: they are omitted, and
-    each omitted key is logged once (D-B13).
+    each omitted key is logged once.
     """
 
     _omitted: frozenset[str] = frozenset()
 
     @property
     def ready_obs(self) -> Any:
-        """Observations of the envs that need an action, stacked. Waits until there is one; empty if none can need an action."""
+        """Stacked observations of the envs that need an action. Waits until an env needs one; it is empty if no env can."""
         observations: Mapping[int, Any] = super().ready_obs  # type: ignore[misc]  # of the manager
         return stack_trees(list(observations.values()))
 
@@ -95,7 +95,7 @@ class TreeManager:
         Returns:
             One tree array per env.
         Raises:
-            UsageError: not as many actions as envs (D-B13).
+            UsageError: the number of actions is not the number of envs.
         """
         self._check_closed()  # type: ignore[attr-defined]  # of the manager
         timesteps: Mapping[int, Any] = super().step(self._by_id(actions))  # type: ignore[misc]  # of the manager

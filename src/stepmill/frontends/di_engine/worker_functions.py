@@ -33,11 +33,11 @@ def worker_fn(
     """Make an env and run the requests that arrive, until "close", or until the other end of the pipe is closed.
 
     Args:
-        p, c: the other end of the pipe, which is closed here, and this end.
+        p, c: the two ends of the pipe: the other end, which is closed here, and this end.
         env_fn_wrapper: `env_fn_wrapper.data` makes the env.
-        obs_buffer: `obs_buffer.fill(obs)` receives observations, which are None in replies then; None sends them.
-        method_name_list: the names that requests may have, beside "getattr".
-        reset_inplace: a step that ends an episode resets the env, and returns the first observation of the next one.
+        obs_buffer: `obs_buffer.fill(obs)` receives observations, which are then None in replies; None sends them.
+        method_name_list: the names that requests may have, in addition to "getattr".
+        reset_inplace: True makes a step that ends an episode reset the env, and return the first observation of the next episode.
     """
     _serve(_Server(p, c, env_fn_wrapper, obs_buffer, method_name_list, is_inplace=reset_inplace))
 
@@ -51,15 +51,15 @@ def worker_fn_robust(
     *limits: Any,
     **named_limits: Any,
 ) -> None:
-    """As `worker_fn`, with time limits.
+    """Like `worker_fn`, with time limits.
 
-    Unlike in DI-engine, a limit is exact and may be a fraction of a second (D-B7), and an env whose reset fails is not
-    closed (D-B19). A limit does not end native code.
+    Unlike in DI-engine, a limit is exact and may be a fraction of a second, and an env whose reset fails is not
+    closed. A limit does not end native code.
 
     Args:
-        parent, child: as `p` and `c` of `worker_fn`; the next three arguments are the same.
-        *limits, **named_limits: reset_timeout and step_timeout, in seconds, after which a TimeoutError is returned, None for
-            no limit; and reset_inplace, as for `worker_fn`.
+        parent, child: like `p` and `c` of `worker_fn`; the next three arguments are the same.
+        *limits, **named_limits: reset_timeout and step_timeout, in seconds, after which a TimeoutError is returned (None means
+            no limit); and reset_inplace, as for `worker_fn`.
     """
     of_phase, is_inplace = _read_limits(*limits, **named_limits)
     server = _Server(parent, child, env_fn_wrapper, obs_buffer, method_name_list, is_inplace=is_inplace)

@@ -1,4 +1,4 @@
-"""The front-end for Gymnasium: `VectorEnv` and `make_vec`, in place of Gymnasium's own.
+"""The front-end for Gymnasium: `VectorEnv` and `make_vec`, which replace Gymnasium's own.
 
 vector         `VectorEnv`, a gymnasium.vector.VectorEnv on top of `Pool`
 make           `make_vec`

@@ -18,7 +18,7 @@ class _CallError(UsageError):
 
 
 class PendingCallError(_CallError, BusyEnvError, error.AlreadyPendingCallError):
-    """A method was called while the result of another one is pending."""
+    """A method was called while the result of another method is pending."""
 
 
 class NothingPendingError(_CallError, error.NoAsyncCallError):

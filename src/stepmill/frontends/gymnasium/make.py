@@ -64,20 +64,20 @@ def make_vec(
 ) -> VectorEnv:
     """Make a vector env of registered envs, as `gymnasium.make_vec` does.
 
-    With `backend="envpool"` the id is one of EnvPool's tasks, and `**keywords` go to `envpool.make`; with
-    `backend="kernel"` it is one of `stepmill.kernels.names()`, and they go to `stepmill.kernels.find`.
+    With `backend="envpool"` the id is one of EnvPool's tasks, and `**keywords` are passed to `envpool.make`; with
+    `backend="kernel"` it is one of `stepmill.kernels.names()`, and they are passed to `stepmill.kernels.find`.
 
     Args:
-        id: an id, "module:id" to import the module that registers it, or Gymnasium's EnvSpec.
+        id: an id; "module:id", which first imports the module that registers the id; or Gymnasium's EnvSpec.
         num_envs: the number of envs.
-        vectorization_mode: "sync" is backend="serial", "async" is backend="process"; None uses the options. If they do not
+        vectorization_mode: "sync" means backend="serial", "async" means backend="process"; None uses the options. If they do not
             name a backend, up to 17 of Gymnasium's tiny envs, such as CartPole, run on the serial backend.
         vector_kwargs: arguments of `VectorEnv`, as a mapping instead of keywords.
         wrappers: applied to each env, the first one innermost.
         env_kwargs: arguments of the env's constructor. Use it for a name that is also an argument of `VectorEnv`, or where a type
             checker is used, which does not know the arguments of envs.
         **keywords: max_episode_steps and disable_env_checker as for `gymnasium.make`; the arguments of `VectorEnv`, which
-            include all fields of PoolOptions; all others are passed to the env's constructor.
+            include all fields of PoolOptions. All other keywords are passed to the env's constructor.
 
     Raises:
         UsageError: an argument is invalid.

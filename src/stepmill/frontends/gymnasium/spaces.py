@@ -22,7 +22,7 @@ def read_spaces(env_specs: Sequence[EnvSpec], *, allows_vectors: bool = False) -
     """Return (observation space, action space) of each env. Envs with equal pickled spaces share the objects.
 
     Raises:
-        UsageError: rewards are vectors, and not `allows_vectors`; or an env declares no space.
+        UsageError: rewards are vectors, which `allows_vectors` does not permit; or an env declares no space.
     """
     if env_specs[0].reward_space and not allows_vectors:
         raise UsageError(

@@ -63,16 +63,16 @@ _NOTHING = _Waiting.NOTHING  # looking up an enum's member is slow, and each `st
 
 
 class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
-    """Many Gymnasium envs as one, stepped by stepmill.
+    """Runs many Gymnasium envs as one vector env.
 
     Args:
-        env_fns: functions that make the envs; each runs in the worker that owns the env. One may make a vector env,
-            as long as all do: it owns as many rows as it has envs.
+        env_fns: functions that make the envs; each runs in the worker that owns the env. If all of them make vector envs,
+            each vector env owns as many rows as it has envs.
         observation_mode: "same", "different" (same shapes and dtypes, other bounds), or a tuple (batched observation
             space, single observation space).
         options: how the envs are run.
         **keywords: fields of PoolOptions by name, in place of `options` or in addition: backend, num_workers,
-            autoreset_mode (stepmill's or Gymnasium's), copy, on_fault and all others; and arguments of `AsyncVectorEnv`.
+            autoreset_mode (stepmill's or Gymnasium's), copy, on_fault and so on; and arguments of `AsyncVectorEnv`.
 
     Raises:
         EnvError: a constructor raised.
@@ -148,15 +148,15 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         """Step all envs. Hot path.
 
         If an env fails, the results of the others are kept. Repair it with `reset(options={"reset_mask": mask})`. The next step
-        returns the kept results, and steps only the envs that have none. In its `infos["kept"]`, a bool array [N], kept results
-        are True: they belong to the actions of the step that failed, and the new actions of these envs are not used.
+        returns the kept results, and steps only the envs without a kept result. Its `infos["kept"]`, a bool array [N], is True for
+        kept results: they belong to the actions of the step that failed, and the new actions of these envs are not used.
 
         Args:
             actions: an element of `action_space`.
 
         Returns:
             observations [N, ...], rewards [N] float64, terminations [N] bool, truncations [N] bool, infos. If the envs have a
-            `reward_space` of k numbers, rewards are [N, k], float32 if it is.
+            `reward_space` of k numbers, rewards are [N, k], and float32 if the space is.
         """
         if self._waiting is not _NOTHING:
             self._refuse("step")
@@ -226,13 +226,13 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
     def reset(
         self, *, seed: Seed = None, options: Mapping[str, Any] | None = None, persist_options: bool = False
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset all envs, or those of a mask.
+        """Reset all envs, or those that a mask selects.
 
         Args:
             seed: an int s seeds env i with s + i; a list has one seed, or None, per env; None does not seed.
-            options: passed to every env's reset, except for "reset_mask": a bool array [N], True for the envs to reset. The
+            options: passed to every env's reset, except "reset_mask": a bool array [N], True for the envs to reset. The
                 other envs keep their last observation.
-            persist_options: later resets without options get these, too, also automatic ones; see `Pool.reset`.
+            persist_options: True also passes the options to later resets without options, including automatic ones; see `Pool.reset`.
 
         Returns:
             observations [N, ...] and infos.
@@ -271,7 +271,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env with the same arguments, through wrappers; return one result per env.
 
-        An attribute that is not a method is read.
+        If the attribute is not a method, its value is returned.
         """
         self.call_async(name, *args, **kwargs)
         return self.call_wait()
@@ -308,7 +308,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
 
         Args:
             name: the name of the attribute.
-            values: a list or tuple has one value per env; any other value is set on all envs.
+            values: a list or tuple with one value per env; any other value is set on all envs.
         """
         self._check_idle("set_attr")
         columns = list(values) if isinstance(values, (list, tuple)) else [values] * self.num_envs
@@ -326,7 +326,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
             self._pool.call("set_attr", name, own, env_ids=[env_id])
 
     def render(self) -> tuple[Any, ...]:
-        """Return what each env's `render` returns."""
+        """Return the result of each env's `render`."""
         self._check_idle("render")
         return self._flat(self._pool.render())
 
@@ -348,7 +348,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
 
     @property
     def envs(self) -> Never:
-        """An AttributeError that names `get_attr`, `set_attr` and `call`: the envs are objects in workers."""
+        """Raises an AttributeError that names `get_attr`, `set_attr` and `call`, because the envs are objects in workers."""
         # Gymnasium's SyncVectorEnv has the list. A __getattr__ for all names would slow down each attribute of this class.
         raise AttributeError(
             f"{type(self).__name__!r} object has no attribute 'envs'; the envs are objects in workers: get_attr(name) and "

@@ -114,7 +114,7 @@ class OutgoingMessage:
 class SideChannelManager:
     """Packs the messages that channels have queued, and passes messages from the env to their channels.
 
-    `UnityEnvironment` has a manager of its own; this one is for envs without one.
+    `UnityEnvironment` has its own manager; this class is for envs without a manager.
     """
 
     def __init__(self, side_channels: Iterable[Any] = ()) -> None:
@@ -242,7 +242,7 @@ class FloatPropertiesChannel(SideChannel):
 
 
 class EngineConfig(NamedTuple):
-    """Settings of the engine; None leaves one unchanged. The first generation lacks capture_frame_rate."""
+    """Settings of the engine; None leaves a setting unchanged. The first generation lacks capture_frame_rate."""
 
     width: int | None = 80
     height: int | None = 80

@@ -25,8 +25,8 @@ Actions = dict[str, Any]
 class EnvManager(ABC):
     """Steps envs with the actions of policies, and passes the results to agent managers.
 
-    A policy has `get_action(decision_steps, worker_id)`, which returns an ActionInfo. One whose class also has
-    `get_action_batch(list of decision_steps, list of worker_ids)`, which returns a list of ActionInfo, is called
+    A policy has `get_action(decision_steps, worker_id)`, which returns an ActionInfo. If its class also has
+    `get_action_batch(list of decision_steps, list of worker_ids)`, which returns a list of ActionInfo, that is called
     once for all workers that need actions. An agent manager has `add_experiences`, `end_episode`, `policy_queue`, and may have
     `record_environment_stats`; those of ML-Agents have it.
     """
@@ -56,7 +56,7 @@ class EnvManager(ABC):
     # ---- methods that trainers call ---------------------------------------------------------------------------------
 
     def reset(self, config: Mapping[str, Any] | None = None) -> int:
-        """Tell all agent managers that their episodes ended, and reset all envs. The next `get_steps` passes the first steps on.
+        """Tell all agent managers that their episodes ended, and reset all envs. The next `get_steps` returns the first steps.
 
         Args:
             config: parameters that are sent to the envs before they are reset; None sends nothing. (In ML-Agents,
@@ -207,7 +207,7 @@ def _take_newest(queue: Any) -> Any:
 
 
 class SimpleEnvManager(EnvManager):
-    """Steps one env of this process: for tests and for debugging. Exceptions of the env are raised unchanged.
+    """Steps one env in this process, for tests and for debugging. Exceptions of the env are raised unchanged.
 
     Args:
         env: a BaseEnv of either generation.
@@ -244,7 +244,7 @@ class SimpleEnvManager(EnvManager):
         return unpack(read_results(self.env, self._generation))
 
     def set_env_parameters(self, config: Mapping[str, Any] | None = None) -> None:
-        """Send parameters on the channel: floats as float properties, or as parameters, whichever it has."""
+        """Send parameters on the channel: floats as float properties or as parameters, depending on the channel."""
         for name, value in checked_parameters(config).items():
             if not isinstance(value, float):
                 value.apply(name, self.env_params)

@@ -1,4 +1,4 @@
-"""Workers that a subclass's `create_worker` has started: commands and results are ML-Agents' messages.
+"""Drives workers that a subclass's `create_worker` has started. Commands and results are ML-Agents' messages.
 
     manager ── connection: EnvironmentRequest ─────────────────────► worker
             ◄─ connection: EnvironmentResponse (RESET, BEHAVIOR_SPECS, ENV_EXITED)
@@ -47,7 +47,7 @@ _RESTARTABLE = (
 
 
 class PipeWorkers:
-    """Drives the workers of a manager whose `create_worker` starts processes of its own.
+    """Drives the workers of a manager whose `create_worker` starts processes itself.
 
     The manager's `env_workers`, `step_queue`, `create_worker` and `_take_step` are looked up on each use: subclasses replace
     them.
@@ -284,11 +284,11 @@ def worker(
 
     Args:
         parent_conn: this process's end of the pipe.
-        step_queue: the manager's.
+        step_queue: the queue of the manager.
         pickled_env_factory: `cloudpickle.dumps(env_factory)`.
         worker_id: passed to the factory.
         run_options: EngineConfig, RunOptions or None.
-        log_level: of stepmill's logger for ML-Agents.
+        log_level: the level of stepmill's logger for ML-Agents.
     """
     logger.setLevel(log_level)
     engine = read_settings(run_options, None).engine

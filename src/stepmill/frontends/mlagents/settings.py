@@ -20,11 +20,11 @@ NO_LIMIT = -1
 
 @dataclass(frozen=True)
 class RestartLimits:
-    """How often each worker may be restarted after a crash; -1 is no limit.
+    """How often each worker may be restarted after a crash; -1 means no limit.
 
     Attributes:
-        max_lifetime_restarts: while the manager exists.
-        restarts_rate_limit_n: within any `restarts_rate_limit_period_s` seconds.
+        max_lifetime_restarts: the limit while the manager exists.
+        restarts_rate_limit_n: the limit within any `restarts_rate_limit_period_s` seconds.
     """
 
     max_lifetime_restarts: int = 10
@@ -60,24 +60,24 @@ class ManagerKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ManagerOptions:
-    """How a manager runs its workers. SubprocessEnvManager also takes each option by keyword.
+    """Options that say how a manager runs its workers. SubprocessEnvManager also takes each option by keyword.
 
     Attributes:
-        restarts: quotas; None takes those of the run options, or the defaults.
+        restarts: the quotas of restarts; None takes those of the run options, or the defaults.
         on_crash: the effect of a crash on the other workers.
         is_deterministic: a step waits for all workers and returns results in their order, so that runs with the same seeds
             are equal. Otherwise a step returns as soon as one worker has a result.
         seed: worker i seeds its global generators with seed + i, and passes it to an env_factory that takes `seed`.
         channel_factory: `channel_factory(worker_id)` returns the user's side channels; called in the workers.
         context: how worker processes start.
-        step_timeout_s, reset_timeout_s: a worker whose env takes longer is ended, which counts as a crash; None is
-            no limit. The env may have timeouts of its own.
-        start_timeout_s: for building all envs.
+        step_timeout_s, reset_timeout_s: a worker whose env takes longer is ended, which counts as a crash; None means
+            no limit. The env may have its own timeouts.
+        start_timeout_s: the time limit for building all envs.
         leave_timeout_s: how long closing an env that has failed may take before its process is ended.
         drain_timeout_s: how long a reset waits for steps to finish.
         close_timeout_s: how long `close` waits for envs to be closed before their processes are ended.
         payload_bytes: space in shared memory for one step of one worker; larger results take a slower path.
-        timers_every: one in this many steps of a worker is timed; 0 is none.
+        timers_every: one in this many steps of a worker is timed; 0 times none.
     """
 
     restarts: RestartLimits | None = None

@@ -139,7 +139,7 @@ class TerminalSteps(_Agents):
     """Agents whose episode ended.
 
     Attributes:
-        obs, reward, agent_id, group_id, group_reward: as of DecisionSteps.
+        obs, reward, agent_id, group_id, group_reward: as in DecisionSteps.
         interrupted: [A] bool, True if a limit ended the episode.
     """
 
@@ -178,7 +178,7 @@ class BatchedStepResult(_Agents):
     """All agents of a group that need a decision or whose episode ended, in the first generation.
 
     Attributes:
-        obs, reward, agent_id, action_mask: as of DecisionSteps.
+        obs, reward, agent_id, action_mask: as in DecisionSteps.
         done: [A] bool, whether the agent's episode ended.
         max_step: [A] bool, whether a limit ended it.
     """
@@ -249,8 +249,8 @@ class ActionInfo(NamedTuple):
     """The actions that a policy chose for the agents of one behaviour of one worker.
 
     Attributes:
-        action: as the policy returned it; envs of the first generation get this.
-        env_action: for envs of the second generation, perhaps clipped: an ActionTuple, or an array [A, ...]. In the first
+        action: the action as the policy returned it, for envs of the first generation.
+        env_action: the action for envs of the second generation, perhaps clipped: an ActionTuple, or an array [A, ...]. In the first
             generation this field holds value estimates.
         outputs: all outputs of the policy.
         agent_ids: [A] ids of the agents.
@@ -277,10 +277,10 @@ class EnvironmentStep(NamedTuple):
 
     Attributes:
         current_all_step_result: agents by behaviour.
-        worker_id: of the worker.
+        worker_id: the id of the worker.
         brain_name_to_action_info: by behaviour, the actions that led to this result; empty after a reset.
-        environment_stats: by name, a list of (value, aggregation method) that the env sent since its last step. May be left
-            out, as in the first generation.
+        environment_stats: by name, a list of (value, aggregation method) that the env sent since its last step. It may be
+            left out, as in the first generation.
     """
 
     current_all_step_result: AllStepResult
@@ -308,7 +308,7 @@ def plain_actions(infos: Mapping[str, Any], *, is_second_generation: bool) -> di
     """Return the actions of the behaviours that have some, in the form that `set_agent_actions` takes.
 
     Args:
-        infos: by behaviour, what its policy returned.
+        infos: by behaviour, the result of its policy.
         is_second_generation: the generations read actions from different fields of an ActionInfo.
     """
     actions = {}

@@ -36,15 +36,14 @@ class SubprocessEnvManager(EnvManager):
     An env that crashes (an exception of the env, its connection or its time limit; a killed process) is rebuilt in another
     process, within its quota, while the others continue: its agents' episodes end as interrupted, and its first step comes
     when it is ready. An env that is stopped deliberately is left out, and does not count as a crash. All other exceptions are
-    raised as they are.
+    raised unchanged.
 
-    Differs from the original: it does not spin while it waits (U-B1), notices every exception and every death at once
-    (U-B2, U-B4), sends timers only when asked (U-B5), can ask policies once for all workers (U-B6), moves observations
-    through shared memory (U-B7), answers queries while envs are busy (U-B8), resets only the env that crashed (U-B9), and can
-    be deterministic (U-B10).
+    The differences from the original are: it does not spin while it waits, notices every exception and every death at once,
+    sends timers only on request, can call policies once for all workers, moves observations through shared memory,
+    answers queries while envs are busy, resets only the env that crashed, and can be deterministic.
 
-    Subclasses may override `_take_step`, `_reset_env` and `create_worker`. If `create_worker` returns workers with processes
-    of their own, they are driven by ML-Agents' messages, and the engine is not used.
+    Subclasses may override `_take_step`, `_reset_env` and `create_worker`. If `create_worker` returns workers that have their
+    own processes, these are driven by ML-Agents' messages, and the engine is not used.
 
     Args:
         env_factory: `env_factory(worker_id, side_channels)` returns a BaseEnv of either generation. It is called in the
@@ -53,9 +52,9 @@ class SubprocessEnvManager(EnvManager):
         n_env: the number of workers.
         engine_configuration: another name of run_options, as in the first generation.
         options: all other settings.
-        **keywords: fields of ManagerOptions by name, in place of `options` or over it.
+        **keywords: fields of ManagerOptions by name, in place of `options` or with precedence over it.
     Raises:
-        UsageError: a keyword is not an option (the text names the nearest one), or workers of both kinds.
+        UsageError: a keyword is not an option (the text names the nearest option), or there are workers of both kinds.
         UnitySideChannelException: a width without a height, or the other way round.
     """
 
@@ -121,7 +120,7 @@ class SubprocessEnvManager(EnvManager):
         """Return the worker for an id. Called once for each worker when the manager is made.
 
         A subclass may change the factory and the run options of a worker and call this, or return a UnityEnvWorker with a
-        process that it has started; `worker` is a function for such a process. It is called again for those after a crash.
+        process that it has started; `worker` is a function for such a process. For these it is called again after a crash.
         """
         return EngineWorker(worker_id, env_factory, run_options)
 
@@ -155,13 +154,13 @@ class SubprocessEnvManager(EnvManager):
 
         Args:
             channel: its UUID, or the name of its class.
-            method: of the channel.
-            *args: for the method.
-            worker_ids: which workers; None is all.
+            method: the name of the method.
+            *args: passed to the method.
+            worker_ids: which workers; None means all.
         Returns:
             One result per worker.
         Raises:
-            UsageError: the workers have processes of their own.
+            UsageError: the workers have their own processes.
         """
         return self._pool.call("call_channel", channel, method, *args, env_ids=worker_ids)
 
@@ -177,7 +176,7 @@ class SubprocessEnvManager(EnvManager):
 
     @property
     def restart_counts(self) -> list[int]:
-        """How often each worker was restarted after a crash."""
+        """The number of restarts of each worker after a crash."""
         return list(self._driver.quota.counts)
 
     @property
@@ -191,7 +190,7 @@ class SubprocessEnvManager(EnvManager):
         Times in seconds; gauges are at the root. The learner's own timers are on once it calls `stepmill.timers.enable`.
 
         Raises:
-            UsageError: the workers have processes of their own.
+            UsageError: the workers have their own processes.
         """
         return timer_tree(self._pool)
 
@@ -205,7 +204,7 @@ class SubprocessEnvManager(EnvManager):
         )
 
     def close(self) -> None:
-        """Close the envs, at the same time, in `close_timeout_s` at most; idempotent. Workers that take longer are ended."""
+        """Close the envs at the same time, in at most `close_timeout_s`. Idempotent. Workers that take longer are ended."""
         self._driver.close()
         if isinstance(self.step_queue, multiprocessing.queues.Queue):
             self.step_queue.close()

@@ -46,9 +46,9 @@ def publish_timers(pool: Pool, worker_ids: Sequence[int], timeout_s: float) -> N
     """Merge the workers' trees into mlagents_envs' tree of this process, which ML-Agents writes to timers.json.
 
     Args:
-        pool: of the workers.
-        worker_ids: those that are idle.
-        timeout_s: for all of them together.
+        pool: the pool of the workers.
+        worker_ids: the workers that are idle.
+        timeout_s: the time limit for all of them together.
     """
     library = sys.modules.get(_LIBRARY_TIMERS)
     found = [] if library is None else _library_trees(pool, worker_ids, timeout_s)

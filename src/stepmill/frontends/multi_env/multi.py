@@ -20,7 +20,7 @@ _SKIPPED: Row = (None, None, None, None)
 
 
 class StepApi(str, Enum):
-    """What `MultiEnv.step` and `MultiEnv.reset` return."""
+    """The form in which `MultiEnv.step` and `MultiEnv.reset` return results."""
 
     GYM = "gym"  # step: obs, rewards, terminals, infos; reset: obs
     GYMNASIUM = "gymnasium"  # step: obs, rewards, terminated, truncated, infos; reset: obs, infos
@@ -53,14 +53,14 @@ class MultiEnv(CloseAtEnd):
     stepped at the same time; any other env is stepped in this process.
 
     After the end of an episode, the next `step` of that env begins a new one: it ignores the action, and returns the first
-    observation with reward 0. (actorcritic applies the action to the new episode and drops the first observation: M-B2.)
-    If a worker dies, the episodes of its envs are terminal, with infos "worker_restarted", "TimeLimit.truncated" and "fault"
-    (M-B3). "TimeLimit.truncated" also marks an episode that an env with five values reports as truncated.
+    observation with reward 0. (actorcritic applies the action to the new episode and drops the first observation.)
+    If a worker dies, the episodes of its envs are terminal, with infos "worker_restarted", "TimeLimit.truncated" and "fault".
+    "TimeLimit.truncated" also marks an episode that an env with five values reports as truncated.
 
     Args:
         envs: initialized SubprocessEnvs, or envs.
         step_api: whether results are actorcritic's four lists, or Gymnasium's five.
-        check_spaces: refuse envs whose spaces differ from those of env 0 (M-B8).
+        check_spaces: True refuses envs whose spaces differ from those of env 0.
     Raises:
         UsageError: there are no envs, their spaces differ, or an env is given twice.
         LifeCycleError: an env is not initialized.
@@ -103,12 +103,12 @@ class MultiEnv(CloseAtEnd):
         kwargs: Sequence[Mapping[str, Any]] | None = None,
         env_ids: Sequence[int] | None = None,
     ) -> Any:
-        """Reset all envs, or some; needed once, before the first step, and after an env has raised.
+        """Reset all envs, or some. This is needed before the first step, and after an env has raised.
 
         Args:
-            seed: s gives env i the seed s + i; a list has one seed per env that is reset. Envs of old gym receive it by `seed()`.
+            seed: s gives env i the seed s + i; a list has one seed per env that is reset. Envs of old gym get it by `seed()`.
             kwargs: keyword arguments of `reset`, one mapping per env that is reset.
-            env_ids: the envs; None is all.
+            env_ids: the envs; None means all.
         Returns:
             A list of observations, one per env that was reset; with StepApi.GYMNASIUM also a list of infos.
         Raises:
@@ -135,7 +135,7 @@ class MultiEnv(CloseAtEnd):
         )
 
     def step(self, actions: Sequence[Any]) -> Columns:
-        """Step all envs and wait for all.
+        """Step all envs and wait for all of them.
 
         Args:
             actions: one per env; an env whose action is None is not stepped, and its results are None.

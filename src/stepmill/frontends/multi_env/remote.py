@@ -1,4 +1,4 @@
-"""`SubprocessEnv`: an env in a process of its own, with the interface of the env itself."""
+"""`SubprocessEnv`: an env in its own process, with the interface of the env itself."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class _Phase(Enum):
 
 
 class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
-    """Runs one env in a process of its own. `start` starts the process, `initialize` waits until the env is built.
+    """Runs one env in its own process. `start` starts the process, and `initialize` waits until the env is built.
 
     It is a `gymnasium.Env`, and also a `gym.Env` if gym was imported before this module, so wrappers accept it. From
     `initialize` on, `metadata`, `spec`, `render_mode` and `reward_range` are those of the env.
 
-    `step`, `reset` and `render` return what the env returns: four values or five, any observation. There is no autoreset.
+    `step`, `reset` and `render` return the results of the env: four or five values, and any observation. There is no autoreset.
     If the process dies, the episode ends: `step` returns the last observation, reward 0, a terminal flag and an info with
-    "worker_restarted" and "fault", and the env is rebuilt. (actorcritic begins another episode without a message: M-B3.) The
-    action of that step is not repeated (M-B4). An exception of the env is raised here as `EnvError` (M-B6); `reset` makes the
+    "worker_restarted" and "fault", and the env is rebuilt. (actorcritic begins another episode without a message.) The
+    action of that step is not repeated. An exception of the env is raised here as `EnvError`; `reset` makes the
     env usable again.
 
     Args:
@@ -86,7 +86,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         """Start the process, which begins to build the env; return at once. Idempotent.
 
         Raises:
-            LifeCycleError: it was closed.
+            LifeCycleError: the env was closed.
         """
         self._check_closed()
         if self._phase is _Phase.NEW:
@@ -97,9 +97,9 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         """Wait until the env is built, and fetch its spaces. Idempotent. A process that dies meanwhile is restarted.
 
         Raises:
-            LifeCycleError: it was not started, or was closed.
-            EnvError: the constructor raised (M-B5).
-            EnvTimeout, WorkerDied: it took too long, or the process died more often than `max_restarts`.
+            LifeCycleError: the env was not started, or was closed.
+            EnvError: the constructor raised.
+            EnvTimeout, WorkerDied: building the env took too long, or the process died more often than `max_restarts`.
         """
         self._check_closed()
         if self._phase is _Phase.NEW:
@@ -113,7 +113,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
             self._phase = _Phase.READY
 
     def close(self) -> None:
-        """Close the env, and end the process, in about two seconds at most. Idempotent (M-B7).
+        """Close the env, and end the process, in about two seconds at most. Idempotent.
 
         The processes of envs that were made together end when the last of these envs is closed.
         """
@@ -143,7 +143,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         return self._spaces[1]
 
     def step(self, action: Any) -> Any:
-        """Step the env and return what it returns.
+        """Step the env and return its results.
 
         Raises:
             EnvError: the env raised.
@@ -156,7 +156,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         return self._as_step(result)
 
     def reset(self, **kwargs: Any) -> Any:
-        """Reset the env with these keyword arguments and return what it returns."""
+        """Reset the env with these keyword arguments and return its results."""
         self._check_initialized("reset()")
         with self._shared.lock:
             self._shared.send_reset(self._index, None, kwargs)
@@ -165,19 +165,19 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         return result.value
 
     def render(self, mode: str = "human") -> Any:
-        """Return what the env's `render(mode)` returns; an env whose `render` takes no mode is not given one.
+        """Return the result of the env's `render(mode)`, or of `render()` if it takes no mode.
 
         Raises:
             EnvError: the env raised.
             WorkerDied: the process died. Unlike in actorcritic this is raised, since a new process could only render another
-                episode: the next `step` returns the end of the episode, and the one after it begins another.
+                episode. The next `step` returns the end of the episode, and the step after it begins another.
         """
         self._check_initialized("render()")
         with self._shared.lock:
             return self._shared.pool.call("render_as", mode, env_ids=[self._index])[0]
 
     def seed(self, seed: int | None = None) -> Any:
-        """Call `seed` of the env, which old gym's envs have. In actorcritic it is that of `gym.Env`, which reaches no env."""
+        """Call `seed` of the env, which old gym's envs have. actorcritic calls `gym.Env.seed`, which does not reach the env."""
         return self.call("seed", seed)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -200,7 +200,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         return self._is_gymnasium
 
     def split_reset(self, value: Any) -> tuple[Any, Any]:
-        """Return the observation and the info of what `reset` of the env returned; {} in place of an info that it has not."""
+        """Return the observation and the info in a result of the env's `reset`; the info is {} if the result has none."""
         has_info = self._is_gymnasium and isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)
         return value if has_info else (value, {})
 
@@ -252,15 +252,15 @@ def restart_info(fault: Mapping[str, str]) -> dict[str, Any]:
 def create_subprocess_envs(
     env_fns: Sequence[Callable[[], object]], *, options: PoolOptions | None = None, **keywords: Unpack[OptionKeywords]
 ) -> list[SubprocessEnv]:
-    """Return envs in processes, started and initialized; all are built at the same time.
+    """Return started and initialized envs in processes. All are built at the same time.
 
     Args:
-        env_fns: one per env; called again if the env's process died.
+        env_fns: one function per env, which is called again if the env's process died.
         options: as for SubprocessEnv. Without num_workers each env has its own process, as in actorcritic. Fewer processes
             are faster for fast envs, but if one dies, the episodes of all its envs end.
         **keywords: as for SubprocessEnv.
     Raises:
-        EnvError: constructors raised; `others` has the further errors. (actorcritic returns such envs: M-B5.)
+        EnvError: constructors raised; `others` has the further errors. (actorcritic returns such envs without an error.)
         EnvTimeout, WorkerDied: building took too long, or a process died.
     """
     functions = list(env_fns)

@@ -2,8 +2,8 @@
 
     StepmillEnv              any envs, on any backend
     ParallelEnv              the same, with the arguments of TorchRL's class of that name, which it replaces
-    AsyncStepmillEnv         the same, with asynchronous steps: replaces AsyncEnvPool
-    MultiThreadedEnv         EnvPool's envs by name, or Gymnasium's: replaces TorchRL's class of that name
+    AsyncStepmillEnv         the same, with asynchronous steps; replaces AsyncEnvPool
+    MultiThreadedEnv         EnvPool's or Gymnasium's envs by name; replaces TorchRL's class of that name
     MultiThreadedEnvWrapper  an existing EnvPool pool, or stepmill.Pool
 
 The names are loaded on first use, which raises `MissingExtraError` without TorchRL. The modules:

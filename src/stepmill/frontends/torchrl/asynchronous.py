@@ -1,6 +1,6 @@
 """`AsyncStepmillEnv`: asynchronous steps and resets of some envs; replaces TorchRL's `AsyncEnvPool`.
 
-Differences from it: a timeout limits the whole call and loses nothing (X-2); returned tensors are never modified (X-3);
+Differences from it: a timeout limits the whole call and loses nothing; returned tensors are never modified;
 "env_index" is a tensor [B]; data are in shared memory on every backend, and results are not pickled.
 """
 
@@ -36,9 +36,9 @@ class _TaskKind(Enum):
 
 
 class AsyncStepmillEnv(StepmillEnv):
-    """Envs that are stepped and reset asynchronously: `async_*_send` begins tasks, `async_*_recv` returns results.
+    """Steps and resets envs asynchronously: `async_*_send` begins tasks, `async_*_recv` returns results.
 
-    An env is busy from `async_*_send` until its result is received. The synchronous methods also work, while no env is busy.
+    An env is busy from `async_*_send` until its result is received. The synchronous methods also work while no env is busy.
 
     Args:
         env_fns: as for `StepmillEnv`.
@@ -71,11 +71,11 @@ class AsyncStepmillEnv(StepmillEnv):
         """Begin a step of some envs.
 
         Args:
-            tensordict: [B] with "action", in the order of the envs; [] for a single one.
-            env_index: the envs; None is "env_index" of the tensordict, or all envs.
+            tensordict: [B] with "action", in the order of the envs; [] for a single env.
+            env_index: the envs; None means "env_index" of the tensordict, or all envs.
         Raises:
-            RuntimeError: one of them is busy. Nothing is sent.
-            UsageError: one of them is done, or has not been reset.
+            RuntimeError: one of the envs is busy. Nothing is sent.
+            UsageError: one of the envs is done, or has not been reset.
         """
         self._send_step(_TaskKind.STEP, tensordict, env_index)
 
@@ -92,11 +92,11 @@ class AsyncStepmillEnv(StepmillEnv):
         Args:
             min_get: wait for this many results.
             env_index: wait for this env only; the result has batch size [].
-            max_get: return at most this many; None returns all that have arrived.
+            max_get: return at most this many results; None returns all that have arrived.
             timeout: seconds for the whole call; 0 does not wait.
         Raises:
             TimeoutError: fewer results arrived in time. Nothing is lost; call again.
-            RuntimeError: fewer envs are busy.
+            RuntimeError: fewer envs than `min_get` are busy.
             EnvError: an env raised. The results of the others are not lost.
         """
         result: TensorDictBase = self._recv(_TaskKind.STEP, min_get, env_index, max_get, timeout)
@@ -326,7 +326,7 @@ class AsyncStepmillEnv(StepmillEnv):
         return super()._step(tensordict)
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """End the envs and their workers; results that were not received are dropped. Idempotent."""
+        """Close the envs and end their workers; results that were not received are dropped. Idempotent."""
         for entries in (self._tasks, self._roots, self._ended):
             entries.clear()
         self._done = {task: [] for task in _TaskKind}

@@ -1,7 +1,7 @@
 """`Engine`: resets and steps of a pool in NumPy arrays, for all of TorchRL's front-ends.
 
 The pool does not reset envs automatically (DISABLED): TorchRL requests resets with a mask, and an env whose episode has ended
-is reset once. A step of such an env is refused, so that the data contain no empty transitions (T-B3).
+is reset once. A step of such an env is refused, so that the data contain no empty transitions.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ EnvFns = Sequence[Callable[[], object]]
 
 
 class EnvKeywords(OptionKeywords, ParallelKeywords, total=False):
-    """Keyword arguments beside the fields of PoolOptions and the arguments of ParallelEnv.
+    """Keyword arguments in addition to the fields of PoolOptions and the arguments of ParallelEnv.
 
     Attributes:
         device, allow_done_after_reset, run_type_checks: those of EnvBase. The device is "cpu" by default.
@@ -64,21 +64,21 @@ class StepmillEnv(PoolEnv):
     "action". Rewards are float32. With `device="cpu"`, large observations are leased by the pool without a copy (see
     `stepmill.Batch`), and stay valid while they are referenced.
 
-    `reset(td)` with a mask "_reset" resets the envs of the mask; the others keep their observations and flags. (TorchRL's
-    EnvPool wrapper clears the flags, and overwrites terminal observations that it has returned: T-B4.) The first `step` of
-    envs that have not been reset resets them first. A step of an env that is done is a `UsageError`.
+    `reset(td)` with a mask "_reset" resets the envs that the mask selects; the others keep their observations and flags. (TorchRL's
+    EnvPool wrapper clears the flags, and overwrites terminal observations that it has returned.) The first `step` of
+    envs that have not been reset resets them first. A step of an env that is done raises `UsageError`.
 
-    Attributes that this class does not have are those of the envs: see `FanOut`.
+    Attributes that this class does not have are read from the envs: see `FanOut`.
 
     Args:
-        env_fns: functions that make envs, TorchRL's single ones, Gymnasium's or others that stepmill supports; or a
+        env_fns: functions that make envs: single envs of TorchRL, envs of Gymnasium, or others that stepmill supports; or a
             `stepmill.Pool` with `autoreset_mode="Disabled"`. TorchRL's envs keep their specs.
-        categorical_action_encoding: actions of Discrete spaces are numbers; otherwise they are one-hot.
+        categorical_action_encoding: whether actions of Discrete spaces are numbers; otherwise they are one-hot.
         frame_skip: apply each action this many times, until the episode ends; the step has the last observation and the
             sum of the rewards.
         options: options of the pool, without automatic resets.
-        **keywords: fields of PoolOptions by name, which take precedence over `options`; those of `EnvKeywords`; and arguments
-            of ParallelEnv, see `parallel_arguments`.
+        **keywords: fields of PoolOptions by name, which take precedence over `options`; the keywords of `EnvKeywords`; and
+            arguments of ParallelEnv, see `parallel_arguments`.
     Raises:
         UsageError: a space has parts without a fixed size or keys that TorchRL reserves, or an argument of ParallelEnv is
             not supported.
@@ -191,7 +191,7 @@ class StepmillEnv(PoolEnv):
         return self._to_tensordict({**self._observation_tensors(obs), **self._flag_tensors()})
 
     def step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Step the envs, and return the tensordict with "next" in it. As `EnvBase.step`, without checks that cannot fail here.
+        """Step the envs, and return the tensordict with "next" in it, like `EnvBase.step` without checks that cannot fail here.
 
         Raises:
             UsageError: an env is done, or the action does not fit.
@@ -246,11 +246,11 @@ class StepmillEnv(PoolEnv):
         """Set the seeds of the envs' next resets, and return a seed for another env.
 
         Envs are not rebuilt, except EnvPool's pools, which get seeds only when they are made: the next reset makes a new pool
-        and resets all envs (T-B7).
+        and resets all envs.
 
         Args:
-            seed: s gives env i the seed s + i; a list has one per env.
-            static_seed: return the seed itself.
+            seed: a number s, which gives env i the seed s + i; or a list with one seed per env.
+            static_seed: True returns the seed itself.
         """
         self._set_seed(seed)
         if isinstance(seed, Mapping):
@@ -319,7 +319,7 @@ class StepmillEnv(PoolEnv):
 
     @property
     def create_env_kwargs(self) -> Any:
-        """The keyword arguments of the env functions: a list with a dict per env, newly made."""
+        """The keyword arguments of the env functions: a new list with a dict per env."""
         if self._engine.makers is None:
             raise AttributeError("create_env_kwargs")  # hasattr() is False
         return self._engine.makers.kwargs
@@ -343,7 +343,7 @@ class StepmillEnv(PoolEnv):
     # ---- state and arguments of envs ---------------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:
-        """As that of `PoolEnv`; the state of closed envs is that of new ones."""
+        """Like `PoolEnv.state_dict`; the state of closed envs is that of new envs."""
         # A Collector whose frames are used up closes its env, and is saved afterwards.
         if self.is_closed and not (args or kwargs):
             warn(
@@ -355,13 +355,13 @@ class StepmillEnv(PoolEnv):
     def update_kwargs(self, kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Change the keyword arguments of the env functions; the next reset of all envs closes the envs and makes new ones.
 
-        Until then the present envs are used, also by resets with a mask. (TorchRL uses them until it is closed.)
+        Until then the present envs are used, including by resets with a mask. (TorchRL uses them until it is closed.)
 
         Args:
             kwargs: arguments to add, or to replace those with the same names; one mapping for all envs, or one per env.
         Raises:
-            UsageError: the number of mappings is wrong, or the env was made of a pool. At the reset: the new envs have
-                other spaces; the env is closed, and another `update_kwargs` and a reset open it again.
+            UsageError: the number of mappings is wrong, or the env was made of a pool. The reset raises it if the new envs have
+                other spaces; the env is then closed, and another `update_kwargs` and a reset open it again.
         """
         self._engine.update_kwargs(kwargs)
 
@@ -378,7 +378,7 @@ class StepmillEnv(PoolEnv):
         return moved
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """End the envs and their workers, in at most 2 s. Idempotent; `reset` opens it again."""
+        """Close the envs and end their workers, in at most 2 s. Idempotent; `reset` opens the env again."""
         self.is_closed = True
         self._engine.close()
 

@@ -1,4 +1,4 @@
-"""Errors that are also of the classes that TorchRL's users catch."""
+"""Errors that are also instances of the classes that TorchRL's users catch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stepmill.spec.errors import (
 
 
 class ArgumentTypeError(UsageError, TypeError):
-    """An argument is missing, or of a wrong type."""
+    """An argument is missing, or has a wrong type."""
 
 
 class ArgumentCountError(UsageError, RuntimeError):
@@ -28,11 +28,11 @@ class NotSteppedError(UsageError, RuntimeError):
 
 
 class StillBusyError(BusyEnvError, RuntimeError):
-    """An env was sent a task before the result of its last one was received."""
+    """A task was sent to an env before the result of its last task was received."""
 
 
 class DeadWorkerError(WorkerDied, RuntimeError):
-    """A worker died, and with it its envs."""
+    """A worker died, and its envs are lost."""
 
 
 class LateWorkerError(EnvTimeout, RuntimeError):

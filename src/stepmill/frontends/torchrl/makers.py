@@ -29,11 +29,11 @@ class BoundMaker:
 
 
 class EnvMakers:
-    """How the N envs of a pool are made. `update` changes it for the next pool.
+    """Makes the functions and arguments of the N envs of a pool. `update` changes them for the next pool.
 
     Args:
         makers: one per env: a function, or a name that `bind` understands.
-        kwargs: keyword arguments, one mapping for all envs or one per env; not changed. None is no arguments.
+        kwargs: keyword arguments, one mapping for all envs or one per env; they are not changed. None means no arguments.
         bind: returns the env function for a maker and its keyword arguments; by default one that calls the maker with them.
         is_uniform: all envs must have the same arguments, so only one mapping for all is accepted.
     Raises:

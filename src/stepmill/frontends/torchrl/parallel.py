@@ -15,9 +15,9 @@ from stepmill.pool.arguments import checked_fns
 
 
 class ParallelEnv(StepmillEnv):
-    """N envs as one TorchRL env, run by a pool on any backend.
+    """Presents N envs as one TorchRL env, which a pool runs on any backend.
 
-    Where TorchRL asks whether an env is its ParallelEnv, this one is: a `Collector` saves the state of its envs, and passes it
+    TorchRL recognizes this env as its ParallelEnv: a `Collector` saves the state of its envs, and passes it
     `create_env_kwargs`.
 
     Args:
@@ -25,7 +25,7 @@ class ParallelEnv(StepmillEnv):
         create_env_fn: the function that makes each env, or a list with one per env.
         **keywords: as for `StepmillEnv`: arguments of TorchRL's ParallelEnv, fields of PoolOptions by name, and others.
     Raises:
-        RuntimeError: the list has another length.
+        RuntimeError: the length of the list is not N.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class ParallelEnv(StepmillEnv):
         """Set the seeds of the envs' next resets as TorchRL does, and return the seed that follows.
 
         Args:
-            seed: of env 0; that of each next env is drawn from the one before. A list has one per env.
-            static_seed: all envs have the same seed.
+            seed: the seed of env 0, from which those of the other envs are drawn one after the other; or a list with one per env.
+            static_seed: True gives all envs the same seed.
         """
         if not isinstance(seed, int) or static_seed:
             return super().set_seed([seed] * self.num_workers if isinstance(seed, int) else seed, static_seed)

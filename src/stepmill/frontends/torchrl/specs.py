@@ -1,8 +1,8 @@
 """Gymnasium's spaces as TorchRL's specs, and conversions of their data; spaces may be nested to any depth.
 
 A space that is one leaf has the key "observation" or "action". The keys of a Dict are kept; the children of a Tuple have the
-keys "0", "1", …. (TorchRL's wrapper of EnvPool keeps the first level only, so that keys of deeper levels overwrite each other:
-T-B2.) Discrete and MultiDiscrete parts are numbers in observations; in actions they are one-hot, unless `is_categorical`.
+keys "0", "1", …. (TorchRL's wrapper of EnvPool keeps the first level only, so that keys of deeper levels overwrite each other.)
+Discrete and MultiDiscrete parts are numbers in observations; in actions they are one-hot, unless `is_categorical`.
 """
 
 from __future__ import annotations

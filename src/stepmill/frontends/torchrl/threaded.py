@@ -1,9 +1,9 @@
-"""`MultiThreadedEnv` and `MultiThreadedEnvWrapper`: TorchRL's classes over EnvPool, here over any backend.
+"""`MultiThreadedEnv` and `MultiThreadedEnvWrapper`: TorchRL's classes for EnvPool, here for any backend.
 
-Differences from TorchRL 0.14: any subset of envs can be reset, and asynchronous pools work (T-B1); observations may be nested
-to any depth (T-B2); an episode that ended is reset once, and the data contain no empty steps (T-B3); returned tensors are never
-modified, and envs that are not reset keep their flags (T-B4); `info_specs` adds infos (T-B5); all keyword arguments work,
-`frame_skip` too (T-B6); seeds can be given per env and per reset (T-B7); actions are cast to EnvPool's dtypes (T-B8). Rewards
+Differences from TorchRL 0.14: any subset of envs can be reset, and asynchronous pools work; observations may be nested
+to any depth; an episode that ended is reset once, and the data contain no empty steps; returned tensors are never
+modified, and envs that are not reset keep their flags; `info_specs` adds infos; all keyword arguments work,
+including `frame_skip`; seeds can be given per env and per reset; actions are cast to EnvPool's dtypes. Rewards
 and flags have shape [N], as in TorchRL.
 """
 
@@ -40,16 +40,16 @@ class _Lib:
 
 
 class MultiThreadedEnvWrapper(StepmillEnv):
-    """An existing pool as one TorchRL env.
+    """Presents an existing pool as one TorchRL env.
 
     Args:
         env: an EnvPool pool with env_type "gymnasium" or "gym", synchronous or not; or a `stepmill.Pool` of any backend with
             `autoreset_mode="Disabled"`. Nothing else may use it meanwhile.
-        categorical_action_encoding: actions of Discrete spaces are numbers, as TorchRL's are in any case; False makes them one-hot.
+        categorical_action_encoding: True makes actions of Discrete spaces numbers, as TorchRL always does; False makes them one-hot.
         frame_skip, **base: as for `StepmillEnv`.
         disable_env_checker: accepted and ignored, since no checker of Gymnasium runs.
     Raises:
-        TypeError: env is missing, or of another type.
+        TypeError: env is missing, or has another type.
         ImportError: EnvPool is not installed.
     """
 
@@ -75,7 +75,7 @@ class MultiThreadedEnvWrapper(StepmillEnv):
 
     @property
     def obs(self) -> TensorDictBase:
-        """The newest observation of each env, [N, ...]; zeros of envs that have not been reset."""
+        """The newest observation of each env, [N, ...]; it is zero for envs that have not been reset."""
         return self._to_tensordict(self._observation_tensors(self._engine.port.observe()))
 
     @property
@@ -107,13 +107,13 @@ class MultiThreadedEnvWrapper(StepmillEnv):
 
 
 class MultiThreadedEnv(MultiThreadedEnvWrapper):
-    """N envs by name as one TorchRL env: EnvPool's, or Gymnasium's on any other backend.
+    """Makes N envs by name, EnvPool's or on other backends Gymnasium's, and presents them as one TorchRL env.
 
     Args:
         num_workers: N.
-        env_name: an EnvPool task, whose prefix "ALE/" is removed. With another backend an id of Gymnasium's, or a function
+        env_name: an EnvPool task, whose prefix "ALE/" is removed. With another backend, an id of Gymnasium or a function
             that makes an env.
-        create_env_kwargs: arguments of `envpool.make`, `gymnasium.make`, or the function; not changed. See `update_kwargs`.
+        create_env_kwargs: arguments of `envpool.make`, `gymnasium.make`, or the function. They are not changed. See `update_kwargs`.
         options: options of the pool. The backend is "envpool" by default; "thread", "process" and "serial" run Python envs.
         **kwargs: fields of PoolOptions by name, and the arguments of `MultiThreadedEnvWrapper`: device, frame_skip and
             others. EnvPool's own frame skip of Atari tasks is `create_env_kwargs={"frame_skip": ...}`.

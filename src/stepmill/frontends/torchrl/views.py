@@ -1,4 +1,4 @@
-"""Some envs of a `StepmillEnv` as an env of their own, `env[2:]`; attributes and methods of all envs, `env.attr`."""
+"""Some envs of a `StepmillEnv` as a separate env, `env[2:]`; attributes and methods of all envs, `env.attr`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Whole(Protocol):
 
 
 class PoolEnv(EnvBase):
-    """What `StepmillEnv` and its views share: the state of their envs, and attributes of envs as their own."""
+    """The base class of `StepmillEnv` and its views, which provides the state and the attributes of their envs."""
 
     _engine: Engine
     _env_ids: Sequence[int]
@@ -58,17 +58,17 @@ class PoolEnv(EnvBase):
         return self._engine.states.read(self._engine.pool, self._env_ids)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **_: Any) -> None:
-        """Load what `state_dict` returned, between two steps. An empty dict changes nothing.
+        """Load the result of `state_dict`, between two steps. An empty dict changes nothing.
 
-        It is also loaded into envs that are rebuilt later: after a crash, after `update_kwargs`, or when the env is opened
-        again. (In TorchRL these lose it.)
+        The state is also loaded into envs that are rebuilt later: after a crash, after `update_kwargs`, or when the env is opened
+        again. (TorchRL's rebuilt envs lose it.)
 
         Args:
             state_dict: as `state_dict` returns it; or the state of one env, without "worker0", for all envs.
-            strict: refuse unknown and missing envs and parts; otherwise load those that match.
+            strict: True refuses unknown and missing envs and parts; False loads those that match.
         Raises:
             UsageError: with `strict`, envs or parts are unknown or missing. Nothing is loaded.
-            EnvError: an env raised while it loaded its state. It would raise again when it is rebuilt: load another state, or
+            EnvError: an env raised while it loaded its state. It would raise again when it is rebuilt. Load another state, or
                 make a new env.
         """
         self._engine.states.load(self._engine.pool, self._env_ids, state_dict, strict=strict)
@@ -136,7 +136,7 @@ class EnvView(PoolEnv):
 class FanOut:
     """An attribute of all envs, or of some. It is read when it is iterated, indexed or compared, and called when it is called.
 
-    `list(env.place)` reads an attribute of each env, `env.place[2]` that of one, `env.jump(3)` calls a method of each env and
+    `list(env.place)` reads an attribute of each env, `env.place[2]` that of one env, `env.jump(3)` calls a method of each env and
     returns a list, and `env.engine.temperature` is an attribute of an attribute.
     """
 
@@ -177,5 +177,5 @@ class FanOut:
 
 
 def has_attribute(pool: Pool, name: str) -> bool:
-    """Whether env 0 has an attribute; its worker is asked."""
+    """Ask the worker of env 0 whether the env has an attribute."""
     return bool(pool.get_attr(partial(has_named, name), env_ids=[0])[0])  # a call would mark the env as modified
