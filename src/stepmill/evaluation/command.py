@@ -29,7 +29,7 @@ def _seeds(text: str) -> range:
 @choice_option("--backend", ("auto", "serial", "thread", "process"), "auto", "Where envs run")
 @click.option("--success", metavar="NAME", help="The info that says whether an episode was successful.")
 @click.option("--retries", type=click.IntRange(min=0), default=2, show_default=True, help="Play again after a fault.")
-@click.option("--resume", type=click.Path(dir_okay=False), metavar="FILE", help="Add episodes to FILE; skip its own.")
+@click.option("--resume", type=click.Path(dir_okay=False), metavar="FILE", help="Append episodes; skip those in it.")
 @click.option("--videos", type=click.Path(file_okay=False), metavar="DIR", help="Write a video of each episode.")
 @click.option("--record", metavar="WHICH", default="all", show_default=True, help="Videos: all, failures, or a number.")
 @click.option("--step-timeout", "step_timeout_s", type=SECONDS, metavar="S", help="Time limit of a step.")

@@ -179,8 +179,8 @@ def tune(**arguments: Any) -> None:
     are compared in the same way, until none is faster. Of equally fast configurations (within 5 %) the simplest is chosen: serial
     before thread before process, and fewer workers. Batches of some envs are chosen if they are 15 % faster.
 
-    Gains are relative to backend="auto". A learner computes between two batches, for 0.3 ms unless --learner-ms is given. That
-    is a small policy. If the learner takes longer, a faster engine gains less.
+    Gains are relative to backend="auto". A learner computes between two batches, for 0.3 ms unless --learner-ms is given, which
+    is typical of a small policy. If the learner takes longer, a faster engine gains less.
 
     Exit status: 0 done; 1 the env failed; 2 the command cannot work as given; 130 Ctrl-C, after the results so far are printed.
     """
