@@ -201,7 +201,7 @@ class Pool:
             linger_s: with max_envs, wait this many seconds longer for more envs once min_envs are ready.
             out: arrays in the structure of the observation, [B, ...] each, that receive the observations in place of new arrays.
         Raises:
-            EnvError, BadOutput, EnvTimeout, WorkerDied: an env has a fault. It is raised once; the others stay receivable.
+            EnvError, BadOutput, EnvTimeout, WorkerDied: an env has a fault. Each is raised once; the other results can still be received.
             RecvTimeout, KeyboardInterrupt: nothing is lost; call recv() again.
             UsageError: more envs are requested than are pending.
         """
