@@ -7,7 +7,7 @@ import logging
 import os
 import select
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ import pytest
 
 import stepmill
 from stepmill.testing.envs import BatchedCountingEnv, CountingEnv
-from tests.aio.test_leases import kill_first_worker, run
+from tests.aio.test_leases import kill_first_worker
 from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
 
-SOON_S, NEVER_S = 0.02, 1000.0
+IDLE_S = 1000.0
 
 
 class Diary:
@@ -96,7 +96,7 @@ def diary(tmp_path: Path) -> Iterator[Diary]:
 def diary_pool(
     diary: Diary,
     num_envs: int = 6,
-    idle_s: float = NEVER_S,
+    idle_s: float = IDLE_S,
     *,
     can_close: bool = True,
     make: type[DiaryEnv] = DiaryEnv,
@@ -121,6 +121,18 @@ async def give_back(leases: list[stepmill.EnvLease]) -> None:
         await lease.__aexit__(None, None, None)
 
 
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run a test without a guard of the event loop, whose clock jumps."""
+    asyncio.run(main)
+
+
+def let_idle_time_pass() -> None:
+    """Let the clock of the event loop jump, so that each env that is idle now has been idle for IDLE_S."""
+    loop: Any = asyncio.get_running_loop()
+    before = loop.time
+    loop.time = lambda: before() + IDLE_S
+
+
 async def play_on(lease: stepmill.EnvLease) -> None:
     while True:
         await lease.step(1)
@@ -133,13 +145,14 @@ async def play_on(lease: stepmill.EnvLease) -> None:
 @pytest.mark.parametrize("make", [DiaryEnv, AsyncDiaryEnv])
 def test_an_env_is_built_for_its_first_task_and_closed_after_the_last_and_built_again(diary: Diary, make: Any) -> None:
     async def main() -> None:
-        async with diary_pool(diary, idle_s=SOON_S, make=make) as pool:
+        async with diary_pool(diary, make=make) as pool:
             assert sorted(diary.read_now()) == ["0 built", "3 built"]
             leases = await leases_of(pool, 4)
             assert [lease.env_id for lease in leases] == [0, 3, 1, 4]
             assert await diary.read(2) == ["1 built", "4 built"]
             assert [(await lease.step(7))[0].tolist() for lease in leases] == [[i, 0, 1] for i in (0, 3, 1, 4)]
             await give_back(leases)
+            let_idle_time_pass()
             assert sorted(await diary.read(4)) == ["0 closed", "1 closed", "3 closed", "4 closed"]
             (again,) = await leases_of(pool, 1)
             assert await diary.read(1) == [f"{again.env_id} built"]
@@ -168,11 +181,12 @@ def test_envs_that_are_built_are_leased_first_in_turns_over_workers(diary: Diary
 
 def test_an_env_is_not_closed_while_a_task_has_it(diary: Diary) -> None:
     async def main() -> None:
-        async with diary_pool(diary, 4, idle_s=SOON_S) as pool:
+        async with diary_pool(diary, 4) as pool:
             kept, *others = await leases_of(pool, 4)
             diary.read_now()
-            for _ in range(3):  # longer than idle_s
+            for _ in range(3):
                 await give_back(others)
+                let_idle_time_pass()
                 assert f"{kept.env_id} closed" not in await diary.read(3)
                 others = await leases_of(pool, 3)
                 await diary.read(3)
@@ -183,11 +197,12 @@ def test_an_env_is_not_closed_while_a_task_has_it(diary: Diary) -> None:
 
 def test_a_task_that_waits_gets_an_env_that_is_being_closed(diary: Diary) -> None:
     async def main() -> None:
-        async with diary_pool(diary, 1, idle_s=SOON_S, num_workers=1) as pool:
+        async with diary_pool(diary, 1, num_workers=1) as pool:
             for _ in range(20):
                 async with pool.lease() as env:
                     assert (await env.reset(seed=3))[0].tolist() == [0, 0, 0]
                     assert (await env.step(5))[1] == 5.0
+                let_idle_time_pass()
                 await diary.read(2)
 
     run(main())
@@ -195,11 +210,12 @@ def test_a_task_that_waits_gets_an_env_that_is_being_closed(diary: Diary) -> Non
 
 def test_each_thread_of_a_worker_builds_its_own_envs(diary: Diary) -> None:
     async def main() -> None:
-        async with diary_pool(diary, 8, idle_s=SOON_S, workers={"threads_per_worker": 2}) as pool:
+        async with diary_pool(diary, 8, workers={"threads_per_worker": 2}) as pool:
             assert sorted(diary.read_now()) == ["0 built", "2 built", "4 built", "6 built"]
             leases = await leases_of(pool, 6)
             assert [lease.env_id for lease in leases] == [0, 4, 2, 6, 1, 5]
             await give_back(leases)
+            let_idle_time_pass()
             assert len(await diary.read(8)) == 8
 
     run(main())
@@ -218,11 +234,12 @@ def test_memory_of_a_closed_env_goes_back_to_the_system(diary: Diary) -> None:
 
     async def main() -> None:
         fns = [partial(LargeEnv, diary.path, env_id) for env_id in range(3)]
-        async with stepmill.AsyncPool(fns, num_workers=1, idle_s=SOON_S) as pool:
+        async with stepmill.AsyncPool(fns, num_workers=1, idle_s=IDLE_S) as pool:
             await diary.read(1)
             leases = await leases_of(pool, 3)
             in_use_mb = memory_mb(pool)
             await give_back(leases)
+            let_idle_time_pass()
             await diary.read(5)
             await leases_of(pool, 1)  # after the end of the last close
             assert memory_mb(pool) < in_use_mb - 150
@@ -232,7 +249,7 @@ def test_memory_of_a_closed_env_goes_back_to_the_system(diary: Diary) -> None:
 
 def test_no_env_is_closed_by_a_timer_after_the_end_of_the_pool(diary: Diary) -> None:
     async def main() -> None:
-        async with diary_pool(diary, 2, idle_s=NEVER_S) as pool:
+        async with diary_pool(diary, 2) as pool:
             leases = await leases_of(pool, 2)
         await give_back(leases)
         assert sorted(diary.read_now()) == ["0 built", "0 closed", "1 built", "1 closed"]
@@ -264,7 +281,7 @@ def test_an_error_of_the_builder_is_that_of_the_reset_which_may_be_repeated(diar
 def test_an_env_that_is_unlike_the_first_is_an_error_that_says_in_what(diary: Diary) -> None:
     async def main() -> None:
         fns = [partial(DiaryEnv, diary.path, 0), partial(gymnasium.make, "CartPole-v1")]
-        pool = stepmill.AsyncPool(fns, num_workers=1, idle_s=NEVER_S)
+        pool = stepmill.AsyncPool(fns, num_workers=1, idle_s=IDLE_S)
         async with pool, pool.lease(), pool.lease() as env:
             with pytest.raises(ValueError, match=r"env 1 raised.* has the observation .*float32.* and the first"):
                 await env.reset()
@@ -288,10 +305,11 @@ def test_an_env_that_raises_when_it_is_closed_is_reported_and_built_again(
     diary: Diary, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        async with diary_pool(diary, 1, SOON_S, can_close=False, num_workers=1) as pool:
+        async with diary_pool(diary, 1, can_close=False, num_workers=1) as pool:
             for seed in range(3):
                 async with pool.lease() as env:
                     assert (await env.reset(seed=seed))[0].tolist() == [0, 0, 0]
+                let_idle_time_pass()
                 await diary.read(2)
             (lease,) = await leases_of(pool, 1)
             await give_back([lease])
@@ -310,12 +328,13 @@ def test_a_deadline_ends_an_env_that_hangs_when_it_is_closed(diary: Diary, on_fa
         options: Any = {"on_fault": on_fault, "seeding": "per_episode", "reset_timeout_s": 10 * DEADLINE_S}
         hang = diary.path.parent / "hang when closed"
         hang.touch()
-        async with diary_pool(diary, 3, SOON_S, num_workers=1, **options) as pool:
+        async with diary_pool(diary, 3, num_workers=1, **options) as pool:
             (kept,) = await leases_of(pool, 1)
             await kept.step(1)
             await diary.read(1)
             async with pool.lease() as env:
                 await env.reset()
+            let_idle_time_pass()
             assert await diary.read(2) == ["1 built", "1 closed"]
             hang.unlink()
             if on_fault == "replay":
@@ -332,12 +351,13 @@ def test_a_deadline_ends_an_env_that_hangs_when_it_is_closed(diary: Diary, on_fa
 def test_a_worker_that_is_replayed_builds_only_the_envs_that_are_in_an_episode(diary: Diary) -> None:
     async def main() -> None:
         options: Any = {"on_fault": "replay", "seeding": "per_episode"}
-        async with diary_pool(diary, 8, SOON_S, num_workers=1, **options) as pool:
+        async with diary_pool(diary, 8, num_workers=1, **options) as pool:
             first, second, third = await leases_of(pool, 3)
             for lease in (first, second, third):
                 await lease.step(1)
             assert await diary.read(3) == ["0 built", "1 built", "2 built"]
             await give_back([first, third])
+            let_idle_time_pass()
             assert sorted(await diary.read(2)) == ["0 closed", "2 closed"]
             await asyncio.to_thread(kill_first_worker, pool)
             assert (await second.step(1))[0].tolist() == [1, 0, 2]
@@ -349,14 +369,16 @@ def test_a_worker_that_is_replayed_builds_only_the_envs_that_are_in_an_episode(d
 
 def test_after_a_death_the_first_env_of_the_new_worker_is_closed_too(diary: Diary) -> None:
     async def main() -> None:
-        async with diary_pool(diary, 3, SOON_S, num_workers=1) as pool:
+        async with diary_pool(diary, 3, num_workers=1) as pool:
             first, second = await leases_of(pool, 2)
             await give_back([first])
+            let_idle_time_pass()
             assert await diary.read(3) == ["0 built", "1 built", "0 closed"]
             await asyncio.to_thread(kill_first_worker, pool)
             with pytest.raises(stepmill.WorkerDied):
                 await play_on(second)
             await second.reset()
+            let_idle_time_pass()
             assert sorted(await diary.read(3)) == ["0 built", "0 closed", "1 built"]
 
     run(main())
@@ -393,11 +415,12 @@ def test_values_without_spaces_and_dicts_of_arrays_work_on_demand(diary: Diary) 
             return {"text": "hello", "pair": (2, np.ones(2, np.float32))}, {}
 
     async def main() -> None:
-        async with stepmill.AsyncPool(partial(TextEnv, diary.path, 0), num_envs=1, idle_s=SOON_S) as pool:
+        async with stepmill.AsyncPool(partial(TextEnv, diary.path, 0), num_envs=1, idle_s=IDLE_S) as pool:
             for _ in range(3):
                 async with pool.lease() as env:
                     obs = (await env.reset())[0]
                     assert (obs["text"], obs["pair"][0], obs["pair"][1].tolist()) == ("hello", 2, [1.0, 1.0])
+                let_idle_time_pass()
                 assert await diary.read(2) == ["0 built", "0 closed"]
 
     run(main())
@@ -411,10 +434,10 @@ def test_idle_s_is_a_positive_time(idle_s: float) -> None:
 
 def test_only_single_envs_that_are_leased_are_built_on_demand() -> None:
     async def main() -> None:
-        async with stepmill.AsyncPool(CountingEnv, num_envs=2, idle_s=NEVER_S) as pool:
+        async with stepmill.AsyncPool(CountingEnv, num_envs=2, idle_s=IDLE_S) as pool:
             with pytest.raises(stepmill.UsageError, match="idle_s is for envs that are leased"):
                 pool.reset_async()
-        async with stepmill.AsyncPool(partial(BatchedCountingEnv, 2), num_envs=2, idle_s=NEVER_S) as pool:
+        async with stepmill.AsyncPool(partial(BatchedCountingEnv, 2), num_envs=2, idle_s=IDLE_S) as pool:
             with pytest.raises(stepmill.UsageError, match="receive"):
                 pool.lease()
 
