@@ -9,7 +9,7 @@ from originals_suites import Suite, read_suites
 
 RESULTS = ROOT / "build" / "originals"
 PAGE = ROOT / "docs" / "originals.md"
-HEAD = """# The originals' own tests, run with stepmill's classes
+HEAD = """# The originals' own tests
 
 `make test-originals` writes this page; do not edit it. Each suite is the original library's own test code, from its public
 repository or its package. It runs with stepmill's classes in the place of the library's classes. "Listed" cases fail, each for
