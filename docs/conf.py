@@ -3,6 +3,8 @@
 import os
 import re
 import sys
+from collections.abc import Collection
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import stepmill  # noqa: E402
+from stepmill.spec.records import Record  # noqa: E402
 
 project = "stepmill"
 author = "The stepmill authors"
@@ -38,6 +41,7 @@ nb_merge_streams = True
 
 # Single backquotes in docstrings are code.
 default_role = "code"
+smartquotes = False  # quotation marks are mostly those of values
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
@@ -48,6 +52,7 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
 python_maximum_signature_line_length = 88
 add_module_names = False
 # Libraries that the site's environment does not have. Front-ends that subclass their classes are documented without them.
@@ -92,9 +97,27 @@ def _as_rst(lines: list[str]) -> list[str]:
     return changed
 
 
-def _keep_text(_app: object, what: str, name: str, _obj: object, _options: object, lines: list[str]) -> None:
+def _with_entries(lines: list[str], name: str, fields: Collection[str]) -> list[str]:
+    """Return a dataclass's docstring whose section of attributes, the last one, is an entry for each, with its type and default."""
+    begin, section = lines[: lines.index("Attributes:")], lines[lines.index("Attributes:") + 1 :]
+    entries: list[str] = []
+    texts = re.split(r"^    (?=\S)", "\n".join(section), flags=re.MULTILINE)[1:]
+    for names, _, text in (each.partition(": ") for each in texts):
+        body = [f"   {line.strip()}" for line in (text[:1].upper() + text[1:]).splitlines()]
+        if not set(names.split(",")) <= set(fields):
+            return lines
+        entries += [line for each in names.split(",") for line in (f".. autoattribute:: {name}.{each}", "", *body, "")]
+    return [*begin, *entries]
+
+
+def _keep_text(_app: object, what: str, name: str, obj: object, _options: object, lines: list[str]) -> None:
     """Change a docstring before napoleon reads it, and remember the texts of properties."""
     lines[:] = _as_rst(lines)
+    if isinstance(obj, type) and "Attributes:" in lines:
+        if issubclass(obj, Record):  # scripts/docs_api.py has the entries
+            lines[:] = lines[: lines.index("Attributes:")]
+        elif is_dataclass(obj):
+            lines[:] = _with_entries(lines, name, obj.__dataclass_fields__)
     if what in {"property", "attribute"} and not _SECTION.search("\n".join(lines)):
         _texts[name] = lines.copy()
 

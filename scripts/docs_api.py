@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from public_api import PublicName, all_names
+
+from stepmill.spec.options import RECORDS, PoolOptions
+from stepmill.spec.records import Record, default_of
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ _ERRORS = (
 PAGES = (
     Page("pool", "Pool", ":doc:`/POOL` describes it in full.", ("Pool", "monitor", "trace", "read_timers")),
     Page("vector_env", "VectorEnv and make_vec", "The differences to Gymnasium's classes are in :doc:`/switching/gymnasium`.", ("make_vec", "VectorEnv", "install_vector_entry_points")),
-    Page("options", "Options and states", "Each field of ``PoolOptions`` is also a keyword of ``Pool``, ``VectorEnv``, ``make_vec`` and the front-ends.", ("PoolOptions", "Restarts", "Resets", "Start", "Workers", "Tuning", "RayOptions", "AutoresetMode", "Context", "OnFault", "RetryIn", "Seeding", "EnvState")),
+    Page("options", "Options and states", "Each field of ``PoolOptions`` is also a keyword of ``Pool``, ``VectorEnv``, ``make_vec`` and the front-ends. N is the number of envs.", ("PoolOptions", "Restarts", "Resets", "Start", "Workers", "Tuning", "RayOptions", "AutoresetMode", "Context", "OnFault", "RetryIn", "Seeding", "EnvState")),
     Page("results", "Batch, Rollout and EnvSpec", "What a pool returns, and what it knows about an env.", ("Batch", "Received", "EnvFault", "Rollout", "RolloutBatch", "EnvSpec")),
     Page("tune", "tune", "The guide is in :doc:`/observe`.", ("tune", "TuneResult")),
     Page("aio", "asyncio", "The guide is :doc:`/guides/text_and_tools`.", ("AsyncPool", "EnvLease")),
@@ -84,6 +89,10 @@ _ALIASES = {
     "stepmill.timers",
 }
 _ALIAS_MODULES = {"stepmill.frontends.gymnasium"}
+_DOCS = Path(__file__).resolve().parent.parent / "docs"
+_OPTION_TABLES = {"POOL": "", "scaling": "ray."}  # the pages that have them, and what their names begin with
+_OPTION_ROW = re.compile(r"^\| `([\w.]+)` \|[^|]*\| (.*) \| (.*) \|$", re.MULTILINE)  # name, default, values, meaning
+_MARKDOWN_LINK = re.compile(r"\[([^]]+)\]\((?:([\w/]+)\.md)?(#[^)]*)?\)")
 
 
 def api_pages() -> dict[str, str]:
@@ -126,10 +135,44 @@ def _page(page: Page, names: dict[str, PublicName]) -> str:
 
 def _directive(name: PublicName) -> list[str]:
     if isinstance(name.node, ast.ClassDef):
-        return [f".. autoclass:: {name.path}", "   :members:", "   :show-inheritance:", ""]
+        bases = ["   :show-inheritance:"] * bool(name.node.bases)
+        return [f".. autoclass:: {name.path}", "   :members:", *bases, "", *_options(name.node.name)]
     if isinstance(name.node, ast.FunctionDef):
         return [f".. autofunction:: {name.path}", ""]
     if name.node is None:
         return []
     value = ast.unparse(name.node.value) if name.node.value else ""
     return [f".. py:data:: {name.path}", "", f"   ``{value}``", ""]
+
+
+def _options(class_name: str) -> list[str]:
+    """Return an entry for each option of a record: autodoc adds type and default, and the tables in docs/ have the rest."""
+    kinds: tuple[type[Record], ...] = (PoolOptions, *RECORDS)
+    kind = next((each for each in kinds if each.__name__ == class_name), None)
+    if kind is None:
+        return []
+    texts = {
+        f"{prefix}{name}": (_as_rst(values, page), _as_rst(meaning, page))
+        for page, prefix in _OPTION_TABLES.items()
+        for name, values, meaning in _OPTION_ROW.findall((_DOCS / f"{page}.md").read_text(encoding="utf-8"))
+    }
+    for each in RECORDS:
+        values = f"a :py:class:`~stepmill.{each.__name__}`, or a mapping of its fields"
+        texts[each._option] = values, texts.get(each._option, ("", (each.__doc__ or "").partition("\n")[0]))[1]
+    lines = []
+    for name in kind.__dataclass_fields__:
+        values, meaning = texts[kind._path(name)]
+        default = default_of(kind, name)
+        options = ["      :no-value:"] if isinstance(default, Record) else []
+        lines += [f"   .. autoattribute:: stepmill.{class_name}.{name}", *options, "", f"      {meaning}", ""]
+        lines += [f"      Allowed values: {values}.{' Default: ``{}``.' * (default == {})}", ""]
+    return lines
+
+
+def _as_rst(text: str, page: str) -> str:
+    """Return a line of Markdown as reStructuredText."""
+
+    def link(match: re.Match[str]) -> str:
+        return f"`{match[1]} <../{match[2] or page}.html{match[3] or ''}>`__"
+
+    return _MARKDOWN_LINK.sub(link, re.sub(r"`([^`]+)`", r"``\1``", text))

@@ -32,13 +32,13 @@ logger = logging.getLogger("stepmill.di_engine")
 class EnvState(IntEnum):
     """The state of an env, with the names and numbers of DI-engine's EnvState."""
 
-    VOID = 0  # not launched, or closed
-    INIT = 1  # its worker has started
-    RUN = 2  # it waits for an action, or executes one
-    RESET = 3  # it is being reset
-    DONE = 4  # it has finished `episode_num` episodes
-    ERROR = 5  # it failed, or returned an abnormal timestep; a reset repairs it
-    NEED_RESET = 6  # its episode has ended, and auto_reset is off
+    VOID = 0  #: Not launched, or closed.
+    INIT = 1  #: Its worker has started.
+    RUN = 2  #: It waits for an action, or executes one.
+    RESET = 3  #: It is being reset.
+    DONE = 4  #: It has finished `episode_num` episodes.
+    ERROR = 5  #: It failed, or returned an abnormal timestep. A reset repairs it.
+    NEED_RESET = 6  #: Its episode has ended, and auto_reset is off.
 
 
 _VOID, _INIT, _RUN, _RESET = EnvState.VOID, EnvState.INIT, EnvState.RUN, EnvState.RESET

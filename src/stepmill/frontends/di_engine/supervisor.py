@@ -38,8 +38,8 @@ logger = logging.getLogger("stepmill.di_engine")
 class ChildType(Enum):
     """Where envs run; members of DI-engine's enum of that name are accepted, too."""
 
-    PROCESS = "process"
-    THREAD = "thread"
+    PROCESS = "process"  #: In worker processes.
+    THREAD = "thread"  #: In threads of the calling process.
 
 
 @dataclass

@@ -358,10 +358,10 @@ class EnvironmentParametersChannel(_OutwardChannel):
 class StatsAggregationMethod(Enum):
     """How several values of a name are aggregated."""
 
-    AVERAGE = 0
-    MOST_RECENT = 1
-    SUM = 2
-    HISTOGRAM = 3
+    AVERAGE = 0  #: The mean of all values.
+    MOST_RECENT = 1  #: The last value.
+    SUM = 2  #: The sum of all values.
+    HISTOGRAM = 3  #: All values are kept.
 
 
 class StatsSideChannel(SideChannel):

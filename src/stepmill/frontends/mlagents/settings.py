@@ -35,8 +35,8 @@ class RestartLimits:
 class OnCrash(str, Enum):
     """The effect of a worker's crash on the others."""
 
-    GO_ON = "go_on"  # only the crashed worker's episodes end, as interrupted
-    RESET_ALL = "reset_all"  # all episodes are dropped and all envs reset, as in the original
+    GO_ON = "go_on"  #: Only the episodes of the crashed worker end, as interrupted.
+    RESET_ALL = "reset_all"  #: All episodes are dropped and all envs reset, as in the original.
 
 
 class ManagerKeywords(TypedDict, total=False):

@@ -31,14 +31,14 @@ _END_S = 1.0
 class EnvironmentCommand(Enum):
     """The kind of a message between a manager and a worker that a subclass started. Numbers are ML-Agents'."""
 
-    STEP = 1
-    BEHAVIOR_SPECS = 2
-    ENVIRONMENT_PARAMETERS = 3
-    RESET = 4
-    CLOSE = 5
-    ENV_EXITED = 6
-    CLOSED = 7
-    TRAINING_STARTED = 8
+    STEP = 1  #: Step the env; the answer has the result.
+    BEHAVIOR_SPECS = 2  #: Send the behavior specs.
+    ENVIRONMENT_PARAMETERS = 3  #: Set parameters of the env.
+    RESET = 4  #: Reset the env.
+    CLOSE = 5  #: Close the env, and end.
+    ENV_EXITED = 6  #: The env has failed; the payload is the exception.
+    CLOSED = 7  #: The worker has closed its env.
+    TRAINING_STARTED = 8  #: Tell the env that training has started.
 
 
 class EnvironmentRequest(NamedTuple):

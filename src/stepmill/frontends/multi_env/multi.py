@@ -22,8 +22,8 @@ _SKIPPED: Row = (None, None, None, None)
 class StepApi(str, Enum):
     """The form in which `MultiEnv.step` and `MultiEnv.reset` return results."""
 
-    GYM = "gym"  # step: obs, rewards, terminals, infos; reset: obs
-    GYMNASIUM = "gymnasium"  # step: obs, rewards, terminated, truncated, infos; reset: obs, infos
+    GYM = "gym"  #: `step` returns obs, rewards, terminals and infos, and `reset` returns obs.
+    GYMNASIUM = "gymnasium"  #: `step` returns obs, rewards, terminated, truncated and infos, and `reset` obs and infos.
 
 
 @dataclass(frozen=True)
