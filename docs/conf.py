@@ -41,7 +41,7 @@ nb_merge_streams = True
 
 # Single backquotes in docstrings are code.
 default_role = "code"
-smartquotes = False  # quotation marks are mostly those of values
+smartquotes_action = "De"  # dashes and ellipses; quotation marks are mostly those of values
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False

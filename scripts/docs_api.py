@@ -31,7 +31,7 @@ _ERRORS = (
 PAGES = (
     Page("pool", "Pool", ":doc:`/POOL` describes it in full.", ("Pool", "monitor", "trace", "read_timers")),
     Page("vector_env", "VectorEnv and make_vec", "The differences to Gymnasium's classes are in :doc:`/switching/gymnasium`.", ("make_vec", "VectorEnv", "install_vector_entry_points")),
-    Page("options", "Options and states", "Each field of ``PoolOptions`` is also a keyword of ``Pool``, ``VectorEnv``, ``make_vec`` and the front-ends. N is the number of envs.", ("PoolOptions", "Restarts", "Resets", "Start", "Workers", "Tuning", "RayOptions", "AutoresetMode", "Context", "OnFault", "RetryIn", "Seeding", "EnvState")),
+    Page("options", "Options and states", "Each field of ``PoolOptions`` is also a keyword of ``Pool``, ``VectorEnv``, ``make_vec`` and the front-ends.", ("PoolOptions", "Restarts", "Resets", "Start", "Workers", "Tuning", "RayOptions", "AutoresetMode", "Context", "OnFault", "RetryIn", "Seeding", "EnvState")),
     Page("results", "Batch, Rollout and EnvSpec", "What a pool returns, and what it knows about an env.", ("Batch", "Received", "EnvFault", "Rollout", "RolloutBatch", "EnvSpec")),
     Page("tune", "tune", "The guide is in :doc:`/observe`.", ("tune", "TuneResult")),
     Page("aio", "asyncio", "The guide is :doc:`/guides/text_and_tools`.", ("AsyncPool", "EnvLease")),
@@ -135,8 +135,10 @@ def _page(page: Page, names: dict[str, PublicName]) -> str:
 
 def _directive(name: PublicName) -> list[str]:
     if isinstance(name.node, ast.ClassDef):
+        if options := _options(name.node.name):
+            return [f".. autoclass:: {name.path}(**options)", "   :members:", "", *options]
         bases = ["   :show-inheritance:"] * bool(name.node.bases)
-        return [f".. autoclass:: {name.path}", "   :members:", *bases, "", *_options(name.node.name)]
+        return [f".. autoclass:: {name.path}", "   :members:", *bases, ""]
     if isinstance(name.node, ast.FunctionDef):
         return [f".. autofunction:: {name.path}", ""]
     if name.node is None:
