@@ -58,6 +58,7 @@ ALF_PACKAGES = (
     "charset-normalizer",
 )
 FRONTENDS_EXTRA = ("pygame", "pyyaml")  # Gymnasium's, SB3's and TorchRL's tests draw envs and read settings
+SKRL_PACKAGES = ("skrl==2.0.0", "sympy", "networkx", "jinja2")  # what torch needs of the others to be imported by skrl
 TRAINERS_FIRST = (TORCH, "numpy==1.23.5")
 TRAINERS_ITSELF = ("mlagents==1.1.0", "mlagents-envs==1.1.0")  # their metadata refuses CPython 3.11
 TRAINERS_PACKAGES = (
@@ -94,6 +95,8 @@ def make_environment(name: str, source: Path | None) -> tuple[Path, list[Path]]:
         if source is not None:
             _copy_trainers_tests(python, source)
         return python, []
+    if name == "skrl":
+        return _install(name, [SKRL_PACKAGES]), []
     assert name == "alf"
     assert source is not None
     python = _install(name, [ALF_FIRST, _without_dependencies(ALF_PACKAGES)])
