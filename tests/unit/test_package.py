@@ -58,3 +58,9 @@ def test_another_system_is_refused_in_one_sentence(platform):
     answer = run_python(f"import sys; sys.platform = {platform!r}\nimport stepmill")
     assert answer.returncode == 1
     assert re.search(rf"^ImportError: stepmill runs on Linux only, .*{platform}.*\.$", answer.stderr, re.MULTILINE)
+
+
+def test_an_old_gymnasium_is_named_in_the_error():
+    old = "import gymnasium; del gymnasium.vector.AutoresetMode; gymnasium.__version__ = '0.29.1'"
+    answer = run_python(f"{old}\nimport stepmill; stepmill.VectorEnv")
+    assert "ImportError: stepmill needs gymnasium>=1.1, but 0.29.1 is installed" in answer.stderr

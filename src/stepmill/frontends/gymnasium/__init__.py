@@ -8,6 +8,13 @@ spaces         the spaces of many envs as the spaces of one vector env
 errors         errors that are both stepmill's and Gymnasium's
 """
 
+import gymnasium
+
+try:
+    from gymnasium.vector import AutoresetMode as _AutoresetMode  # noqa: F401  new in 1.1
+except ImportError as exc:
+    raise ImportError(f"stepmill needs gymnasium>=1.1, but {gymnasium.__version__} is installed") from exc
+
 from stepmill.frontends.gymnasium.entry_points import VectorEntryPoints, install_vector_entry_points
 from stepmill.frontends.gymnasium.make import make_vec
 from stepmill.frontends.gymnasium.vector import VectorEnv
