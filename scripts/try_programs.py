@@ -50,14 +50,14 @@ CLEANRL = {
         (("np.clip(obs, -10, 10))", "np.clip(obs, -10, 10), env.observation_space)"),),
         "--total-timesteps 4096 --num-steps 1024 --num-minibatches 16",
     ),
-    "sac_continuous_action": Program((), "--total-timesteps 601 --learning-starts 300"),
+    "sac_continuous_action": Program((), "--total-timesteps 401 --learning-starts 200"),
     "ppo_atari": Program(
         (
             ("import gymnasium as gym\n", "import ale_py\nimport gymnasium as gym\n"),
             ("GrayScaleObservation(", "GrayscaleObservation("),
             ("FrameStack(", "FrameStackObservation("),
         ),
-        "--total-timesteps 512 --num-steps 32",
+        "--total-timesteps 256 --num-steps 16",
     ),
 }
 ZOO = "rl_zoo3.train ppo CartPole-v1"
