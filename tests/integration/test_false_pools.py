@@ -121,7 +121,7 @@ def test_a_slab_that_contradicts_itself_is_left_out(forgery: str) -> None:
 )
 def test_counters_beyond_the_end_are_refused(fields: dict[str, Any]) -> None:
     slab = changed(slab_of_a_pool(), **fields)
-    with held(slab), AttachedPool(only_pool(os.getpid())) as pool, pytest.raises(UsageError, match="and is not"):
+    with held(slab), AttachedPool(only_pool(os.getpid())) as pool, pytest.raises(UsageError, match="but is not"):
         pool.stats()
 
 

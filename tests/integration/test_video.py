@@ -110,7 +110,7 @@ def test_a_run_writes_a_grid_and_a_video_per_env(tmp_path):
     [
         (["my_envs:Blind-v0", "--video", "all.mp4"], "render_mode='rgb_array'"),
         (["my_envs:Coloured-v0", "--video", "no/all.mp4"], "does not exist"),
-        (["my_envs:Coloured-v0", "--video", "all.mp4", "--batch-size", "1"], "leave --batch-size out"),
+        (["my_envs:Coloured-v0", "--video", "all.mp4", "--batch-size", "1"], "leave out --batch-size"),
     ],
 )
 def test_a_run_says_why_there_are_no_frames(arguments, text, tmp_path):
