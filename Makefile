@@ -19,7 +19,7 @@ RUN_PACKAGES := numpy gymnasium cloudpickle click rich ale-py opencv-python-head
 # Containers often set it; each of the hundreds of processes that the tests start would compile stepmill again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-slow test-mlagents test-ray test-originals test-jupyter test-versions bench-setup bench docs docs-shots dist extras lock clean
+.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-slow test-mlagents test-ray test-originals test-envs test-jupyter test-versions bench-setup bench docs docs-shots dist extras lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 16
@@ -132,6 +132,9 @@ test-ray: build  ## the tests marked ray, and the contract of a backend, on Ray 
 
 test-originals: build  ## the originals' own tests with our classes in place of theirs; sources in $$STEPMILL_ORIGINALS, SUITES="alf sb3"
 	$(PY) scripts/test_originals.py $(ORIGINALS_ARGS) $(SUITES)
+
+test-envs: build  ## envs of other packages, bit for bit as in Gymnasium, with doctor and speeds; ENVS='MiniGrid "PettingZoo MPE"' runs some
+	$(PY) scripts/test_envs.py $(ENVS)
 
 test-jupyter: build  ## the tests of pools in notebooks, in a separate environment
 	scripts/test_jupyter.sh $(PY)

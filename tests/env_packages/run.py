@@ -1,0 +1,176 @@
+"""Run one env of `make test-envs`, and print one JSON object: `python -m tests.env_packages.run ID [API]`.
+
+It has "unsteady", where two runs of the reference differ, "differs" for each backend, and "speed", in env-steps per second. The
+reference is Gymnasium's SyncVectorEnv or, with an API, the envs played one after the other by tests/env_packages/plain.py.
+"""
+
+import copy
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from importlib import import_module
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+import stepmill
+from stepmill.observe.catalog import find_env
+from stepmill.testing.compare import find_difference
+from tests.env_packages import plain
+
+NUM_ENVS, NUM_STEPS = 4, 500
+BACKENDS = ("serial", "thread", "process")
+SPEED_ENVS, SPEED_WORKERS, ROUNDS, ROUND_S = 8, 2, 3, 0.5
+Make = Callable[[], Any]
+
+
+def play_vector(envs: Any, actions: list[Any]) -> list[Any]:
+    """Return copies of all results of a Gymnasium vector env, with infos."""
+    with closing(envs):
+        return [copy.deepcopy(envs.reset(seed=0)), *(copy.deepcopy(envs.step(action)) for action in actions)]
+
+
+def play_pool(make: Make, api: type[plain.Plain], actions: list[list[Any]], backend: str) -> list[Any]:
+    """Return copies of the results of a pool, without infos."""
+    options: Any = {"backend": backend} if backend == "serial" else {"backend": backend, "num_workers": 2}
+    with stepmill.Pool([make] * len(actions), **options) as pool:
+        batches = [copy_batch(pool.reset(seed=0 if api.is_seeded else None))]
+        return [*batches, *(copy_batch(pool.step(plain.stack(list(rows)))) for rows in zip(*actions, strict=True))]
+
+
+def copy_batch(batch: Any) -> Any:
+    return copy.deepcopy((batch.obs, batch.reward, batch.terminated, batch.truncated))
+
+
+def vector_class(kind: str) -> Any:
+    """Return Gymnasium's SyncVectorEnv or AsyncVectorEnv, or MO-Gymnasium's for its envs: their rewards are vectors."""
+    if "mo_gymnasium" in sys.modules:
+        return getattr(import_module("mo_gymnasium.wrappers.vector"), f"MO{kind}")
+    return getattr(gymnasium.vector, kind)
+
+
+def open_async(make: Make) -> tuple[Any, str]:
+    """Return AsyncVectorEnv and its name; without shared memory where a space has no fixed size."""
+    cls: Any = vector_class("AsyncVectorEnv")
+    try:
+        return cls([make] * SPEED_ENVS), cls.__name__
+    except ValueError:
+        return cls([make] * SPEED_ENVS, shared_memory=False), f"{cls.__name__}, shared_memory=False"
+
+
+def compare(make: Make) -> dict[str, Any]:
+    """Compare VectorEnv with SyncVectorEnv on each backend."""
+    sync = vector_class("SyncVectorEnv")
+    reference = sync([make] * NUM_ENVS)
+    reference.action_space.seed(0)
+    actions = [reference.action_space.sample() for _ in range(NUM_STEPS)]
+    wanted = play_vector(reference, actions)
+    unsteady = find_difference(wanted, play_vector(sync([make] * NUM_ENVS), actions))
+
+    def run(backend: str) -> list[Any]:
+        options: Any = {"backend": backend} if backend == "serial" else {"backend": backend, "num_workers": 2}
+        return play_vector(stepmill.VectorEnv([make] * NUM_ENVS, **options), actions)
+
+    return {"unsteady": shorten(unsteady), "differs": differences(wanted, run)}
+
+
+def compare_plain(make: Make, api: type[plain.Plain]) -> dict[str, Any]:
+    """Compare a Pool with the plain envs on each backend."""
+    actions = draw(make, api, NUM_ENVS)
+    wanted = plain.play(api, make, actions)
+    unsteady = find_difference(wanted, plain.play(api, make, actions))
+    return {
+        "unsteady": unsteady,
+        "differs": differences(wanted, lambda backend: play_pool(make, api, actions, backend)),
+    }
+
+
+def draw(make: Make, api: type[plain.Plain], num_envs: int) -> list[list[Any]]:
+    env, rng = api(make()), np.random.default_rng(0)
+    env.reset(0)
+    return [[env.draw(rng) for _ in range(NUM_STEPS)] for _ in range(num_envs)]
+
+
+def differences(wanted: list[Any], run: Callable[[str], list[Any]]) -> dict[str, str | None]:
+    """Return where the results on each backend differ, or what was raised; None where they are equal."""
+    found: dict[str, str | None] = {}
+    for backend in BACKENDS:
+        try:
+            found[backend] = shorten(find_difference(wanted, run(backend), "step"))
+        except Exception as error:  # it is a result
+            found[backend] = shorten(f"{type(error).__name__}: {error}")
+    return found
+
+
+def shorten(text: str | None) -> str | None:
+    return text and " ".join(text.split())[:200]
+
+
+def measure(make: Make, api: type[plain.Plain] | None) -> dict[str, Any]:
+    """Return env-steps per second of stepmill and of its peer, medians of rounds in turn, and the peer's name."""
+    options: Any = {"backend": "process", "num_workers": SPEED_WORKERS}
+    if api is None:
+        peer, name = open_async(make)
+        ours: Any = stepmill.VectorEnv([make] * SPEED_ENVS, **options)
+        peer.action_space.seed(0)
+        batches = [peer.action_space.sample() for _ in range(NUM_STEPS)]
+        peer.reset(seed=0)
+        ours.reset(seed=0)
+        steppers = [endless(ours.step, batches), endless(peer.step, batches)]
+    else:
+        ours, peer, name = stepmill.Pool([make] * SPEED_ENVS, **options), None, "loop"
+        rows = list(zip(*draw(make, api, SPEED_ENVS), strict=True))
+        ours.reset(seed=0 if api.is_seeded else None)
+        alone = [api(make()) for _ in range(SPEED_ENVS)]
+        for seed, env in enumerate(alone):
+            env.reset(seed)
+        steppers = [
+            endless(ours.step, [plain.stack(list(row)) for row in rows]),
+            endless(lambda row: [env.step(action) for env, action in zip(alone, row, strict=True)], rows),
+        ]
+    rounds = [[rate(stepper) for stepper in steppers] for _ in range(ROUNDS + 1)][1:]
+    ours.close()
+    if peer is not None:
+        peer.close()
+    own, others = (statistics.median(rates) for rates in zip(*rounds, strict=True))
+    return {"stepmill": own, "peer": others, "name": name}
+
+
+def endless(step: Callable[[Any], Any], batches: list[Any]) -> Iterator[Any]:
+    while True:
+        for batch in batches:
+            yield step(batch)
+
+
+def rate(stepper: Iterator[Any]) -> float:
+    """Return env-steps per second of a round."""
+    began_s, num_steps = time.perf_counter(), 0
+    while time.perf_counter() - began_s < ROUND_S:
+        next(stepper)
+        num_steps += SPEED_ENVS
+    return num_steps / (time.perf_counter() - began_s)
+
+
+def main() -> None:
+    env_id, *apis = sys.argv[1:]
+    api = getattr(plain, apis[0]) if apis else None
+    try:
+        make = find_env(env_id).make
+        make()
+    except Exception as error:  # it is a result
+        print(f"\n{json.dumps({'missing': f'{type(error).__name__}: {error}'})}")
+        return
+    result = compare(make) if api is None else compare_plain(make, api)
+    try:
+        result["speed"] = measure(make, api)
+    except Exception as error:  # it is a result
+        result["speed"] = {"error": f"{type(error).__name__}: {error}"}
+    print(f"\n{json.dumps(result)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
