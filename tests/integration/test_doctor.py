@@ -9,6 +9,7 @@ from functools import partial
 
 import gymnasium
 import pytest
+from gymnasium import spaces
 
 from stepmill.observe.catalog import find_env
 from stepmill.observe.doctor import GROUPS, Severity, diagnose
@@ -60,8 +61,26 @@ def test_a_rounding_error_is_no_lie_of_the_space():
     assert "a rounding error" in finding.what
 
 
+class Parallel:
+    """As PettingZoo's parallel envs: a method returns the space of an agent."""
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def step(self, action):
+        raise AssertionError("it is not stepped")
+
+    def close(self):
+        raise AttributeError("as textarena's games before their first reset")
+
+
 @pytest.mark.parametrize(
-    ("env", "why"), [(Turns, "its step is a coroutine"), (NoSpaces, "it declares no action_space")]
+    ("env", "why"),
+    [
+        (Turns, "its step is a coroutine"),
+        (NoSpaces, "it declares no action_space"),
+        (Parallel, "it declares no action_space"),
+    ],
 )
 def test_an_env_that_cannot_be_checked_is_reported_once(env, why):
     (finding,) = diagnose(env, num_steps=10).findings

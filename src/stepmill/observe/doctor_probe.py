@@ -19,7 +19,7 @@ import threading
 import time
 import warnings
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import suppress
 from typing import Any
 
 import cloudpickle
@@ -47,8 +47,14 @@ FORK_LIMIT_S = 20.0
 def check_steps(env_fn: EnvFn, emit: Emit, num_steps: int, budget_s: float) -> None:
     """Step one env many times, and check its results, spaces, durations, threads, leaks and child processes."""
     before = children()
-    with closing(env_fn()) as env:
+    env = env_fn()
+    try:
         _LongRun(env, emit, num_steps, budget_s).run()
+    except BaseException:
+        with suppress(Exception):  # the first error counts; close() may fail without a reset before
+            env.close()
+        raise
+    env.close()
     left = wait_for_end(children() - before)
     if left:
         emit(
@@ -96,7 +102,7 @@ class _LongRun:
 
     def run(self) -> None:
         is_coroutine = inspect.iscoroutinefunction(self._env.step)
-        if is_coroutine or getattr(self._env, "action_space", None) is None:
+        if is_coroutine or not hasattr(getattr(self._env, "action_space", None), "sample"):
             what = "its step is a coroutine" if is_coroutine else "it declares no action_space to draw actions from"
             self._emit("not-checked", "note", f"the env is not checked: {what}", "the env", "play it with a Pool")
             raise _Unusable
