@@ -57,9 +57,9 @@ def _pip(python: Path, arguments: list[str]) -> bool:
     return subprocess.run(command, env=environment, check=False).returncode == 0
 
 
-def run_env(python: Path, env: dict[str, str]) -> dict[str, Any]:
+def run_env(python: Path, env: dict[str, Any]) -> dict[str, Any]:
     """Compare and measure an env, and let doctor check it."""
-    arguments = [env["id"], *([env["api"]] if "api" in env else [])]
+    arguments = [env["id"], *([env["api"]] if "api" in env else []), "--steps", str(env.get("steps", 500))]
     code, output, errors = _run([str(python), "-m", "tests.env_packages.run", *arguments])
     if code:
         last = (errors.strip().splitlines() or ["no message"])[-1]
@@ -93,7 +93,7 @@ def _run(command: list[str]) -> tuple[int, str, str]:
     return run.returncode, run.stdout, run.stderr
 
 
-def find_faults(env: dict[str, str], result: dict[str, Any]) -> list[str]:
+def find_faults(env: dict[str, Any], result: dict[str, Any]) -> list[str]:
     """Return what is wrong and not listed."""
     if "missing" in result:
         return []
@@ -105,7 +105,7 @@ def find_faults(env: dict[str, str], result: dict[str, Any]) -> list[str]:
     return [] if "differs" in env else wrong
 
 
-def row_of(package: dict[str, Any], env: dict[str, str]) -> str:
+def row_of(package: dict[str, Any], env: dict[str, Any]) -> str:
     """Return the line of an env in the table."""
     result = read_result(env)
     name = env["id"].rpartition(":")[2]
@@ -122,15 +122,16 @@ def row_of(package: dict[str, Any], env: dict[str, str]) -> str:
     return f"| {version} | `{name}` | {' | '.join(cells)} | {doctor['status']}: {checks} | {rates[0]} | {peer} |"
 
 
-def notes_of(env: dict[str, str]) -> list[str]:
+def notes_of(env: dict[str, Any]) -> list[str]:
     """Return a line for each reason that is listed, and for each finding of doctor."""
     name, result = env["id"].rpartition(":")[2], read_result(env) or {}
     lines = [f"- `{name}`: {env[key]}" for key in ("unsteady", "differs") if key in env]
+    lines += [f"- `{name}`: it is slow, and makes {env['steps']} steps per env"] if "steps" in env else []
     findings = result.get("doctor", {}).get("findings", [])
     return lines + [f"- `{name}`, {each['severity']} {each['check']}: {each['what'][:160]}" for each in findings]
 
 
-def read_result(env: dict[str, str]) -> dict[str, Any] | None:
+def read_result(env: dict[str, Any]) -> dict[str, Any] | None:
     """Return the last result of an env; None if there is none."""
     file = RESULTS / f"{env['id'].replace('/', '_')}.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None

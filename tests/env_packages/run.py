@@ -1,9 +1,10 @@
-"""Run one env of `make test-envs`, and print one JSON object: `python -m tests.env_packages.run ID [API]`.
+"""Run one env of `make test-envs`, and print one JSON object: `python -m tests.env_packages.run ID [API] [--steps N]`.
 
 It has "unsteady", where two runs of the reference differ, "differs" for each backend, and "speed", in env-steps per second. The
 reference is Gymnasium's SyncVectorEnv or, with an API, the envs played one after the other by tests/env_packages/plain.py.
 """
 
+import argparse
 import copy
 import json
 import statistics
@@ -22,7 +23,7 @@ from stepmill.observe.catalog import find_env
 from stepmill.testing.compare import find_difference
 from tests.env_packages import plain
 
-NUM_ENVS, NUM_STEPS = 4, 500
+NUM_ENVS = 4
 BACKENDS = ("serial", "thread", "process")
 SPEED_ENVS, SPEED_WORKERS, ROUNDS, ROUND_S = 8, 2, 3, 0.5
 Make = Callable[[], Any]
@@ -62,12 +63,12 @@ def open_async(make: Make) -> tuple[Any, str]:
         return cls([make] * SPEED_ENVS, shared_memory=False), f"{cls.__name__}, shared_memory=False"
 
 
-def compare(make: Make) -> dict[str, Any]:
+def compare(make: Make, num_steps: int) -> dict[str, Any]:
     """Compare VectorEnv with SyncVectorEnv on each backend."""
     sync = vector_class("SyncVectorEnv")
     reference = sync([make] * NUM_ENVS)
     reference.action_space.seed(0)
-    actions = [reference.action_space.sample() for _ in range(NUM_STEPS)]
+    actions = [reference.action_space.sample() for _ in range(num_steps)]
     wanted = play_vector(reference, actions)
     unsteady = find_difference(wanted, play_vector(sync([make] * NUM_ENVS), actions))
 
@@ -78,9 +79,9 @@ def compare(make: Make) -> dict[str, Any]:
     return {"unsteady": shorten(unsteady), "differs": differences(wanted, run)}
 
 
-def compare_plain(make: Make, api: type[plain.Plain]) -> dict[str, Any]:
+def compare_plain(make: Make, api: type[plain.Plain], num_steps: int) -> dict[str, Any]:
     """Compare a Pool with the plain envs on each backend."""
-    actions = draw(make, api, NUM_ENVS)
+    actions = draw(make, api, NUM_ENVS, num_steps)
     wanted = plain.play(api, make, actions)
     unsteady = find_difference(wanted, plain.play(api, make, actions))
     return {
@@ -89,10 +90,10 @@ def compare_plain(make: Make, api: type[plain.Plain]) -> dict[str, Any]:
     }
 
 
-def draw(make: Make, api: type[plain.Plain], num_envs: int) -> list[list[Any]]:
+def draw(make: Make, api: type[plain.Plain], num_envs: int, num_steps: int) -> list[list[Any]]:
     env, rng = api(make()), np.random.default_rng(0)
     env.reset(0)
-    return [[env.draw(rng) for _ in range(NUM_STEPS)] for _ in range(num_envs)]
+    return [[env.draw(rng) for _ in range(num_steps)] for _ in range(num_envs)]
 
 
 def differences(wanted: list[Any], run: Callable[[str], list[Any]]) -> dict[str, str | None]:
@@ -110,20 +111,20 @@ def shorten(text: str | None) -> str | None:
     return text and " ".join(text.split())[:200]
 
 
-def measure(make: Make, api: type[plain.Plain] | None) -> dict[str, Any]:
+def measure(make: Make, api: type[plain.Plain] | None, num_steps: int) -> dict[str, Any]:
     """Return env-steps per second of stepmill and of its peer, medians of rounds in turn, and the peer's name."""
     options: Any = {"backend": "process", "num_workers": SPEED_WORKERS}
     if api is None:
         peer, name = open_async(make)
         ours: Any = stepmill.VectorEnv([make] * SPEED_ENVS, **options)
         peer.action_space.seed(0)
-        batches = [peer.action_space.sample() for _ in range(NUM_STEPS)]
+        batches = [peer.action_space.sample() for _ in range(num_steps)]
         peer.reset(seed=0)
         ours.reset(seed=0)
         steppers = [endless(ours.step, batches), endless(peer.step, batches)]
     else:
         ours, peer, name = stepmill.Pool([make] * SPEED_ENVS, **options), None, "loop"
-        rows = list(zip(*draw(make, api, SPEED_ENVS), strict=True))
+        rows = list(zip(*draw(make, api, SPEED_ENVS, num_steps), strict=True))
         ours.reset(seed=0 if api.is_seeded else None)
         alone = [api(make()) for _ in range(SPEED_ENVS)]
         for seed, env in enumerate(alone):
@@ -156,17 +157,21 @@ def rate(stepper: Iterator[Any]) -> float:
 
 
 def main() -> None:
-    env_id, *apis = sys.argv[1:]
-    api = getattr(plain, apis[0]) if apis else None
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("env_id")
+    parser.add_argument("api", nargs="?")
+    parser.add_argument("--steps", type=int, default=500, help="of each env")
+    given = parser.parse_args()
+    api = getattr(plain, given.api) if given.api else None
     try:
-        make = find_env(env_id).make
+        make = find_env(given.env_id).make
         make()
     except Exception as error:  # it is a result
         print(f"\n{json.dumps({'missing': f'{type(error).__name__}: {error}'})}")
         return
-    result = compare(make) if api is None else compare_plain(make, api)
+    result = compare(make, given.steps) if api is None else compare_plain(make, api, given.steps)
     try:
-        result["speed"] = measure(make, api)
+        result["speed"] = measure(make, api, given.steps)
     except Exception as error:  # it is a result
         result["speed"] = {"error": f"{type(error).__name__}: {error}"}
     print(f"\n{json.dumps(result)}", flush=True)
