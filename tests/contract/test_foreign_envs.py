@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -179,3 +181,14 @@ def test_seeds_and_options_go_where_the_api_takes_them(pool_of):
     assert info["fresh"].tolist() == [True]
     assert old.get_attr("log") == ([("seed", 3), ("reset", {"level": 2})],)
     assert new.get_attr("log") == ([(3, {"level": 2})],)
+
+
+def test_an_env_of_gym_0_26_whose_reset_takes_no_seed_is_reset_without_one(monkeypatch):
+    class Bare(OldCounter):
+        def reset(self):
+            return super().reset()
+
+    monkeypatch.setitem(sys.modules, "gym", SimpleNamespace(__version__="0.26.2"))
+    with stepmill.Pool([Bare], backend="serial") as pool:
+        assert pool.reset().obs.tolist() == [[0, 0]]
+        assert pool.get_attr("log") == ([("reset", {})],)

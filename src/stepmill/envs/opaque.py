@@ -118,7 +118,7 @@ def adapt(env: object) -> Steppable:
 def has_gymnasium_api(env: object) -> bool:
     """Whether an env's `reset` returns (observation, info) and takes a seed.
 
-    True for Gymnasium's envs and those of gym 0.26 and newer. For any other env it is true if `reset` has a parameter `seed`
+    True for Gymnasium's envs and, if `reset` takes a seed, for those of gym 0.26 and newer. For any other env it is true if `reset` has a parameter `seed`
     and no `return_info`, which gym 0.22 had. A SubprocessEnv, which wrappers of either library accept, says it itself.
     """
     of_subprocess_env = getattr(getattr(env, "unwrapped", env), "has_reset_info", None)
@@ -127,10 +127,11 @@ def has_gymnasium_api(env: object) -> bool:
     roots = {cls.__module__.partition(".")[0] for cls in type(env).__mro__}
     if "gymnasium" in roots:
         return True
+    parameters = _parameters(getattr(env, "reset", _do_nothing))
     if "gym" in roots and hasattr(sys.modules.get("gym"), "__version__"):
         numbers = str(sys.modules["gym"].__version__).split(".")[:2]
-        return tuple(int(number) if number.isdigit() else 0 for number in numbers) >= _NEW_GYM
-    parameters = _parameters(getattr(env, "reset", _do_nothing))
+        is_new = tuple(int(number) if number.isdigit() else 0 for number in numbers) >= _NEW_GYM
+        return is_new and any(name == "seed" or each.kind is each.VAR_KEYWORD for name, each in parameters.items())
     return "seed" in parameters and "return_info" not in parameters
 
 
