@@ -47,25 +47,30 @@ def copy_batch(batch: Any) -> Any:
     return copy.deepcopy((batch.obs, batch.reward, batch.terminated, batch.truncated))
 
 
-def vector_class(kind: str) -> Any:
-    """Return Gymnasium's SyncVectorEnv or AsyncVectorEnv, or MO-Gymnasium's for its envs: their rewards are vectors."""
+def sync_class() -> Any:
+    """Return Gymnasium's SyncVectorEnv, or MO-Gymnasium's for its envs: their rewards are vectors."""
     if "mo_gymnasium" in sys.modules:
-        return getattr(import_module("mo_gymnasium.wrappers.vector"), f"MO{kind}")
-    return getattr(gymnasium.vector, kind)
+        return import_module("mo_gymnasium.wrappers.vector").MOSyncVectorEnv
+    return gymnasium.vector.SyncVectorEnv
 
 
 def open_async(make: Make) -> tuple[Any, str]:
-    """Return AsyncVectorEnv and its name; without shared memory where a space has no fixed size."""
-    cls: Any = vector_class("AsyncVectorEnv")
+    """Return AsyncVectorEnv and its name; without shared memory where a space has no fixed size.
+
+    For MO-Gymnasium return MOSyncVectorEnv: MOAsyncVectorEnv 1.3.2 does not start with Gymnasium 1.4.
+    """
+    if "mo_gymnasium" in sys.modules:
+        return sync_class()([make] * SPEED_ENVS), "MOSyncVectorEnv"
+    cls = gymnasium.vector.AsyncVectorEnv
     try:
-        return cls([make] * SPEED_ENVS), cls.__name__
+        return cls([make] * SPEED_ENVS), "AsyncVectorEnv"
     except ValueError:
-        return cls([make] * SPEED_ENVS, shared_memory=False), f"{cls.__name__}, shared_memory=False"
+        return cls([make] * SPEED_ENVS, shared_memory=False), "AsyncVectorEnv, shared_memory=False"
 
 
 def compare(make: Make, num_steps: int) -> dict[str, Any]:
     """Compare VectorEnv with SyncVectorEnv on each backend."""
-    sync = vector_class("SyncVectorEnv")
+    sync = sync_class()
     reference = sync([make] * NUM_ENVS)
     reference.action_space.seed(0)
     actions = [reference.action_space.sample() for _ in range(num_steps)]
