@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 
 def _dm_control(domain: str, task: str) -> Any:
@@ -20,12 +21,17 @@ def _game(name: str) -> Any:
 
 
 class SeededNetHack(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """NLE and MiniHack ignore the seed of `reset`; they take it from their own method."""
+    """NLE and MiniHack ignore the seed of `reset`. Their own method `seed` holds for one episode."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._seeds = np.random.default_rng()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         if seed is not None:
-            nethack: Any = self.unwrapped
-            nethack.seed(seed, seed, reseed=False)
+            self._seeds = np.random.default_rng(seed)
+        nethack: Any = self.unwrapped
+        nethack.seed(*self._seeds.integers(2**31, size=2).tolist(), reseed=False)
         return self.env.reset(options=options)
 
 
