@@ -60,6 +60,7 @@ def _pip(python: Path, arguments: list[str]) -> bool:
 def run_env(python: Path, env: dict[str, Any]) -> dict[str, Any]:
     """Compare and measure an env, and let doctor check it."""
     arguments = [env["id"], *([env["api"]] if "api" in env else []), "--steps", str(env.get("steps", 500))]
+    arguments += ["--ignore-info", env.get("ignore_info", "")]
     code, output, errors = _run([str(python), "-m", "tests.env_packages.run", *arguments])
     if code:
         last = (errors.strip().splitlines() or ["no message"])[-1]
@@ -126,6 +127,11 @@ def notes_of(env: dict[str, Any]) -> list[str]:
     """Return a line for each reason that is listed, and for each finding of doctor."""
     name, result = env["id"].rpartition(":")[2], read_result(env) or {}
     lines = [f"- `{name}`: {env[key]}" for key in ("unsteady", "differs") if key in env]
+    lines += (
+        [f"- `{name}`: `info[{env['ignore_info']!r}]` is not compared: the env draws it unseeded"]
+        if "ignore_info" in env
+        else []
+    )
     lines += [f"- `{name}`: it is slow, and makes {env['steps']} steps per env"] if "steps" in env else []
     findings = result.get("doctor", {}).get("findings", [])
     return lines + [f"- `{name}`, {each['severity']} {each['check']}: {each['what'][:160]}" for each in findings]

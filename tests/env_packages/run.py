@@ -29,10 +29,13 @@ SPEED_ENVS, SPEED_WORKERS, ROUNDS, ROUND_S = 8, 2, 3, 0.5
 Make = Callable[[], Any]
 
 
-def play_vector(envs: Any, actions: list[Any]) -> list[Any]:
-    """Return copies of all results of a Gymnasium vector env, with infos."""
+def play_vector(envs: Any, actions: list[Any], ignored: str) -> list[Any]:
+    """Return copies of all results of a Gymnasium vector env, with infos, but for the key `ignored`."""
     with closing(envs):
-        return [copy.deepcopy(envs.reset(seed=0)), *(copy.deepcopy(envs.step(action)) for action in actions)]
+        results = [copy.deepcopy(envs.reset(seed=0)), *(copy.deepcopy(envs.step(action)) for action in actions)]
+    for *_, info in results:
+        info.pop(ignored, None)
+    return results
 
 
 def play_pool(make: Make, api: type[plain.Plain], actions: list[list[Any]], backend: str) -> list[Any]:
@@ -68,18 +71,18 @@ def open_async(make: Make) -> tuple[Any, str]:
         return cls([make] * SPEED_ENVS, shared_memory=False), "AsyncVectorEnv, shared_memory=False"
 
 
-def compare(make: Make, num_steps: int) -> dict[str, Any]:
+def compare(make: Make, num_steps: int, ignored: str) -> dict[str, Any]:
     """Compare VectorEnv with SyncVectorEnv on each backend."""
     sync = sync_class()
     reference = sync([make] * NUM_ENVS)
     reference.action_space.seed(0)
     actions = [reference.action_space.sample() for _ in range(num_steps)]
-    wanted = play_vector(reference, actions)
-    unsteady = find_difference(wanted, play_vector(sync([make] * NUM_ENVS), actions))
+    wanted = play_vector(reference, actions, ignored)
+    unsteady = find_difference(wanted, play_vector(sync([make] * NUM_ENVS), actions, ignored))
 
     def run(backend: str) -> list[Any]:
         options: Any = {"backend": backend} if backend == "serial" else {"backend": backend, "num_workers": 2}
-        return play_vector(stepmill.VectorEnv([make] * NUM_ENVS, **options), actions)
+        return play_vector(stepmill.VectorEnv([make] * NUM_ENVS, **options), actions, ignored)
 
     return {"unsteady": shorten(unsteady), "differs": differences(wanted, run)}
 
@@ -166,6 +169,7 @@ def main() -> None:
     parser.add_argument("env_id")
     parser.add_argument("api", nargs="?")
     parser.add_argument("--steps", type=int, default=500, help="of each env")
+    parser.add_argument("--ignore-info", default="", help="a key of infos that is not compared")
     given = parser.parse_args()
     api = getattr(plain, given.api) if given.api else None
     try:
@@ -174,7 +178,7 @@ def main() -> None:
     except Exception as error:  # it is a result
         print(f"\n{json.dumps({'missing': f'{type(error).__name__}: {error}'})}")
         return
-    result = compare(make, given.steps) if api is None else compare_plain(make, api, given.steps)
+    result = compare(make, given.steps, given.ignore_info) if api is None else compare_plain(make, api, given.steps)
     try:
         result["speed"] = measure(make, api, given.steps)
     except Exception as error:  # it is a result
