@@ -247,5 +247,5 @@ def test_an_edited_model_is_read_again_with_the_files_that_it_includes(tmp_path:
     assert "0.001" in (tmp_path / "body.xml").read_text()
     assert find().identity != first.identity
     assert find(max_episode_steps=5).identity == find().identity
-    with pytest.raises(stepmill.UsageError, match=r"the model of Hopper-v5 .* is another one"):
+    with pytest.raises(stepmill.UsageError, match=r"the model of Hopper-v5 .* differs from that of the pool"):
         pickle.loads(pickle.dumps(first))
