@@ -8,6 +8,7 @@ if an env differs, or two runs of the reference do, and packages.toml gives no r
 import datetime as dt
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -78,20 +79,22 @@ def run_env(python: Path, env: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(command: list[str]) -> tuple[int, str, str]:
-    try:
-        run = subprocess.run(
-            command,
-            cwd=RESULTS,  # ViZDoom writes its settings there
-            env={**os.environ, **HEADLESS},
-            check=False,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=LIMIT_S,
-        )
-    except subprocess.TimeoutExpired:
-        return 124, "", f"it ran longer than {LIMIT_S} s"
-    return run.returncode, run.stdout, run.stderr
+    with subprocess.Popen(
+        command,
+        cwd=RESULTS,  # ViZDoom writes its settings there
+        env={**os.environ, **HEADLESS},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as child:
+        try:
+            output, errors = child.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)  # with the processes of its vector envs
+            return 124, "", f"it ran longer than {LIMIT_S} s"
+    return child.returncode, output, errors
 
 
 def find_faults(env: dict[str, Any], result: dict[str, Any]) -> list[str]:

@@ -178,11 +178,13 @@ def main() -> None:
     except Exception as error:  # it is a result
         print(f"\n{json.dumps({'missing': f'{type(error).__name__}: {error}'})}")
         return
-    result = compare(make, given.steps, given.ignore_info) if api is None else compare_plain(make, api, given.steps)
-    try:
-        result["speed"] = measure(make, api, given.steps)
+    try:  # first: AsyncVectorEnv forks this process, and no env has drawn anything in it yet
+        speed = measure(make, api, given.steps)
     except Exception as error:  # it is a result
-        result["speed"] = {"error": f"{type(error).__name__}: {error}"}
+        speed = {"error": shorten(f"{type(error).__name__}: {error}")}
+    ignored = given.ignore_info
+    result = compare(make, given.steps, ignored) if api is None else compare_plain(make, api, given.steps)
+    result["speed"] = speed
     print(f"\n{json.dumps(result)}", flush=True)
 
 
