@@ -66,8 +66,9 @@ class DiaryEnv(CountingEnv):
             file.write(f"{self.identity} {what}\n")
 
     def close(self) -> None:
+        hangs = (self.path.parent / "hang when closed").exists()  # read first: after the note a test removes it
         self.note("closed")
-        if (self.path.parent / "hang when closed").exists():
+        if hangs:
             time.sleep(600)
         if not self.can_close:
             raise ValueError("this env raises when it is closed")
