@@ -76,6 +76,11 @@ def main() -> None:
         total.update(counts)
         print(f"{seconds:4.1f} s of {on_fault} {' '.join(envs + loop)}: {counts}", flush=True)
     print("sum", dict(total))
+    if given.seconds >= 600.0:  # long enough for each kind of fault, many times
+        assert total["deaths"] > 100
+        assert total["episodes"] > 1000
+        assert total["marked"] > 100
+        assert {name for name in total if name[0].isupper()} == {"EnvError", "WorkerDied", "EnvTimeout"}
 
 
 if __name__ == "__main__":

@@ -37,12 +37,9 @@ class VectorEntryPoints:
         self._installed: list[tuple[GymnasiumSpec, object, Any]] = []
         for spec in specs:
             # The keywords of the registration are left out, because Gymnasium adds them to each call.
-            ours, previous = (
-                _EntryPoint(replace(spec, kwargs={}, vector_entry_point=None), options),
-                spec.vector_entry_point,
-            )
+            ours = _EntryPoint(replace(spec, kwargs={}, vector_entry_point=None), options)
+            self._installed.append((spec, ours, spec.vector_entry_point))
             spec.vector_entry_point = ours
-            self._installed.append((spec, ours, previous))
 
     def uninstall(self) -> None:
         """Restore the entry points that the envs had before. One that has been replaced since then stays as it is."""
