@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import multiprocessing
@@ -15,6 +14,8 @@ import pytest
 from stepmill.frontends import di_engine
 from stepmill.testing.faulty import OddSignatureError
 from tests.frontends.di_engine.envs import ding_envs
+from tests.originals.di_engine.sides import close_all
+from tests.originals.rows import ORIGINAL, OURS
 
 HAS_DING = importlib.util.find_spec("ding") is not None
 LONG_S = 3.0
@@ -23,13 +24,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # those of DI-engine, and of what it imports
     pytest.mark.skipif(not HAS_DING, reason="DI-engine is not installed; make test-originals has it"),
 ]
-ORIGINAL = pytest.param(
+FAULTY = pytest.param(
     "original",
     marks=pytest.mark.xfail(strict=True, reason="the fault is there", raises=(AssertionError, EOFError, TypeError)),
 )
 
 
-@pytest.fixture(params=[ORIGINAL, "ours"])
+@pytest.fixture(params=[FAULTY, "ours"])
 def managers(request: pytest.FixtureRequest) -> Any:
     """The module that has the managers under test."""
     if request.param == "ours":
@@ -43,17 +44,7 @@ def sync(managers: Any) -> Iterator[Any]:
     cls = managers.SyncSubprocessEnvManager
     manager = cls(ding_envs(2), cls.default_config())
     yield manager
-    # The original cannot be closed when one of its workers is gone.
-    with contextlib.nullcontext() if managers is di_engine else contextlib.suppress(OSError):
-        manager.close()
-    end_children()
-
-
-def end_children() -> None:
-    """The original leaves its processes to themselves (D-B2)."""
-    for child in multiprocessing.active_children():
-        child.kill()
-        child.join()
+    close_all([manager], OURS if managers is di_engine else ORIGINAL)
 
 
 @pytest.mark.covers("D-B1", "D-10")

@@ -13,7 +13,9 @@ import pytest
 from stepmill.frontends import di_engine
 from stepmill.frontends.di_engine import ChildType
 from tests.frontends.di_engine.envs import ding_envs
+from tests.originals.di_engine.sides import close_all
 from tests.originals.pages import run_page
+from tests.originals.rows import ORIGINAL, OURS
 from tests.originals.signatures import check_listed, check_protected, differences
 
 pytestmark = [
@@ -34,10 +36,11 @@ def theirs(name: str) -> Any:
     return getattr(importlib.import_module(f"ding.envs.env_manager.{MODULES[name]}"), name)
 
 
-def run_v2(cls: Any) -> list[Any]:
+def run_v2(whose: str, name: str) -> list[Any]:
     """Return the observations and timesteps of an episode of a V2 manager."""
     import treetensor.numpy as tnp
 
+    cls = getattr(di_engine, name) if whose == OURS else theirs(name)
     manager = cls(ding_envs(3, length=2), cls.default_config())
     manager.seed(0)
     manager.launch()
@@ -53,7 +56,7 @@ def run_v2(cls: Any) -> list[Any]:
                 [obs.tolist(), *(_plain(timestep) for timestep in timesteps), [type(one.obs) for one in timesteps]]
             )
     finally:
-        manager.close()
+        close_all([manager], whose)
     return found
 
 
@@ -105,7 +108,7 @@ def test_protected_methods_that_take_no_effect_are_refused_and_named_by_the_page
 @pytest.mark.covers("D-28/original", "D-37", "G-16/di_engine")
 @pytest.mark.parametrize("name", ["BaseEnvManagerV2", "SubprocessEnvManagerV2"])
 def test_v2_gives_the_same_tree_arrays_as_the_original(name: str) -> None:
-    assert run_v2(getattr(di_engine, name)) == run_v2(theirs(name))
+    assert run_v2(OURS, name) == run_v2(ORIGINAL, name)
 
 
 @pytest.mark.covers("D-31/original", "D-37")
@@ -115,7 +118,8 @@ def test_a_supervisor_gives_the_same_tree_arrays_as_the_original(child: str) -> 
 
     found = []
     original_type = importlib.import_module("ding.framework.supervisor").ChildType
-    for cls, kind in ((di_engine.EnvSupervisor, ChildType[child]), (theirs("EnvSupervisor"), original_type[child])):
+    ours = (OURS, di_engine.EnvSupervisor, ChildType[child])
+    for whose, cls, kind in (ours, (ORIGINAL, theirs("EnvSupervisor"), original_type[child])):
         supervisor = cls(kind, ding_envs(2, length=9), **cls.default_config() if hasattr(cls, "default_config") else {})
         supervisor.launch()
         try:
@@ -124,7 +128,7 @@ def test_a_supervisor_gives_the_same_tree_arrays_as_the_original(child: str) -> 
             by_env = sorted(timesteps, key=lambda timestep: int(timestep.env_id))
             found.append([_plain(timestep) for timestep in by_env] + [supervisor.ready_obs.tolist()])
         finally:
-            supervisor.close()
+            close_all([supervisor], whose)
     assert found[0] == found[1]
 
 
