@@ -17,7 +17,7 @@ import stepmill
 from tests.chaos import HANG, KILL, RAISE, ChaosEnv
 from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
 from tests.harness.kills import kill_process
-from tests.harness.leaks import Footprint, find_leaks
+from tests.harness.leaks import Footprint, find_leaks, wait_until_gone
 
 INTERRUPT, WAIT = 8, 9  # interrupt the learner, and wait; wait until the process ends
 LEARNER = os.getpid()  # workers are forked
@@ -132,6 +132,19 @@ def test_an_env_that_is_late_is_blamed_and_one_that_runs_beside_it_is_its_neighb
             caught = raised.value
 
         assert (caught.env_id, sorted(caught.env_ids)) == (3, [0, 1, 2, 3])
+
+
+def test_send_that_finds_a_worker_ended_for_a_late_env_blames_this_env(tmp_path: Path) -> None:
+    with make_pool(tmp_path, step_timeout_s=DEADLINE_S) as pool:
+        pool.reset(seed=0)
+        (process,) = pool.call("wait_for", 0, env_ids=[3])
+        pool.send([HANG], env_ids=[3])
+        assert not wait_until_gone([process], timeout_s=HANG_GUARD_S)
+
+        with pytest.raises(stepmill.EnvTimeout) as raised:
+            pool.send([1] * 3, env_ids=[0, 4, 5])
+
+        assert (raised.value.env_id, sorted(raised.value.env_ids)) == (3, [0, 1, 2, 3])
 
 
 def test_an_env_that_raises_affects_no_other_env(tmp_path: Path) -> None:

@@ -303,7 +303,9 @@ class Recovery:
         return {**info, "message": info["message"].replace(f"; {self.policy.death_hint}", "")}
 
     def _death_error(self, worker: int, faults: Sequence[EnvFailed]) -> StepmillError:
-        late = next((fault for fault in faults if fault.kind is FaultKind.TIMED_OUT), None)
+        """Return the error of a death with these faults, or, if a call other than a wait has found it, with all of the worker."""
+        found = faults or self.workers.faults_in(worker)
+        late = next((fault for fault in found if fault.kind is FaultKind.TIMED_OUT), None)
         if late is None:
             return self.workers.worker_died_error(worker)
         phase = "reset" if late.was_resetting else "step"
