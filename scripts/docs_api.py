@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import griffe
 from public_api import PublicName, all_names
 
 from stepmill.spec.options import RECORDS, PoolOptions
@@ -135,17 +135,17 @@ def _page(page: Page, names: dict[str, PublicName]) -> str:
 
 
 def _directive(name: PublicName) -> list[str]:
-    if isinstance(name.node, ast.ClassDef):
-        if options := _options(name.node.name):
+    found = name.definition
+    if isinstance(found, griffe.Class):
+        if options := _options(found.name):
             return [f".. autoclass:: {name.path}(**options)", "   :members:", "", *options]
-        bases = ["   :show-inheritance:"] * bool(name.node.bases)
+        bases = ["   :show-inheritance:"] * bool(found.bases)
         return [f".. autoclass:: {name.path}", "   :members:", *bases, ""]
-    if isinstance(name.node, ast.FunctionDef):
+    if isinstance(found, griffe.Function):
         return [f".. autofunction:: {name.path}", ""]
-    if name.node is None:
+    if not isinstance(found, griffe.Attribute):
         return []
-    value = ast.unparse(name.node.value) if name.node.value else ""
-    return [f".. py:data:: {name.path}", "", f"   ``{value}``", ""]
+    return [f".. py:data:: {name.path}", "", f"   ``{found.value}``", ""]
 
 
 def _options(class_name: str) -> list[str]:

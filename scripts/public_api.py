@@ -1,14 +1,13 @@
 """Compare the public names with tests/unit/public_api.txt: `public_api.py`, or `public_api.py --write` after a change.
 
 The file has one line for each public class, function and module: its name and those of its members, each with a checksum of its
-signature, which the sources show. They are read without an import, so no optional library is needed. `--write` refuses names that were added, changed or
+signature. Griffe reads them from the sources, so no optional library is needed. `--write` refuses names that were added, changed or
 removed unless the newest section of CHANGELOG.md names them.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import re
 import sys
 import zlib
@@ -16,7 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import cast
+
+import griffe
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
@@ -48,17 +48,15 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "stepmill.frontends.tianshou": (),
     "stepmill.frontends.torchrl": (),
 }
-Definition = ast.ClassDef | ast.FunctionDef | ast.Assign | ast.AnnAssign
 
 
 @dataclass(frozen=True)
 class PublicName:
-    """One public name: where users import it, and what defines it. `node` is None for a module."""
+    """One public name: where users import it, and what defines it."""
 
     module: str
     name: str
-    home: str
-    node: Definition | None
+    definition: griffe.Object
 
     @property
     def path(self) -> str:
@@ -66,141 +64,59 @@ class PublicName:
 
 
 @cache
-def parse(module: str) -> ast.Module:
-    """Parse the source of a module."""
-    return ast.parse(_file_of(module).read_text(encoding="utf-8"))
-
-
-def _file_of(module: str) -> Path:
-    path = SRC.joinpath(*module.split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-
-
-def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Yield the statements of a module, also those under a condition such as TYPE_CHECKING."""
-    for statement in tree.body:
-        if isinstance(statement, (ast.If, ast.Try)):
-            yield from statement.body
-            yield from statement.orelse
-        else:
-            yield statement
-
-
-def _names_of(statement: ast.stmt) -> list[str]:
-    if isinstance(statement, (ast.ClassDef, ast.FunctionDef)):
-        return [statement.name]
-    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-    return [target.id for target in targets if isinstance(target, ast.Name)]
-
-
-def _constant(tree: ast.Module, name: str) -> object:
-    """Return the value of a literal that a module assigns to a name, or None."""
-    for statement in tree.body:
-        if name in _names_of(statement) and isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value:
-            try:
-                return ast.literal_eval(statement.value)
-            except ValueError:
-                return None
-    return None
+def sources() -> griffe.ModulesCollection:
+    """Read the sources of all modules."""
+    loader = griffe.GriffeLoader(search_paths=[SRC], allow_inspection=False)
+    loader.load("stepmill")
+    return loader.modules_collection
 
 
 def public_names(module: str) -> list[str]:
     """Return the names that users may import from a module, sorted."""
-    tree = parse(module)
-    listed = MODULES.get(module) or _constant(tree, "__all__") or _reexported(tree)
+    found = sources()[module]
+    listed = MODULES.get(module) or found.exports
+    if "lazy_names" in found.members:  # the package loads what it imports for type checkers on first use
+        listed = [
+            name for name, path in found.imports.items() if path.startswith("stepmill.") and _is_lazy(found[name])
+        ]
     if not listed:
-        defined = [node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
-        listed = [name for name in defined if not name.startswith("_")]
-    return sorted(str(name) for name in cast("Sequence[object]", listed) if name != "__version__")
+        listed = [name for name, each in found.members.items() if isinstance(each, (griffe.Class, griffe.Function))]
+    return sorted(name for name in map(str, listed) if not name.startswith("_"))
 
 
-def _reexported(tree: ast.Module) -> list[str]:
-    """Return the names that a module imports as themselves, `import X as X`, which says that they are public."""
-    imports = [statement for statement in _statements(tree) if isinstance(statement, ast.ImportFrom)]
-    return [alias.name for statement in imports for alias in statement.names if alias.asname == alias.name]
-
-
-def find_definition(module: str, name: str) -> tuple[str, Definition | None]:
-    """Return the module that defines a name, and its definition. Follows imports.
-
-    Raises:
-        LookupError: the module has no such name.
-    """
-    tree = parse(module)
-    for statement in _statements(tree):
-        if name in _names_of(statement) and isinstance(statement, Definition):
-            return module, statement
-    imports = [statement for statement in _statements(tree) if isinstance(statement, ast.ImportFrom)]
-    for source, alias in ((statement.module or "", alias) for statement in imports for alias in statement.names):
-        if (alias.asname or alias.name) == name and source.startswith("stepmill"):
-            is_module = source == module  # `from stepmill import testing` in stepmill itself
-            return (f"{module}.{name}", None) if is_module else find_definition(source, alias.name)
-    raise LookupError(f"{module} has no {name}")
+def _is_lazy(member: griffe.Object | griffe.Alias) -> bool:
+    return member.is_module or not member.runtime
 
 
 def all_names() -> Iterator[PublicName]:
     """Yield every public name of every public module."""
     for module in MODULES:
         for name in public_names(module):
-            yield PublicName(module, name, *find_definition(module, name))
+            found = sources()[f"{module}.{name}"]
+            yield PublicName(module, name, found.final_target if found.is_alias else found)
 
 
-def _signature(node: ast.FunctionDef) -> str:
-    returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    return f"({ast.unparse(node.args)}){returned}"
-
-
-def _is_property(node: ast.FunctionDef) -> bool:
-    return any(ast.unparse(decorator).endswith("property") for decorator in node.decorator_list)
-
-
-def _is_setter(node: ast.FunctionDef) -> bool:
-    return any(
-        ast.unparse(decorator).endswith((".setter", ".deleter", "overload")) for decorator in node.decorator_list
-    )
-
-
-def members(home: str, node: ast.ClassDef) -> Mapping[str, str]:
-    """Return the public members of a class, and of its bases in stepmill: name to signature, type or value."""
-    found: dict[str, str] = {}
-    for base in node.bases:
-        name = ast.unparse(base).partition("[")[0]
-        try:
-            base_home, base_node = find_definition(home, name)
-        except LookupError:
-            continue
-        if isinstance(base_node, ast.ClassDef):
-            found.update(members(base_home, base_node))
-    for statement in node.body:
-        names = [name for name in _names_of(statement) if not name.startswith("_") or name == "__init__"]
-        shape = _member_shape(statement) if names else None
-        if shape is not None:
-            found.update(dict.fromkeys(names, shape))
-    return found
-
-
-def _member_shape(statement: ast.stmt) -> str | None:
-    """Return the signature, type or value of a member; None for setters and overloads."""
-    if isinstance(statement, ast.FunctionDef):
-        shape = _signature(statement)
-        return None if _is_setter(statement) else shape.partition(" -> ")[2] if _is_property(statement) else shape
-    if isinstance(statement, ast.AnnAssign):
-        return f"{ast.unparse(statement.annotation)} = {ast.unparse(statement.value) if statement.value else ''}"
-    return ast.unparse(statement.value) if isinstance(statement, ast.Assign) else None
+def _shape(found: griffe.Object | griffe.Alias) -> str:
+    """Return the signature of a function, the bases of a class, or the type and the value of another name."""
+    if isinstance(found, griffe.Alias):  # an inherited member
+        found = found.final_target
+    if isinstance(found, griffe.Class):
+        return ", ".join(map(str, found.bases))
+    if isinstance(found, griffe.Function):
+        return str(found.signature())
+    if not isinstance(found, griffe.Attribute):  # a module
+        return ""
+    is_constant = not found.labels & {"property", "instance-attribute"}
+    return f"{found.annotation} = {found.value if is_constant else ''}"
 
 
 def describe(public: PublicName) -> str:
     """Return the line of one public name: itself and the members of a class, each with a checksum of its signature."""
-    node = public.node
-    own, inner = "", dict[str, str]()
-    if isinstance(node, ast.ClassDef):
-        own, inner = ", ".join(ast.unparse(base) for base in node.bases), dict(members(public.home, node))
-    elif isinstance(node, ast.FunctionDef):
-        own = _signature(node)
-    elif node is not None and node.value is not None:
-        own = ast.unparse(node.value)
-    shapes = [(public.path, own), *sorted(inner.items())]
-    return " ".join(f"{name}:{zlib.crc32(shape.encode()):08x}" for name, shape in shapes)
+    found = public.definition
+    members = found.all_members if isinstance(found, griffe.Class) else {}
+    shapes = {name: _shape(each) for name, each in members.items() if not name.startswith("_") or name == "__init__"}
+    lines = [(public.path, _shape(found)), *sorted(shapes.items())]
+    return " ".join(f"{name}:{zlib.crc32(shape.encode()):08x}" for name, shape in lines)
 
 
 def current() -> str:
@@ -210,11 +126,9 @@ def current() -> str:
 
 def undocumented() -> list[str]:
     """Return the public classes and functions without a docstring."""
-    return [
-        public.path
-        for public in all_names()
-        if isinstance(public.node, (ast.ClassDef, ast.FunctionDef)) and not ast.get_docstring(public.node)
-    ]
+    kinds = griffe.Class, griffe.Function
+    names = (public for public in all_names() if isinstance(public.definition, kinds))
+    return [public.path for public in names if not public.definition.has_docstring]
 
 
 def changed_names(before: str, after: str) -> list[str]:

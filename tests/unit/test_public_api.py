@@ -1,8 +1,5 @@
 """The public API is the one that tests/unit/public_api.txt lists, and each of its names has a docstring."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from scripts import public_api
@@ -10,7 +7,6 @@ from scripts import public_api
 OLD = "stepmill.Pool:00 recv:01\nstepmill.make:02\n"
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="ast.unparse of 3.10 writes some default values differently")
 def test_the_public_names_and_signatures_are_those_of_the_snapshot():
     assert public_api.SNAPSHOT.read_text() == public_api.current(), (
         "the public API has changed: describe it in CHANGELOG.md, then run: python scripts/public_api.py --write"
@@ -56,7 +52,13 @@ def test_only_the_newest_section_of_the_changelog_counts(names, missing):
 
 
 def test_the_names_of_a_lazily_loaded_module_lead_to_their_definitions():
-    home, node = public_api.find_definition("stepmill.frontends.torchrl", "StepmillEnv")
-    assert home.startswith("stepmill.frontends.torchrl.")
-    assert node is not None
-    assert Path(public_api._file_of(home)).exists()
+    names = {public.path: public.definition for public in public_api.all_names()}
+    found = names["stepmill.frontends.torchrl.StepmillEnv"]
+    assert found.is_class
+    assert found.canonical_path.startswith("stepmill.frontends.torchrl.")
+
+
+def test_the_members_of_a_class_are_inherited_ones_and_attributes_that_its_constructor_sets_too():
+    (error,) = (public for public in public_api.all_names() if public.path == "stepmill.EnvTimeout")
+    members = {word.partition(":")[0] for word in public_api.describe(error).split()}
+    assert {"__init__", "env_id", "message", "timeout_s"} <= members
