@@ -135,6 +135,14 @@ class Remembering(Healthy):
         return (obs, self.age, *rest)
 
 
+class Slow(Healthy):
+    check = "few-steps"
+
+    def step(self, action):
+        time.sleep(0.02)
+        return super().step(action)
+
+
 class Threaded(Healthy):
     check = "threads"
 

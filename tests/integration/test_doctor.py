@@ -12,7 +12,9 @@ import pytest
 from gymnasium import spaces
 
 from stepmill.observe.catalog import find_env
+from stepmill.observe.compared_runs import check_seeds
 from stepmill.observe.doctor import GROUPS, Severity, diagnose
+from stepmill.observe.doctor_probe import check_backends
 from stepmill.spec.errors import UsageError
 from stepmill.testing import CheckFailed, CountingEnv, check_env
 from tests.harness.commands import run_command
@@ -29,6 +31,7 @@ from tests.harness.sick_envs import (
     Remembering,
     Rounded,
     SharedState,
+    Slow,
     SlowReset,
     WrongShape,
 )
@@ -44,7 +47,7 @@ NUM_STEPS = {"holds-gil": 10, "slow-reset": 60, "threads": 320}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env", [each for each in SICK if each is not Hanging], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("env", [each for each in SICK if each not in (Hanging, Slow)], ids=lambda each: each.__name__)
 def test_a_planted_fault_is_found_and_nothing_else(env):
     found = diagnose(env, groups=[GROUP_OF.get(env.check, "steps")], num_steps=NUM_STEPS.get(env.check, 2000))
     assert [finding.check for finding in found.findings] == [env.check]
@@ -86,6 +89,15 @@ def test_an_env_that_cannot_be_checked_is_reported_once(env, why):
     (finding,) = diagnose(env, num_steps=10).findings
     assert (finding.check, finding.severity) == ("not-checked", Severity.NOTE)
     assert why in finding.what
+
+
+@pytest.mark.parametrize("check", [check_seeds, check_backends])
+def test_of_a_slow_env_fewer_steps_are_compared_and_a_note_says_how_many(check):
+    found = []
+    check(Slow, lambda *finding: found.append(finding), 0, 0.3)
+    ((name, severity, _, where, _),) = found
+    assert (name, severity) == ("few-steps", "note")
+    assert where.endswith(" steps")
 
 
 def test_an_env_that_hangs_is_found_and_ended():

@@ -3,72 +3,103 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import random
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 NUM_COMPARED = 150
+NUM_RUNS = 5  # of which one is beside another
 
+NON_DETERMINISTIC = (
+    "non-deterministic",
+    "two envs with the same seed and the same actions return different data",
+    "draw all random numbers from self.np_random; do not use the clock, the order of sets, or a space that was not seeded",
+)
+STATE_SURVIVES_RESET = (
+    "state-survives-reset",
+    "an env that was used before returns other data after a second reset(seed=...)",
+    "set all state in reset()",
+)
+SHARED_STATE = (
+    "shared-state",
+    "an env returns other data while another env runs in the same process",
+    "keep state in self, not in the class or module; until then, use envs_per_worker=1",
+)
+
+Item = TypeVar("Item")
 EnvFn = Callable[[], Any]
 Emit = Callable[[str, str, str, str, str], None]  # check, severity, what, where, cure
 
 
-def check_seeds(env_fn: EnvFn, emit: Emit, _num_steps: int, _budget_s: float) -> None:
+def check_seeds(env_fn: EnvFn, emit: Emit, _num_steps: int, budget_s: float) -> None:
     """Compare runs with the same seed and the same actions: alone, again, and beside another env."""
-    compare_runs(env_fn, emit, NUM_COMPARED)
+    compare_runs(env_fn, emit, NUM_COMPARED, budget_s=budget_s)
 
 
 def compare_runs(
-    env_fn: EnvFn, emit: Emit, num_steps: int, seed: int = 0, ignore_info: Collection[str] | None = None
+    env_fn: EnvFn,
+    emit: Emit,
+    num_steps: int,
+    seed: int = 0,
+    ignore_info: Collection[str] | None = None,
+    budget_s: float = math.inf,
 ) -> None:
-    """Compare runs with the same seed and the same actions; infos too, if `ignore_info` names those that may differ."""
+    """Compare runs with the same seed and the same actions.
+
+    Args:
+        ignore_info: the keys of infos that may differ; None compares no infos.
+        budget_s: about how long the comparison may take; if the env is slow, fewer steps are compared.
+    """
     with ExitStack() as envs:
 
         def make_env() -> Any:
             return envs.enter_context(closing(env_fn()))
 
         first, second = make_env(), make_env()
-        actions = _sample_actions(first.action_space, num_steps, seed)
+        space = copy.deepcopy(first.action_space)
+        space.seed(seed)
+        actions = [space.sample() for _ in range(num_steps)]
         states = _global_generators()
-        play = partial(_play, actions=actions, seed=seed, ignore_info=ignore_info)
-        alone = play(first)
+        alone = _play(first, until(actions, budget_s / NUM_RUNS), seed, ignore_info)
         if _global_generators() != states:
-            emit(
-                "global-generator",
-                "error",
-                "reset() or step() uses a random generator of the whole process (np.random or random)",
-                "reset(), step()",
-                "use self.np_random, which reset(seed=...) seeds; then check again",
-            )
-        elif (step := _first_difference(alone, play(second))) is not None:
-            emit(
-                "non-deterministic",
-                "error",
-                "two envs with the same seed and the same actions return different data",
-                f"step {step}",
-                "draw all random numbers from self.np_random; do not use the clock, the order of sets, or a space that was not seeded",
-            )
-        elif (step := _first_difference(alone, play(first))) is not None:
-            emit(
-                "state-survives-reset",
-                "error",
-                "an env that was used before returns other data after reset(seed=...)",
-                f"step {step} after the second reset",
-                "set all state in reset()",
-            )
-        elif (step := _first_difference(alone, play(make_env(), beside=make_env()))) is not None:
-            emit(
-                "shared-state",
-                "error",
-                "an env returns other data while another env runs in the same process",
-                f"step {step}",
-                "keep state in self, not in the class or module; until then, use envs_per_worker=1",
-            )
+            what = "reset() or step() uses a random generator of the whole process (np.random or random)"
+            cure = "use self.np_random, which reset(seed=...) seeds; then check again"
+            emit("global-generator", "error", what, "reset(), step()", cure)
+            return
+        emit_few_steps(emit, len(alone) - 1, num_steps)
+        play = partial(_play, actions=actions[: len(alone) - 1], seed=seed, ignore_info=ignore_info)
+        for env, (check, what, cure) in (
+            (second, NON_DETERMINISTIC),
+            (first, STATE_SURVIVES_RESET),
+            (None, SHARED_STATE),
+        ):
+            later = play(make_env(), beside=make_env()) if env is None else play(env)
+            if (step := _first_difference(alone, later)) is not None:
+                emit(check, "error", what, f"step {step}", cure)
+                return
+
+
+def until(items: Iterable[Item], limit_s: float) -> Iterator[Item]:
+    """Yield items, at least one, for about `limit_s` seconds."""
+    began = time.monotonic()
+    for count, item in enumerate(items):
+        if count and time.monotonic() - began > limit_s:
+            return
+        yield item
+
+
+def emit_few_steps(emit: Emit, num_played: int, num_steps: int) -> None:
+    """If the env was too slow for all the steps that should be compared, report it."""
+    if num_played < num_steps:
+        steps = f"{num_played} of {num_steps} steps"
+        emit("few-steps", "note", "the env is slow", steps, "compare more with stepmill.testing.check_env")
 
 
 def _global_generators() -> tuple[bytes, object]:
@@ -76,14 +107,8 @@ def _global_generators() -> tuple[bytes, object]:
     return pickle.dumps(np.random.get_state()), random.getstate()  # noqa: NPY002  it is what is checked
 
 
-def _sample_actions(space: Any, count: int, seed: int) -> list[Any]:
-    space = copy.deepcopy(space)
-    space.seed(seed)
-    return [space.sample() for _ in range(count)]
-
-
 def _play(
-    env: Any, actions: Sequence[Any], seed: int, ignore_info: Collection[str] | None, beside: Any | None = None
+    env: Any, actions: Iterable[Any], seed: int, ignore_info: Collection[str] | None, beside: Any | None = None
 ) -> list[Any]:
     """Return what the env returns. Between its steps step another env with another seed, if there is one."""
 

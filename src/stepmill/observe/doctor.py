@@ -155,7 +155,7 @@ def _run_group(group: str, pickled: bytes, num_steps: int, limit_s: float) -> It
             yield Finding(
                 "hangs",
                 Severity.ERROR,
-                f"the checks did not end within {limit_s:g} s",
+                f"the checks did not end within {limit_s:g} s: the env hangs, or a step or a constructor is very slow",
                 f"group {group!r}",
                 "find where with `py-spy dump`; in a pool, set step_timeout_s and reset_timeout_s",
             )

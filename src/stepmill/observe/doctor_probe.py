@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,7 +26,7 @@ import cloudpickle
 import numpy as np
 
 from stepmill.backends.starter_client import STARTERS
-from stepmill.observe.compared_runs import Emit, EnvFn, check_seeds, is_equal
+from stepmill.observe.compared_runs import Emit, EnvFn, check_seeds, emit_few_steps, is_equal, until
 from stepmill.observe.process_usage import children, num_fds, resident_bytes, thread_seconds, wait_for_end
 
 NUM_CHECKED = 300  # steps whose results are checked; the other steps only look for leaks
@@ -274,14 +274,18 @@ class _LongRun:
             self._emit("descriptor-leak", "error", what, f"{num_steps:,} steps", "close files and sockets")
 
 
-def check_backends(env_fn: EnvFn, emit: Emit, _num_steps: int, _budget_s: float) -> None:
+def check_backends(env_fn: EnvFn, emit: Emit, _num_steps: int, budget_s: float) -> None:
     """Run two envs on each backend, and compare what they return."""
     from stepmill.spec.errors import BadOutput, StepmillError
 
     runs: dict[str, list[Any]] = {}
+    steps: Iterable[int] = until(range(NUM_STEPS_OF_POOLS), budget_s / 3)
     for backend in ("serial", "thread", "process"):
         try:
-            runs[backend] = _play_in_pool(env_fn, backend)
+            runs[backend] = _play_in_pool(env_fn, backend, steps)
+            steps = range(len(runs[backend]) - 1)  # the other backends make as many
+            if backend == "serial":
+                emit_few_steps(emit, len(steps), NUM_STEPS_OF_POOLS)
         except BadOutput as error:
             emit("bad-output", "error", error.message, f"backend {backend!r}", "correct the env, or its spaces")
         except StepmillError as error:
@@ -292,7 +296,7 @@ def check_backends(env_fn: EnvFn, emit: Emit, _num_steps: int, _budget_s: float)
                 "backend-differs",
                 "error",
                 f"the data on the {backend} backend differ from those on the serial backend",
-                "two envs, 50 steps",
+                f"two envs, {len(runs[backend]) - 1} steps",
                 "look for state or generators that envs of one process share",
             )
 
@@ -306,7 +310,6 @@ def check_forks(env_fn: EnvFn, emit: Emit, _num_steps: int, _budget_s: float) ->
     if child == 0:
         _run_in_fork(env_fn)
     until_s = time.monotonic() + FORK_LIMIT_S
-    status = 0
     while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < until_s:
         time.sleep(0.01)
     status = ended[1]
@@ -335,16 +338,15 @@ def _run_in_fork(env_fn: EnvFn) -> None:
         os._exit(1)
 
 
-def _play_in_pool(env_fn: EnvFn, backend: str) -> list[Any]:
+def _play_in_pool(env_fn: EnvFn, backend: str, steps: Iterable[int]) -> list[Any]:
     from stepmill.observe.catalog import batch_actions
     from stepmill.pool.pool import Pool
-    from stepmill.spec.options import BackendName, PoolOptions
+    from stepmill.spec.options import BackendName
 
-    options = PoolOptions(backend=BackendName(backend), num_workers=None if backend == "serial" else 2)
-    with Pool([env_fn] * 2, options=options) as pool:
+    with Pool([env_fn] * 2, backend=BackendName(backend), num_workers=None if backend == "serial" else 2) as pool:
         actions = batch_actions(pool.single_action_space, 2, 0)
         results = [copy.deepcopy(pool.reset(seed=0).obs)]
-        for _ in range(NUM_STEPS_OF_POOLS):
+        for _ in steps:
             batch = pool.step(actions.sample())
             results.append(copy.deepcopy((batch.obs, batch.reward, batch.terminated, batch.truncated)))
     return results
