@@ -1,14 +1,16 @@
-"""Ways to run workers. Each is a `Backend`; data never passes through one.
+"""Ways to run workers. Each way is a `Backend`. Data never passes through a backend.
 
 base              the protocol of a backend, the replies to slow requests, the errors that backends share
+kernel            envs in compiled code
 serial            envs in the caller's thread
 thread            envs in threads of this process
 process           envs in processes
-process_link      the learner's end of a process: its channel, its pidfd and its end; and of one that starts others on request
-launcher_client   the launcher, which starts worker processes, and the wait until these are ready
-starter_client    the process that starts launchers, one per program
-start_progress    shows on a terminal how many envs are built
+process_link      the learner's end of a process (channel, pidfd, exit), and of a process that starts others on request
+launcher_client   the learner's end of the launcher, which starts worker processes; waits until these are ready
+starter_client    the learner's end of the starter, which starts launchers
+start_progress    shows on a terminal how many envs have been built
 worker_link       the learner's end of one worker process: its requests and its state
 ray               workers on the machines of a Ray cluster
 foreign           envs of another library's pool, such as EnvPool
+module_differences  warns if modules in workers differ from those of the program
 """

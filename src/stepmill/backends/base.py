@@ -33,84 +33,101 @@ from stepmill.worker.error_records import env_error
 from stepmill.worker.messages import Outcome, Reply, Request, RequestKind, WorkerPlan, WorkerReport
 from stepmill.worker.signals import wait_event
 
-CALL_SLICE_S = 0.1  # a wait looks for signals and for close() this often
+CALL_SLICE_S = 0.1  # how often a wait checks for signals and for close()
 GRACE_S = 2.0  # after the first fault at the start, how long other workers may take to report theirs
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """A way to run workers. Used by one thread at a time; `close` may be called from any thread."""
+    """A way to run workers. One thread at a time uses a backend, but any thread may call `close`."""
 
     def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
-        """Build all envs, the workers in parallel. If that fails, close whatever was started.
+        """Build all envs and return one report per plan, in the order of `plans`. The workers build in parallel.
+
+        If an env or a worker fails, this closes everything that was started.
 
         Raises:
-            EnvError: a constructor raised. `others` has the errors of other envs.
+            EnvError: a constructor raised an exception. `others` has the errors of other envs.
             EnvTimeout: building took longer than `start.timeout_s`.
             WorkerDied: a worker ended before it had built its envs.
             UsageError: an env_fn cannot be sent to its worker.
         """
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
-        """Let the workers serve a slab. `ring(lane)` counts a request for a lane and rings its doorbell."""
+        """Let the workers serve a slab. `ring(lane)` adds one to the requests of a lane and rings its doorbell."""
 
     def call(self, requests: Mapping[int, Request]) -> list[Future]:
-        """Send a slow request to each of some lanes, without waiting. A worker with one thread is the lane of its number.
+        """Send slow requests and return at once, with one future per request.
 
+        Args:
+            requests: the request for each lane. A worker with one thread has one lane, which has the worker's number.
         Raises:
-            UsageError: a payload cannot be sent to its worker. No request was sent.
+            UsageError: a payload cannot be sent to its worker. In this case no request is sent.
         """
 
     def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
-        """Start a new worker for the same plan, and let it serve the slab. Its commands must have been aborted before.
+        """Start a new worker for the same plan, and let it serve the slab.
+
+        The pool must have aborted the commands of the old worker before.
 
         Args:
-            worker: its number.
-            settings_requests: requests to do before it serves. They are read only after the worker accepts `call`s again,
-                so that a setting that is made meanwhile is either among them or sent as a call.
+            worker: the number of the worker.
+            settings_requests: requests that the worker does before it serves. They are read only after the worker accepts
+                `call`s again. A setting that is made meanwhile is therefore either among them or sent as a call.
         Raises:
-            EnvError: a constructor or one of these requests raised.
+            EnvError: a constructor or one of these requests raised an exception.
         """
 
     def close(self, timeout_s: float) -> None:
-        """End all workers within about this time. If a slab is attached, the pool has set its stop word. Idempotent."""
+        """End all workers within about `timeout_s` seconds. Later calls do nothing.
+
+        If a slab is attached, the pool has set its stop word before.
+        """
 
 
 @runtime_checkable
 class MonitoredBackend(Protocol):
-    """A backend whose workers can die on their own."""
+    """A backend whose workers may die at any time."""
 
     @property
     def pidfds(self) -> Mapping[int, int]:
-        """By worker, a descriptor that polls readable once the worker has ended. `revive` changes it."""
+        """For each worker, a descriptor that polls readable once the worker has ended. `revive` changes it."""
 
     def end_worker(self, worker: int) -> None:
-        """Kill a worker, if it still runs, and wait for its end. Afterwards it writes nothing, and `revive` may follow.
+        """Kill a worker if it still runs, and wait until it has ended. Afterwards the worker writes nothing.
+
+        The pool may call `revive` next.
 
         Raises:
-            WorkerDied: the process does not end, even by SIGKILL.
+            WorkerDied: the process does not end, even after SIGKILL.
             UsageError: the worker is a thread that still runs.
         """
 
     def exit_code(self, worker: int) -> int | None:
-        """Return the exit status of a worker that has ended, or the negative number of the signal; None if not known."""
+        """Return the exit status of a worker that has ended, or the negative number of the signal that ended it.
+
+        Return None if the status is not known.
+        """
 
 
 class TracedBackend(Protocol):
     """A backend whose workers write a traceback when they crash or hang."""
 
     def read_trace(self, worker: int) -> str:
-        """Return the output of faulthandler in the worker's last process, once that has ended; empty if there is none."""
+        """Return the output of faulthandler in the last process of a worker, once that has ended.
+
+        Return an empty string if there is no output.
+        """
 
 
 class RemoteBackend(Protocol):
-    """A backend whose workers run on other machines. Time limits of envs are watched there."""
+    """A backend whose workers run on other machines, which enforce the time limits of envs."""
 
     def describe_node(self, worker: int) -> str:
-        """Return the node of a worker, for messages."""
+        """Return the name of the node of a worker, for messages."""
 
     def cause_of_death(self, worker: int) -> str | None:
-        """Return why a worker is dead, if its node is the reason."""
+        """Return why a worker is dead if its node is the reason, else None."""
 
     def node_stats(self) -> tuple[NodeStats, ...]:
         """Return the traffic of each node."""
@@ -118,18 +135,21 @@ class RemoteBackend(Protocol):
 
 @dataclass(frozen=True)
 class BackendTraits:
-    """What a backend can do beside running envs, in its attribute `traits`. A pool asks for these, not for the backend's class.
+    """What a backend can do besides running envs. A backend has its traits in the attribute `traits`.
+
+    A pool reads the traits, and does not check the class of its backend.
 
     Attributes:
-        monitor: reports and ends workers that can die on their own; None: they live as long as the pool.
-        nodes: names the machines of the workers; None: all run on this one.
-        traces: returns the tracebacks of workers that crashed or hung; None: there are none.
-        driver: how the pool's thread drives the envs, once the slab is attached: "loop", "advance", "kernel" or "outbox_fd" with
-            what `PoolState.attach` takes for it. Empty: the workers run on their own.
-        can_restart_living: whether a worker that runs can be ended and restarted.
+        monitor: the object that reports and ends workers that may die. None if the workers live as long as the pool.
+        nodes: the object that names the machines of the workers. None if all workers run on this machine.
+        traces: the object that returns the tracebacks of workers that crashed or hung. None if there are no tracebacks.
+        driver: how the pool's thread drives the envs, once the slab is attached. The key is "loop", "advance", "kernel"
+            or "outbox_fd", and the value is the argument of `PoolState.attach` with that name. Empty if the
+            workers run without the pool's thread.
+        can_restart_living: whether a worker that still runs can be ended and restarted.
         has_processes: whether envs run in processes, so that the pool's thread may keep the GIL while it spins.
-        has_own_timers: whether workers have timers of their own, and do not count with those of the calling thread.
-        is_inline: whether envs run in the calling thread, so that no time limit can be enforced.
+        has_own_timers: whether the workers have their own timers, and do not use those of the calling thread.
+        is_inline: whether envs run in the calling thread. No time limit can then be enforced.
     """
 
     monitor: MonitoredBackend | None = None
@@ -143,13 +163,13 @@ class BackendTraits:
 
 
 def traits_of(backend: Backend) -> BackendTraits:
-    """Return the traits of a backend; of one that declares none, the defaults."""
+    """Return the traits of a backend, or the defaults if the backend declares none."""
     found = getattr(backend, "traits", None)
     return found if isinstance(found, BackendTraits) else BackendTraits()
 
 
 class Future:
-    """The reply to a request. `result` may be called in any order of futures, repeatedly, and from any thread."""
+    """The reply to a request, which may not have arrived yet. Any thread may call `result`, any number of times."""
 
     def __init__(
         self,
@@ -162,17 +182,17 @@ class Future:
         lane: int | None = None,
         duplicate: Callable[[Future], OwnedFd] = lambda future: OwnedFd(),
     ) -> None:
-        """Made by a backend.
+        """Only backends make futures.
 
         Args:
-            request: the request.
-            worker: the worker that serves it.
-            timeout_s: how long `result` waits by default.
+            request: the request that was sent.
+            worker: the number of the worker that serves it.
+            timeout_s: how many seconds `result` waits by default. None for no limit.
             wait: `wait(future, deadline)` returns when the future is done, or at the deadline.
-            unpack: converts a received outcome. It may run code of the user, in the thread that asks for the result.
-            lane: the thread that serves it; None if workers have one thread, which has the worker's number.
-            duplicate: `duplicate(future)` returns a new descriptor that polls readable when `wait` has something to read; none
-                if another thread finishes the future.
+            unpack: converts a received outcome. It may run code of the user, in the thread that calls `result`.
+            lane: the lane that serves the request. None if each worker has one lane, which has the number of the worker.
+            duplicate: `duplicate(future)` returns a new descriptor that polls readable when `wait` has something to read.
+                It returns an empty `OwnedFd` if another thread finishes the future.
         """
         self.request = request
         self.worker = worker
@@ -184,7 +204,7 @@ class Future:
         self._duplicate = duplicate
         self._callback: Callable[[], object] = lambda: None
         self._done = threading.Event()
-        self._answers: deque[Reply | StepmillError] = deque()  # the first counts: a deque is appended to without a lock
+        self._answers: deque[Reply | StepmillError] = deque()  # only the first counts; appending needs no lock
         self._outcomes: tuple[Outcome, ...] | None = None
 
     @property
@@ -194,11 +214,11 @@ class Future:
 
     @property
     def has_failed(self) -> bool:
-        """Whether there will be no reply."""
+        """Whether an error has arrived, so that there will be no reply."""
         return self.is_done and isinstance(self._answers[0], StepmillError)
 
     def peek(self) -> tuple[Outcome, ...] | None:
-        """Return the outcomes if they have arrived, else None. Never waits."""
+        """Return one outcome per env of the request if they have arrived, else None. This does not wait."""
         answer = self._answers[0] if self.is_done else None
         if not isinstance(answer, Reply):
             return None
@@ -207,12 +227,12 @@ class Future:
         return self._outcomes
 
     def result(self, timeout_s: float | None = None) -> tuple[Outcome, ...]:
-        """Wait for the reply; return one outcome per env of the request.
+        """Wait for the reply, and return one outcome per env of the request.
 
         Args:
-            timeout_s: seconds from now; None is `workers.call_timeout_s` after the request was sent.
+            timeout_s: seconds from now. None waits until `workers.call_timeout_s` after the request was sent.
         Raises:
-            EnvTimeout: the reply has not arrived in time. Nothing is lost: call `result` again.
+            EnvTimeout: the reply has not arrived in time. Nothing is lost, and `result` may be called again.
             WorkerDied: the worker died before it replied.
             ClosedPoolError: the pool was closed before the reply came.
         """
@@ -226,13 +246,14 @@ class Future:
         return outcomes
 
     def wait_done(self, seconds: float) -> bool:
-        """Wait at most `seconds` for another thread to finish this future; return whether it is done."""
+        """Wait at most `seconds` for another thread to finish this future, and return whether it is done."""
         return wait_event(self._done, seconds)
 
     def watch(self, callback: Callable[[], object]) -> OwnedFd:
-        """Call `callback`, from any thread, once this is done, or now if it is. A later call replaces the callback.
+        """Call `callback` from any thread once this future is done, or now if it is done already.
 
-        Return a new descriptor: when it polls readable, `result(0)` may find the reply. If there is none, it need not be asked.
+        A later call replaces the callback. Return a new descriptor: when it polls readable, `result(0)` may find the
+        reply. If the `OwnedFd` is empty, that call is not needed, because another thread finishes the future.
         """
         self._callback = callback
         if self.is_done:
@@ -240,11 +261,11 @@ class Future:
         return self._duplicate(self)
 
     def finish(self, reply: Reply) -> None:
-        """Set the reply. For backends; may be called from any thread. The first call of `finish` or `fail` counts."""
+        """Set the reply. Only backends call this, from any thread. Only the first call of `finish` or `fail` counts."""
         self._set_answer(reply)
 
     def fail(self, error: StepmillError) -> None:
-        """Set the reason why there is no reply. For backends, like `finish`."""
+        """Set the reason why there is no reply. Only backends call this, like `finish`."""
         self._set_answer(error)
 
     def _set_answer(self, answer: Reply | StepmillError) -> None:
@@ -267,7 +288,10 @@ class Future:
 
 
 def serve_requests_here(loop: ServingLoop, envs: Sequence[object], requests: Mapping[int, Request]) -> list[Future]:
-    """Serve requests in the calling thread; return their futures, which are done. Exceptions of signal handlers are raised."""
+    """Serve requests in the calling thread, and return their futures, which are done.
+
+    Exceptions of signal handlers are raised.
+    """
     futures = []
     for worker, request in requests.items():
         future = Future(request, worker, None, lambda future, deadline: None)
@@ -309,7 +333,7 @@ def worker_fault_error(fault: Fault, worker: int) -> StepmillError:
 
 
 def is_refusal(exc: BaseException, kinds: type[Exception] | tuple[type[Exception], ...] = OSError) -> bool:
-    """Whether the system refused something, in contrast to an env that raised an exception of these kinds."""
+    """Return whether the system refused something. An exception of these kinds that an env raised is not a refusal."""
     return isinstance(exc, kinds) and not isinstance(exc, StepmillError)
 
 
@@ -326,10 +350,10 @@ def start_timeout_error(plan: WorkerPlan, building: int | None, timeout_s: float
     """Return the error for a worker that has not built its envs in time.
 
     Args:
-        plan: of the worker.
-        building: the env_id that it is constructing, or IN_WORKER_INIT, or None if not known.
-        timeout_s: the limit.
-        pid: of its process; 0 if it has none.
+        plan: the plan of the worker.
+        building: the env_id that the worker is constructing, or IN_WORKER_INIT, or None if not known.
+        timeout_s: the limit, in seconds.
+        pid: the pid of the worker's process, or 0 if there is none.
     """
     at = (
         f"constructing env {building}"
@@ -351,7 +375,7 @@ def start_timeout_error(plan: WorkerPlan, building: int | None, timeout_s: float
 
 
 def num_before(env_ids: Sequence[int], building: int | None) -> int:
-    """Return how many of these envs a thread has built before the one that it constructs; see `start_timeout_error`."""
+    """Return how many of these envs a thread has built before it constructs `building` (see `start_timeout_error`)."""
     return env_ids.index(building) if building in env_ids else 0
 
 
@@ -376,12 +400,12 @@ def worker_died_error(
     """Return the error for a worker that has ended.
 
     Args:
-        worker: its number.
-        env_ids: of its envs.
+        worker: the number of the worker.
+        env_ids: the envs of the worker.
         exit_code: see `MonitoredBackend.exit_code`.
         hint: what the user can do, or what the worker was doing.
-        node: where it ran, if not on this machine.
-        cause: why it ended, if its exit status does not say it.
+        node: the node where the worker ran. None if it ran on this machine.
+        cause: why the worker ended. None if its exit status says so.
     """
     name = signal_name(exit_code)
     place = f" on {node}" if node else ""
@@ -396,7 +420,7 @@ def worker_died_error(
 
 
 def name_envs(error: WorkerDied, env_ids: Sequence[int]) -> None:
-    """Name other envs in the error. With spares a worker serves other envs than those of its plan."""
+    """Change which envs the error names. With spares, a worker may serve other envs than those of its plan."""
     error.message = error.message.replace(_lost(error.env_ids), _lost(env_ids), 1)
     error.env_ids, error.args = tuple(env_ids), (error.message,)
 
@@ -406,6 +430,6 @@ def _lost(env_ids: Sequence[int]) -> str:
 
 
 def warn_of_close_faults(worker: int, faults: Sequence[Fault]) -> None:
-    """Warn of envs that raised in close(). They count as closed, but may not have released all resources."""
+    """Warn of envs that raised an exception in close(). They count as closed, but may still hold resources."""
     for fault in faults:
         warn(f"worker {worker}: {worker_fault_error(fault, worker)}")

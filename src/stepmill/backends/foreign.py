@@ -1,15 +1,15 @@
-"""Envs of another library's pool, a foreign pool. A proxy connects it to the slab.
+"""Runs the envs of another library's pool, which is called a foreign pool. A proxy connects the pool to the slab.
 
     learner ──► slab: commands ──► take ──► pool.send, pool.reset
     learner ◄── slab: results ◄── publish ◄── pool.recv
 
 A foreign pool has its own threads and its own loop, and returns arrays (`ForeignPool`). Its envs have tickets, states and
-rows like any other env, so that the learner does not notice the difference.
+rows like all other envs, so the learner treats them in the same way.
 
-If the result of each env is available as soon as it is ready, the proxy runs in a thread: deadlines are kept, and close()
-leaves a pool that hangs running, with a warning. If envs that are commanded together finish together, the proxy runs in the
-learner's thread: it starts commands when they are sent, and receives results when they are waited for. That saves two
-thread switches in each step.
+If the result of each env is available as soon as it is ready, the proxy runs in a thread. Deadlines are then enforced. If
+the foreign pool hangs, close() warns and leaves the thread running. If envs that are commanded together finish together,
+the proxy runs in the learner's thread. It starts commands when they are sent, and receives results when the learner waits
+for them. This saves two thread switches in each step.
 """
 
 from __future__ import annotations
@@ -51,39 +51,40 @@ PoolResults: TypeAlias = "tuple[Any, Any, Any, Any, Any, Mapping[str, Any] | Non
 
 
 class ForeignPool(Protocol):
-    """A pool of envs, used by one thread. An exception of a method becomes a fault of the envs concerned."""
+    """A pool of envs, which one thread uses. An exception of a method becomes a fault of the envs that it concerns."""
 
     def send(self, servers: NDArray[np.int32], actions: Any) -> None:
-        """Start a step of some envs; actions [k, ...] in the structure of the action space."""
+        """Start a step of these k envs. `actions` has arrays [k, ...] in the structure of the action space."""
 
     def reset(self, commands: Sequence[ResetCommand]) -> None:
-        """Start resets."""
+        """Start these resets, and return at once."""
 
     def recv(self) -> PoolResults:
-        """Wait until at least one pending env is done; return the results of those that are. A reset's reward is ignored."""
+        """Wait until a pending env is done, and return the results of all that are done. Rewards of resets are ignored."""
 
     def env_handle(self, server: int) -> object:
         """Return the object that serves calls, attributes and `render` of one env."""
 
     def close(self) -> None:
-        """End the pool. No env is pending."""
+        """End the pool. No env is pending when this is called."""
 
 
 @runtime_checkable
 class Interruptible(Protocol):
-    """A foreign pool for the calling thread, where a signal handler may raise at any point of `send`, `reset` and `recv`."""
+    """A foreign pool that runs in the calling thread. A signal handler may raise an exception anywhere in its methods."""
 
     def drop(self) -> None:
-        """Discard pending envs: no later `recv` returns their results. There may be none."""
+        """Discard all pending envs, if there are any, so that no later `recv` returns their results."""
 
 
 class PoolMaker(Protocol):
-    """The env function of every env of a foreign pool: the same object for all of them."""
+    """The env function of a foreign pool. All envs of the pool have the same object as their env function."""
 
     @property
     def is_async(self) -> bool:
-        """Whether each env's result is available as soon as it is ready. Otherwise one `recv` returns the results of all
-        envs that were commanded together.
+        """Whether each env's result is available as soon as it is ready.
+
+        If not, one `recv` returns the results of all envs that were commanded together.
         """
 
     def make_pool(self, num_envs: int) -> tuple[ForeignPool, EnvSpec]:
@@ -195,8 +196,9 @@ class InlineForeignBackend:
         return BackendTraits(driver={"advance": self.advance}, is_inline=True)
 
     def advance(self, is_waiting: bool) -> bool:
-        """Start sent commands and, if `is_waiting`, receive results; return whether there were any. For the pool's native
-        code.
+        """Start sent commands and, if `is_waiting`, receive results; return whether there were any.
+
+        The pool's native code calls this.
         """
         with self._use:
             if self._is_closed:
@@ -219,7 +221,7 @@ class InlineForeignBackend:
             return serve_requests_here(self._proxy, self._built.envs, requests)
 
     def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
-        """Replace the foreign pool by a new one."""
+        """Replace the foreign pool with a new one."""
         if self._slab is None:
             raise ClosedPoolError("the pool is closed or not started and cannot be revived; make a new one")
         self._host.close()
@@ -231,9 +233,9 @@ class InlineForeignBackend:
         return report
 
     def close(self, timeout_s: float) -> None:
-        """End the pool, however long that takes: code in the calling thread cannot be timed out.
+        """End the pool, however long that takes, because code in the calling thread cannot be interrupted.
 
-        If another thread is using the pool, wait for it, at most `timeout_s`; if it goes on, do not end the pool.
+        If another thread is using the pool, wait at most `timeout_s` for it. If it does not stop, leave the pool open.
         """
         if os.getpid() != self._pid:
             return
@@ -268,11 +270,11 @@ class Proxy:
         self._env_handles = env_handles
 
     def serve(self, mailbox: Mailbox, num_requests: int) -> None:
-        """Serve until the pool says stop or the learner is gone, then wait for pending envs."""
+        """Serve until the stop word is set or the learner is gone, then wait for pending envs."""
         num_seen = num_requests
         self._loop.requests_seen(num_seen)
         while True:
-            # Wait for commands only if no env is pending. Otherwise wait for results; commands are read after the next one.
+            # Wait for commands only if no env is pending. Otherwise wait for results, and read commands after the next.
             exit_kind, servers, actions, resets = self._loop.receive_commands(self._loop.num_outstanding() == 0)
             if exit_kind == _native.LOOP_STOP:
                 break
@@ -310,7 +312,7 @@ class Proxy:
             self._receive()
 
     def run_until(self, local: int, after_ticket: int) -> None:
-        """Do an env's commands up to a ticket, for `serve_request`."""
+        """Run the commands of an env up to a ticket. `serve_request` calls this."""
         try:
             _, servers, actions, resets = self._loop.receive_command(local, after_ticket)
             self._start_pool_calls(servers, actions, resets or ())
@@ -321,13 +323,13 @@ class Proxy:
             raise
 
     def refresh(self) -> None:
-        """Do nothing: the proxy does not cache methods of envs."""
+        """Do nothing, because the proxy does not cache methods of envs."""
 
     def restart_early_reset(self, local: int) -> None:
-        """Do nothing: the proxy begins no episodes ahead of their command."""
+        """Do nothing, because the proxy does not begin an episode before it is commanded."""
 
     def set_default_options(self, local: int, options: bytes | None) -> None:
-        """Refuse options for automatic resets, which the foreign pool does itself.
+        """Refuse options for automatic resets, because the foreign pool does these resets itself.
 
         Raises:
             UsageError: `options` is not None.
@@ -351,10 +353,10 @@ class Proxy:
             self._fail_on_error([command[0] for command in resets], "reset", lambda: self._pool.reset(resets))
 
     def _receive(self) -> None:
-        """Wait for results, and write them into the slab."""
+        """Wait for results, and write them to the slab."""
         try:
             servers, obs, reward, terminated, truncated, infos = self._pool.recv()
-        except BaseException as exc:  # it is unknown which envs are still pending: all fail
+        except BaseException as exc:  # all fail, because it is unknown which envs are still pending
             if _native.is_from_signal(exc):
                 raise
             self._loop.fail(self._loop.outstanding(), exc, "step")
@@ -372,7 +374,7 @@ class Proxy:
             )
 
     def _fail_on_error(self, servers: Any, phase: str, call: Callable[[], None]) -> None:
-        """Call a method of the foreign pool. If it raises, fail these envs."""
+        """Call a method of the foreign pool. If it raises an exception, these envs fail."""
         try:
             call()
         except BaseException as exc:  # also SystemExit, which the foreign pool may raise

@@ -1,8 +1,8 @@
-"""Runs envs in compiled code, in native threads without the GIL. The thread that waits for results runs envs, too.
+"""Runs envs in compiled code, in native threads without the GIL. The thread that waits for results also runs envs.
 
     learner ──► slab: commands ──► KernelLoop: queue ──► threads ──► reset, step of the kernel ──► slab: results
 
-One worker represents all threads. Work that takes less time than waking a thread is done by the caller of `send`.
+One worker represents all threads. The caller of `send` does all work that takes less time than waking a thread.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class KernelBackend:
     """Runs all envs of one kernel.
 
     Args:
-        settings: of the pool.
-        num_threads: how many threads run envs, including the caller's.
-        step_timeout_s: an env whose call takes this long is named on stderr; None: no limit.
+        settings: the settings of the pool's workers.
+        num_threads: how many threads run envs, including the caller's thread.
+        step_timeout_s: if a call of an env takes this many seconds, the env is named on stderr. None for no limit.
     """
 
-    _always_releases_gil = False  # the GIL is released only for work that takes longer than that
+    _always_releases_gil = False  # short work keeps the GIL, because releasing it takes longer
 
     def __init__(self, settings: WorkerSettings, num_threads: int, step_timeout_s: float | None) -> None:
         self._settings = settings
@@ -49,9 +49,7 @@ class KernelBackend:
         self._spec: EnvSpec | None = None
         self._loop: _native.KernelLoop | None = None
         self._envs: list[KernelEnvHandle] = []
-        self._prepared: list[
-            object
-        ] = []  # objects that the kernel's `prepare` returned: they must live as long as the envs
+        self._prepared: list[object] = []  # results of the kernel's `prepare`, which must live as long as the envs
 
     @property
     def traits(self) -> BackendTraits:
@@ -155,7 +153,7 @@ def _offsets(layout: RowLayout) -> list[int]:
 
 
 class _Service:
-    """What serving calls needs of a loop. Kernels have no early resets, and no methods to look up again."""
+    """The part of a loop that `serve_request` uses. Kernels have no early resets, and no cached methods."""
 
     def __init__(self, loop: _native.KernelLoop) -> None:
         self._loop = loop
@@ -175,12 +173,12 @@ class _Service:
 
 
 class KernelEnvHandle:
-    """The object that calls of one env reach: the methods that its kernel declares, and the fields of its state.
+    """The object that receives the calls of one env. It has the methods of the kernel and the fields of the state.
 
     Attributes:
-        env_id: its number.
-        state: a record that shares the env's memory.
-        outside: what the env remembers beside its state, if there is anything.
+        env_id: the number of the env.
+        state: a record that shares the memory of the env.
+        outside: the memory of the env outside its state. None if there is none.
     """
 
     def __init__(self, loop: _native.KernelLoop, program: KernelProgram, local: int, env_id: int) -> None:
@@ -188,19 +186,19 @@ class KernelEnvHandle:
         self._program = program
         self._methods = program.methods
         self._fields = program.state.names or ()
-        self._state_bytes = len(loop.snapshot(local))  # in a snapshot, before the memory outside
+        self._state_bytes = len(loop.snapshot(local))  # a snapshot has the state first, and then the memory outside
         memory = loop.state_of(local).view(program.memory)
         self.state = (memory if program.infos is None else memory["state"]).view(np.recarray)[0]
         self.outside: OutsideMemory | None = None
 
     def snapshot(self) -> bytes:
-        """Return a copy of all that the env remembers: state and newest result, memory outside."""
+        """Return a copy of the env's state and newest result, and of its memory outside the state."""
         outside = b"" if self.outside is None else self.outside.save()
         header = {"kernel": self._program.name, "digest": self._program.digest}
         return pack(_SNAPSHOT, header, self._loop.snapshot(self._local) + outside)
 
     def refusal_of(self, snapshot: bytes) -> str | None:
-        """Return why a snapshot cannot be restored in an env of this kernel; None if it can be."""
+        """Return why a snapshot cannot be restored in an env of this kernel, or None if it can."""
         try:
             self._unpack(snapshot)
         except UsageError as exc:
@@ -211,7 +209,7 @@ class KernelEnvHandle:
         """Restore a snapshot.
 
         Raises:
-            UsageError: it is of another kernel, or damaged; nothing is changed then.
+            UsageError: the snapshot is of another kernel, or damaged. The env is not changed.
         """
         memory = self._unpack(snapshot)
         self._loop.restore(self._local, memory[: self._state_bytes])
@@ -229,14 +227,14 @@ class KernelEnvHandle:
         return memory
 
     def has_wrapper_attr(self, name: str) -> bool:
-        """Whether `get_wrapper_attr` finds it."""
+        """Return whether `get_wrapper_attr` finds this name."""
         return name in self._methods or name in self._fields or name in ("state", "snapshot", "restore")
 
     def get_wrapper_attr(self, name: str) -> Any:
         """Return a method, or the value of a field of the state.
 
         Raises:
-            AttributeError: the kernel declares neither.
+            AttributeError: the kernel declares no method and no field of this name.
         """
         if name in ("state", "snapshot", "restore"):
             return getattr(self, name)
@@ -255,7 +253,7 @@ class KernelEnvHandle:
         """Set a field of the state.
 
         Raises:
-            AttributeError: there is none.
+            AttributeError: the state has no field of this name.
         """
         if name not in self._fields:
             raise AttributeError(f"the state of the kernel has no field {name!r}; it has {', '.join(self._fields)}")

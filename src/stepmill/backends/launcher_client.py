@@ -1,6 +1,6 @@
 """Starts workers through the launcher, and waits until they have built their envs or attached to the slab.
 
-The launcher is the process that starts a pool's workers; what runs in it is in `worker/launcher.py`.
+The launcher is the process that starts the workers of a pool. Its code is in `worker/launcher.py`.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _EXIT_CODE_S = 0.5
 
 
 class LauncherClient(ServerLink):
-    """Starts and ends the launcher, and asks it for workers. `end` may be called from any thread."""
+    """Starts and ends the launcher, and asks it for workers. Any thread may call `end`."""
 
     def __init__(self, settings: WorkerSettings, plans: Sequence[WorkerPlan]) -> None:
-        """Start the launcher. In context "fork" this forks the calling process, so the pool must not have threads yet.
+        """Start the launcher. The caller defers signals, and calls `end` later.
 
-        The caller defers signals, and ends this object.
+        In context "fork" this forks the calling process, so the pool must not have threads yet.
         """
         super().__init__()
         self._is_fork = settings.context is Context.FORK
@@ -64,13 +64,13 @@ class LauncherClient(ServerLink):
         self._wait_code: Callable[[], int | None] = lambda: None
         try:
             if self._is_fork:
-                load_modules(preload)  # once here, and not in each launcher: further pools start sooner
+                load_modules(preload)  # loaded here once, and not in each launcher, so that further pools start sooner
                 self._fork(launcher.InheritedState(plans, environ))
             else:
-                request = StartLauncher(0, settings.context, environ, preload, ())  # its number is the starter's choice
+                request = StartLauncher(0, settings.context, environ, preload, ())  # the starter chooses the number
                 self._wait_code = STARTERS.start_launcher(self, request, timeout_s)
         except BaseException as exc:
-            self.close()  # a launcher that has been started ends
+            self.close()  # this ends a launcher that has been started
             if isinstance(exc, TimeoutError):
                 raise join_errors([start_timeout_error(plan, None, timeout_s or 0.0) for plan in plans]) from None
             raise
@@ -89,7 +89,7 @@ class LauncherClient(ServerLink):
         self.set_process(pid, child.pidfd)
 
     def launch(self, link: WorkerLink) -> None:
-        """Ask the launcher for a process for this link; `handle_messages` receives the result.
+        """Ask the launcher to start a process for this link. `handle_messages` receives the result.
 
         Raises:
             LauncherDied: the launcher has ended.
@@ -130,10 +130,12 @@ def wait_setup(
     timeout_s: float | None,
     on_wait: Callable[[], None] = lambda: None,
 ) -> None:
-    """Wait until every worker has built its envs, or attached, or has failed to. `on_wait` is called every 0.1 s or sooner.
+    """Wait until every worker has built its envs or attached to the slab, or has failed.
+
+    `on_wait` is called at least every 0.1 s.
 
     Raises:
-        StepmillError: the error of the first worker that failed; `others` has further errors.
+        StepmillError: the error of the first worker that failed. `others` has further errors.
     """
     errors: dict[int, list[StepmillError]] = {}
     waiting = {link.plan.worker: link for link in links}
@@ -161,7 +163,7 @@ def wait_setup(
 
 
 def _wait_for_any(links: Iterable[WorkerLink], launcher: LauncherClient, deadline: float) -> list[WorkerLink]:
-    """Wait for messages or ends of workers, for a slice of time; return the links that are set up or have failed."""
+    """Wait at most POLL_SLICE_S for messages or deaths of workers. Return the links that are set up or have failed."""
     wanted = dict(launcher.fds)
     for link in links:
         wanted.update(link.fds)
@@ -175,8 +177,8 @@ def _wait_for_any(links: Iterable[WorkerLink], launcher: LauncherClient, deadlin
 
 
 def _is_set_up(link: WorkerLink) -> bool:
-    # The worker's message may come before Launched, which is sent on another channel. Without its pidfd a process can neither
-    # be watched nor ended, and a pidfd that comes later would be taken for that of the next process.
+    # The worker's message may come before Launched, which is sent on another channel. Without its pidfd, a process can
+    # neither be watched nor ended, and a pidfd that comes later would be mistaken for that of the next process.
     return link.setup_result is not None and (link.pidfd != NO_FD or link.launch_failure is not None)
 
 
@@ -195,7 +197,7 @@ def _setup_errors(link: WorkerLink, launcher: LauncherClient) -> list[StepmillEr
 
 
 def _unloadable_env_fn(plan: WorkerPlan, fault: Fault) -> EnvError | None:
-    """Return the error for an env_fn that a worker could not load, if it cannot be loaded here either."""
+    """Return the error for an env_fn that a worker could not load. Return None if this process can load it."""
     record = fault[1]
     for env_id, env_fn in zip(plan.env_ids, plan.env_fns, strict=True) if record["phase"] == "unpickle" else ():
         try:
@@ -214,7 +216,7 @@ def _unloadable_env_fn(plan: WorkerPlan, fault: Fault) -> EnvError | None:
 
 
 def read_report(link: WorkerLink, specs: dict[bytes, EnvSpec]) -> WorkerReport:
-    """Return the report of a worker that has built its envs. `specs` collects the specs, so that equal ones are one object."""
+    """Return the report of a worker that has built its envs. `specs` stores specs, so that equal ones are one object."""
     if not isinstance(link.setup_result, Ready):
         raise EngineBug(f"worker {link.plan.worker} sent {link.setup_result} after Build")
     for data in link.setup_result.distinct_specs:

@@ -1,6 +1,7 @@
-"""Compares the contents of modules in workers with those of this program's modules, and warns of differences.
+"""Compares the contents of modules in workers with the modules of this program, and warns of differences.
 
-Nothing is imported for it. A class that the program has replaced is one difference, as is a method that it has added.
+The comparison imports nothing. A class that the program has replaced is one difference. A method that the program has
+added is one, too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from stepmill.worker import module_contents
 from stepmill.worker.module_contents import Contents, Entry, code_of
 from stepmill.worker.signals import allow_signals
 
-_MAX_SHOWN = 5  # named in a warning
+_MAX_SHOWN = 5  # how many differences a warning names
 _ABSENT = Entry(0, "nothing")
 
 
@@ -27,7 +28,7 @@ def warn_of_changed_modules(workers: Sequence[Contents]) -> None:
     if found:
         shown = ", ".join(found[:_MAX_SHOWN])
         more = f", and {len(found) - _MAX_SHOWN} more" if len(found) > _MAX_SHOWN else ""
-        with allow_signals():  # a filter may raise the warning, or call code of the user
+        with allow_signals():  # a filter may raise the warning, or run code of the user
             warn(
                 f"what this program has changed in modules does not reach the workers, which import them themselves: {shown}{more}; "
                 "pass values to the function that makes an env, make the changes in a function that workers call first "
@@ -36,7 +37,7 @@ def warn_of_changed_modules(workers: Sequence[Contents]) -> None:
 
 
 def find_differences(workers: Sequence[Contents]) -> list[str]:
-    """Name what differs between the modules of this process and those of all workers that have imported them.
+    """Return the names that differ between the modules of this process and those of all workers that have imported them.
 
     A name that differs between two workers, such as the time of the import, is left out.
     """
@@ -64,7 +65,7 @@ def _differences_of(name: str, reports: Sequence[Mapping[str, Entry]]) -> Iterat
         own = ours[key] or _entry_of_other_kind(_value_of(names, key), entry)
         if own is None or own == entry:
             continue
-        # Workers that have changed a package by themselves are no concern of the program.
+        # A package that only the workers have changed is not reported.
         if (module_contents.is_users(name, names) and entry is not _ABSENT) or not _is_as_written(names, key):
             texts = f"{own.text} in the program, {entry.text} in the workers"
             yield f"{name}.{key} ({'other code or content' if own.text == entry.text else texts})"
@@ -80,21 +81,21 @@ def _value_of(names: Mapping[str, Any], key: str) -> object:
 
 
 def _entry_of_other_kind(value: object, entry: Entry) -> Entry | None:
-    """Return the entry of what cannot be compared here, but could in the workers; None if they agree."""
-    # Code may have been rewritten at the import, by pytest for one; None is often a cache that is filled later.
+    """Return an entry that names the type of a value without comparable contents, or None if this is not a difference."""
+    # An import hook, such as that of pytest, may have rewritten code. None is often a cache that is filled later.
     is_expected = code_of(value) is not None or entry.text == "None"
     return None if is_expected else Entry(0, f"a {type(value).__name__}")
 
 
 def _is_as_written(names: Mapping[str, Any], key: str) -> bool:
-    """Whether the program has what the source of the module says."""
+    """Return whether the value in this program is the one that the source of the module says."""
     value = _value_of(names, key)
     code = code_of(value)
     if code is not None:
         return code.__qualname__ == key and code.__code__.co_filename == names.get("__file__")
     if module_contents.plain_entry(value) is None:
         return False
-    with contextlib.suppress(Exception):  # the source is missing, or what it says is not a literal
+    with contextlib.suppress(Exception):  # the source is missing, or the value there is not a literal
         statements = [
             each for each in ast.parse(Path(names["__file__"]).read_bytes()).body if isinstance(each, ast.Assign)
         ]

@@ -1,10 +1,10 @@
-"""Envs in processes, one per worker. They run in parallel, and the death of a worker does not affect the learner.
+"""Runs envs in processes, one per worker. They run in parallel, and the death of a worker does not affect the learner.
 
     learner ──socket──► launcher ──fork or exec──► worker 0, 1, …       (worker/launcher.py, worker/main.py)
        └────────────── a socket to each worker: Build, Attach, slow requests ──────────────┘
-                       the slab: all else, by native code
+                       the slab: everything else, by native code
 
-Every wait has a deadline. It polls the channels, the workers' pidfds and the launcher, so that it ends if one of them dies.
+Every wait has a deadline. A wait polls the channels, the workers' pidfds and the launcher, so it ends if a process dies.
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ from stepmill.worker.program_state import ProgramState
 from stepmill.worker.signals import allow_signals, defer_signals
 
 STOP_S = 1.5  # how long close() lets workers close their envs before it kills them
-INTERRUPTED_STOP_S = 0.3  # the same after Ctrl-C at the start, or during a restart
+INTERRUPTED_STOP_S = 0.3  # the same limit after Ctrl-C at the start, or during a restart
 KILL_S = 0.3  # how long a killed process may take to end
 END_LAUNCHER_S = 1.5  # how long the launcher may take to end; if it is killed, its dead children become orphans
 EXIT_CODE_S = 0.2  # how long the launcher may take to report the exit code of a worker
 TRACE_S = 0.25  # how long a worker may take to end before its trace is read
 REVIVE_KILL_S = 2.0
-KEPT_BYTES = 1 << 20  # of the pickled plan of a worker, which its restarts need again
+KEPT_BYTES = 1 << 20  # the pickled plan of a worker is kept for restarts if it is at most this large
 
 
 class ProcessBackend:
-    """Runs each worker in a process. Each pool has its own launcher, which starts them."""
+    """Runs each worker in a process. Each pool has its own launcher, which starts the processes."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
-        # Read once: workers that are restarted later get the same state as the first ones.
+        # This is read once, so that restarted workers get the same state as the first ones.
         self._program = None if settings.context is Context.FORK else ProgramState.read()
         self._pid = os.getpid()
         self._build_messages: dict[int, bytes] = {}  # by worker
@@ -91,7 +91,7 @@ class ProcessBackend:
     # ---- start ----------------------------------------------------------------------------------------------------
 
     def begin(self, plans: Sequence[WorkerPlan]) -> None:
-        """Start the workers and return at once; `start` with the same plans then waits for them."""
+        """Start the workers and return at once. Afterwards, `start` with the same plans waits for them."""
         with self._all_or_nothing(len(plans)):
             self._start_workers(plans)
 
@@ -137,7 +137,7 @@ class ProcessBackend:
         self._worker_of = {lane: plan.worker for plan in plans for lane in plan.lanes}
         self._build_progress = BuildProgress.make(1 + max(self._worker_of))
         for plan in plans:
-            # Appended one by one, so that they are closed if this process runs out of descriptors.
+            # The links are appended one by one, so that all are closed if this process runs out of descriptors.
             self._links.append(self._make_link(plan))
         self._launch(self._links, build_messages)
 
@@ -147,7 +147,7 @@ class ProcessBackend:
         return WorkerLink(plan, self._build_progress, has_trace=self._settings.has_trace)
 
     def _dump_build(self, plan: WorkerPlan) -> bytes:
-        """Return the Build of a worker. It is kept if it is small: pickling it at each restart would hold up the learner's threads."""
+        """Return the Build message of a worker. A small one is kept, because pickling blocks the learner's threads."""
         message = self._build_messages.get(plan.worker)
         if message is None:
             data = None if self._program is None else dump_plan(plan)
@@ -199,7 +199,7 @@ class ProcessBackend:
         timeout_s = self._settings.call_timeout_s
         make = partial(Future, timeout_s=timeout_s, wait=self._wait, unpack=self._unpack, duplicate=self._duplicate)
         futures = [make(request, self._worker_of[lane], lane=lane) for lane, request in requests.items()]
-        with defer_signals():  # to all workers or to none
+        with defer_signals():  # the requests are sent to all workers or to none
             for future, request in zip(futures, packed, strict=True):
                 self._post(request, future)
         return futures
@@ -216,7 +216,7 @@ class ProcessBackend:
         ring = self._ring
         while not (self._is_closed or ring is None or os.getpid() != self._pid):
             if self._links[future.worker].post(request, future, ring):
-                return  # else another thread has just replaced the link: try the new one
+                return  # if not, another thread has just replaced the link, and the loop tries the new one
         future.fail(closed_error())
 
     def _duplicate(self, future: Future) -> OwnedFd:
@@ -262,7 +262,7 @@ class ProcessBackend:
         return link.read_trace()
 
     def died(self, worker: int, hint: str) -> WorkerDied:
-        """Return the error for a worker that has ended; `hint` says what is lost, or what the user can do."""
+        """Return the error for a worker that has ended. `hint` says what is lost, or what the user can do."""
         return worker_died_error(worker, self._links[worker].plan.env_ids, self.exit_code(worker), hint=hint)
 
     def end_worker(self, worker: int) -> None:
@@ -273,13 +273,13 @@ class ProcessBackend:
         old.fail_futures(lambda: self.died(worker, "the call has no result"))
 
     def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
-        """Kill the worker's process, if it still runs, and start a new one.
+        """Kill the worker's process if it still runs, and start a new one.
 
         Raises:
-            WorkerDied: the old process does not end, even by SIGKILL, or the new one dies at the start.
+            WorkerDied: the old process does not end, even after SIGKILL, or the new one dies at the start.
             EnvError, EnvTimeout: as for `start`.
             UsageError: the system refuses another process or descriptor.
-            LauncherDied: no worker can be started any more.
+            LauncherDied: the launcher has ended, so no worker can be started.
         """
         with defer_signals():
             self.end_worker(worker)
@@ -300,7 +300,7 @@ class ProcessBackend:
                 raise
 
     def _start_again(self, fresh: WorkerLink, settings_requests: Iterable[Request]) -> WorkerReport:
-        with self._end_lock:  # workers are restarted by several threads
+        with self._end_lock:  # several threads restart workers
             if self._require_launcher().is_dead:
                 self._require_launcher().end(0.0)
                 self._launcher = LauncherClient(self._settings, [fresh.plan])
@@ -329,7 +329,7 @@ class ProcessBackend:
                 raise closed_error()
             self._links[old.plan.worker] = fresh
             old.close()
-            # Read here, because another thread may have posted to the old link until now.
+            # This is read here, because another thread may have posted to the old link until now.
             fresh.num_posted = old.num_posted
             hint = "the call has no result"
             old.fail_futures(lambda: worker_died_error(old.plan.worker, old.plan.env_ids, old.exit_code, hint=hint))
@@ -344,8 +344,9 @@ class ProcessBackend:
         self._warn_of_end(killed, unkillable, stop_s)
 
     def _shut_down(self, stop_s: float) -> tuple[list[WorkerLink], list[WorkerLink]]:
-        """End all processes and close all descriptors; return the links of processes that were killed, and of those among
-        them that still run.
+        """End all processes and close all descriptors.
+
+        Return the links of the processes that were killed, and the links of those among them that still run.
         """
         with defer_signals():  # Ctrl-C must not interrupt closing, which takes two seconds at most
             return self._end_workers(stop_s)
@@ -357,7 +358,7 @@ class ProcessBackend:
         for link in self._links:
             if self._slab is None or not isinstance(link.setup_result, Attached):
                 link.channel.shut()  # ends a worker that does not serve a slab yet
-        # A worker that is being restarted is not in use yet: it is killed soon, and without a warning.
+        # A worker that is being restarted is not in use yet, so it is killed soon and without a warning.
         reviving = [link for link in self._links if link.is_reviving]
         for link in reviving:
             link.wait_end(min(deadline, time.monotonic() + INTERRUPTED_STOP_S))
@@ -381,7 +382,7 @@ class ProcessBackend:
 
     def _wait_ends(self, deadline: float) -> None:
         for link in self._links:
-            # One after the other suffices: the deadline is the same for all, and the workers end in parallel.
+            # The waits may follow each other: the deadline is the same for all, and the workers end in parallel.
             link.wait_end(deadline)
 
     def _warn_of_end(self, killed: Sequence[WorkerLink], unkillable: Sequence[WorkerLink], stop_s: float) -> None:

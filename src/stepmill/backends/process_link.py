@@ -1,7 +1,7 @@
-"""The learner's end of a process of a pool: what the ends of the starter, of launchers and of workers share.
+"""The learner's end of a process: the code that the links to the starter, to launchers and to workers share.
 
-A process is started by the learner (the starter, and a launcher of context "fork"), or on request by the starter or a launcher,
-which then reports its pid, its pidfd and its end; the code of these two is in `worker/child_server.py`.
+The learner itself starts the starter and, in context "fork", the launcher. The starter or a launcher starts all other
+processes on request, and reports the pid, the pidfd and the end of each. The code of both is in `worker/child_server.py`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class ProcessLink:
     """One process, from before its start to after its end.
 
     Attributes:
-        peer: the socket of the process's channel.
-        pid: of the process; 0 until it is known to run.
-        exit_code: its exit status, or the negative number of the signal that ended it; None if not known.
-        launch_failure: why there is no process, or no pidfd of it.
-        has_hung_up: the process's end of the channel is closed.
-        is_closed: `close` was called.
+        peer: the other end of the channel, which is passed to the process.
+        pid: the pid of the process; 0 until it is known to run.
+        exit_code: the exit status, or the negative number of the signal that ended the process. None if not known.
+        launch_failure: why there is no process, or no pidfd for it.
+        has_hung_up: whether the process has closed its end of the channel.
+        is_closed: whether `close` was called.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class ProcessLink:
         self.has_hung_up = False
         self.is_closed = False
         self._process = OwnedFd()
-        # Reentrant, because a signal handler of the learner may call close() while this thread waits here.
+        # The lock is reentrant, because a signal handler of the learner may call close() while this thread holds it.
         self._lock = threading.RLock()
 
     @property
@@ -59,27 +59,27 @@ class ProcessLink:
         return wanted
 
     def duplicate(self) -> OwnedFd:
-        """Return a duplicate of the descriptor to poll for messages, or if there are none any more, for the end of the process."""
-        with self._lock, contextlib.suppress(OSError):  # it is closed, or the limit of open files is reached
+        """Return a duplicate of the descriptor to poll for messages or, after the last, for the end of the process."""
+        with self._lock, contextlib.suppress(OSError):  # the descriptor is closed, or no other can be opened
             return OwnedFd.duplicate(self.pidfd if self.has_hung_up else self.channel.fd)
         return OwnedFd()
 
     @property
     def is_dead(self) -> bool:
-        """Whether the process has ended. All its messages can then be received by `handle_messages`."""
+        """Whether the process has ended. `handle_messages` can then receive all its messages."""
         has_ended = self.pidfd != NO_FD and bool(wait_ready({self.pidfd: select.POLLIN}, 0.0))
         return has_ended or self.launch_failure is not None
 
     def set_process(self, pid: int, process: OwnedFd) -> None:
-        """Store the pid and the pidfd of the process, which runs now."""
+        """Store the pid and the pidfd of the process, which has been started."""
         self.pid, self._process = pid, process
 
     def mark_launch_failed(self, reason: str) -> None:
-        """Record why there is no process, or no pidfd of it."""
+        """Record why there is no process, or no pidfd for it."""
         self.launch_failure = reason
 
     def handle_messages(self) -> None:
-        """Receive and handle every message that has arrived. Never waits."""
+        """Receive and handle every message that has arrived, without waiting."""
         # A signal handler that raises must not come between receiving a message and handling it.
         with defer_signals(), self._lock:
             while (frame := self._take()) is not None:
@@ -102,7 +102,7 @@ class ProcessLink:
         return None
 
     def _receive(self, message: object, fds: tuple[OwnedFd, ...]) -> None:
-        """Handle a message; `fds` came with it."""
+        """Handle a message, and the descriptors `fds` that came with it."""
         raise NotImplementedError
 
     def _reject(self) -> None:
@@ -111,18 +111,18 @@ class ProcessLink:
         self.kill()
 
     def wait(self, deadline: float | None) -> None:
-        """Wait for messages or the end of the process, for a slice of the time until the deadline, and handle them."""
-        wait_ready(self.fds, deadline)  # without the lock, which other threads need to send messages
+        """Wait at most POLL_SLICE_S for messages or the end of the process, and handle what has arrived."""
+        wait_ready(self.fds, deadline)  # the lock is not held here, because other threads need it to send messages
         self.handle_messages()
 
     def kill(self) -> None:
-        """Send SIGKILL to the process if it runs. By pidfd, because another process may have its pid by now."""
+        """Send SIGKILL to the process if it runs, by pidfd, because another process may have the same pid by now."""
         if self.pidfd != NO_FD:
             with contextlib.suppress(ProcessLookupError):
                 _native.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def wait_end(self, deadline: float) -> bool:
-        """Wait until the process has ended, at most until the deadline; return whether it has."""
+        """Wait until the process has ended or the deadline has passed, and return whether it has ended."""
         while self.pidfd != NO_FD and not self.is_dead:
             if time.monotonic() >= deadline:
                 return False
@@ -131,7 +131,7 @@ class ProcessLink:
         return True
 
     def renew_channel(self) -> None:
-        """Replace the channel; a process that was started on the old one ends."""
+        """Replace the channel. A process that was started with the old channel ends."""
         self.channel.close()
         self.channel, self.peer = Channel.pair()
 
@@ -149,15 +149,15 @@ class ServerLink(ProcessLink):
 
     def __init__(self) -> None:
         super().__init__()
-        self._children: dict[int, ProcessLink] = {}  # the newest of each number
-        self._is_late = False  # a report has not come in time, and none has come since
+        self._children: dict[int, ProcessLink] = {}  # by number, the newest child
+        self._is_late = False  # whether a report was late, and none has come since
 
     @property
     def is_dead(self) -> bool:
         return self.is_closed or super().is_dead
 
     def request(self, message: StartLauncher | LaunchWorker, child: ProcessLink, fds: tuple[int, ...] = ()) -> None:
-        """Ask for a process; `handle_messages` stores in `child` whether it was started, and how it ends.
+        """Ask for a process. `handle_messages` stores in `child` whether it was started, and how it ended.
 
         Raises:
             ChannelClosed: the process of this link is gone.
@@ -181,9 +181,9 @@ class ServerLink(ProcessLink):
             child.exit_code = message.code
 
     def wait_exit(self, child: ProcessLink, timeout_s: float) -> int | None:
-        """Return the exit code of a process that has ended; wait at most `timeout_s` for the report of it.
+        """Return the exit code of a process that has ended, after waiting at most `timeout_s` for the report.
 
-        Once a report has not come in time, this waits for none until one comes: many processes may end while this one is stopped.
+        If the last report was late, this does not wait, because many processes may end while this one is stopped.
         """
         with self._lock:  # if another thread took the report, this one would sleep to the end of its slice of time
             deadline = time.monotonic() + (0.0 if self._is_late else timeout_s)
@@ -192,7 +192,7 @@ class ServerLink(ProcessLink):
         return child.exit_code
 
     def wait_report(self, has_come: Callable[[], bool], deadline: float) -> None:
-        """Wait until a report has come, which cannot come after the end of this process, or until the deadline."""
+        """Wait until a report has come, this process has ended, or the deadline has passed."""
         while True:
             is_last = self.is_dead or time.monotonic() >= deadline
             self.handle_messages()
@@ -201,7 +201,7 @@ class ServerLink(ProcessLink):
             wait_ready(self.fds, deadline)
 
     def end(self, timeout_s: float) -> None:
-        """End the process, which kills those that it has started, and reap it. Idempotent."""
+        """End the process, which kills the processes that it has started, and reap it. Later calls do nothing."""
         with defer_signals(), self._lock:
             if self.is_closed:
                 return
@@ -213,5 +213,5 @@ class ServerLink(ProcessLink):
             self.close()
 
     def reap(self) -> None:
-        """Set the exit code of this process, which has ended or was killed; it stays None if it cannot be known. Idempotent."""
+        """Set the exit code of this process, which has ended or was killed. The code stays None if it cannot be known."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Envs in the calling thread, which is the only worker. The pool's native code runs the loop; a call is done at once."""
+"""Runs envs in the calling thread, which is the only worker. The pool's native code runs the loop. Calls run at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SerialBackend:
     """Runs all envs in the calling thread.
 
     An exception of an env while it is built or called is reported as with other backends. An exception of a signal handler,
-    such as KeyboardInterrupt, is raised, since it is meant for the program.
+    such as KeyboardInterrupt, is raised in the program.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
@@ -39,7 +39,7 @@ class SerialBackend:
         self._built = BuiltEnvs()
         self._slab: SharedSlab | None = None
         self._loop: _native.Loop | None = None
-        self._calls = threading.RLock()  # held while envs are called or rebuilt; for steps see `Loop.wait_idle`
+        self._calls = threading.RLock()  # held while envs are called or rebuilt; `Loop.wait_idle` waits for steps
 
     @property
     def traits(self) -> BackendTraits:
@@ -73,7 +73,7 @@ class SerialBackend:
             return serve_requests_here(self.loop, self._built.envs, requests)
 
     def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
-        """Close all envs, ignoring what they raise, and build new ones."""
+        """Close all envs, ignore their exceptions, and build new envs."""
         if self._slab is None:
             raise ClosedPoolError("a pool that is closed, or not started, has no worker to revive")
         with self._calls:
@@ -88,9 +88,9 @@ class SerialBackend:
         return report
 
     def close(self, timeout_s: float) -> None:
-        """Close the envs, however long that takes: code in the calling thread cannot be timed out.
+        """Close the envs, however long that takes, because code in the calling thread cannot be interrupted.
 
-        If another thread is stepping or calling an env, wait for it, at most `timeout_s`; if it goes on, close no env.
+        If another thread is stepping or calling an env, wait at most `timeout_s`. If it does not stop, close no env.
         """
         if os.getpid() != self._pid:
             return
@@ -101,7 +101,7 @@ class SerialBackend:
         warn_of_close_faults(0, close_envs(self._plan.env_ids, built.envs))
 
     def _end_use(self, timeout_s: float) -> bool:
-        """Wait until no other thread is stepping or calling an env; return whether that is so in time."""
+        """Wait at most `timeout_s` until no other thread is stepping or calling an env; return whether this is so."""
         deadline = time.monotonic() + timeout_s
         if not self._calls.acquire(timeout=timeout_s):
             return False

@@ -1,4 +1,4 @@
-"""Shows on a terminal how many envs of a pool are built, while that takes long."""
+"""Shows on a terminal how many envs of a pool have been built, if building takes long."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TextIO, cast
 
-DELAY_S = 1.0  # a start that ends sooner shows nothing
+DELAY_S = 1.0  # a start that takes less time shows nothing
 INTERVAL_S = 0.2
 MIN_RATE_S = 1e-3
 DUMB_TERMINALS = ("", "dumb", "unknown")
@@ -27,7 +27,7 @@ class StartProgress:
         self._is_shown = False
 
     def show(self, num_built: int) -> None:
-        """Write the line if the start takes long, a few times a second. Never raises."""
+        """Write the line a few times a second if the start takes long. This does not raise exceptions."""
         now_s = time.monotonic()
         if self._file is None or now_s < self._due_s:
             return
@@ -37,7 +37,7 @@ class StartProgress:
         self._write(f"{ERASE_LINE}{text[: shutil.get_terminal_size().columns - 1]}")
 
     def close(self) -> None:
-        """Erase the line. Idempotent."""
+        """Erase the line, if there is one."""
         if self._is_shown:
             self._write(ERASE_LINE)
         self._file = None
@@ -52,7 +52,7 @@ class StartProgress:
 
 
 def progress_text(num_built: int, num_envs: int, elapsed_s: float) -> str:
-    """Return one line: how many envs are built, the rate, and the time left if at least one is built."""
+    """Return one line with the number of envs built, the rate, and, after the first env, the time left."""
     text = f"stepmill: {num_built:,} of {num_envs:,} envs are built after {elapsed_s:.0f} s"
     if num_built == 0 or num_built == num_envs:
         return text
@@ -64,8 +64,8 @@ def _is_terminal(file: TextIO | None) -> bool:
     if file is None or os.environ.get("TERM", "") in DUMB_TERMINALS:
         return False
     if file is not cast("TextIO", sys.__stderr__):
-        return False  # a program that has replaced stderr draws on the terminal itself, such as a progress bar of rich
+        return False  # a program that has replaced stderr may draw on the terminal itself, as rich does
     try:
         return file.isatty()
-    except (OSError, ValueError):  # closed
+    except (OSError, ValueError):  # the stream is closed
         return False

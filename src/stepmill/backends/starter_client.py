@@ -1,8 +1,8 @@
-"""Starts the starter of this program, and asks it for launchers; what runs in it is in `worker/starter.py`.
+"""Starts the starter of this program, and asks it for launchers. The code of the starter is in `worker/starter.py`.
 
-A starter has the state that this program had when the starter was made. It serves further pools only if a new one would have
-the same: environment variables, directories, sys.path, limits, rights, cores and so on. Otherwise a new starter takes its
-place, and the old one ends with its last launcher.
+A starter has the state that this program had when the starter was made: environment variables, directories, sys.path,
+limits, rights, cores and so on. It serves another pool only if a new starter would have the same state. Otherwise a new
+starter replaces it, and the old one ends with its last launcher.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stepmill.worker.messages import StartLauncher
 from stepmill.worker.process_setup import worker_environ
 from stepmill.worker.signals import allow_signals, defer_signals
 
-# Modules that the starter imports once for all forked workers. By name, because this package does not import them.
+# Modules that the starter imports once for all forked workers. They are named, because this package does not import them.
 _PRELOAD = ["numpy.random", "stepmill.worker.main", "stepmill.envs"]
 # Further modules to import if the learner has imported a library, because its envs then need them.
 _PRELOAD_IF_USED = {
@@ -42,20 +42,20 @@ _PRELOAD_IF_USED = {
 IDLE_S = 10.0  # how long a starter without launchers waits for the next pool
 _CLOSE_S = 0.3
 _EXIT_CODE_S = 0.2  # how long the starter may take to report the exit code of a launcher
-# A variable that pytest changes in each test. A launcher gets its new value; no library reads it when it is imported.
+# A variable that pytest changes in each test. A launcher gets the new value. No library reads the variable at its import.
 _VOLATILE = {"PYTEST_CURRENT_TEST"}
 _STATUS = (b"Umask", b"Uid", b"Gid", b"Groups", b"SigIgn", b"Cap", b"NoNewPrivs", b"Seccomp", b"Cpus_", b"Mems_")
 
 
 @dataclass(frozen=True)
 class ProgramInputs:
-    """The state of this process and thread that a new process inherits, as far as it differs from another's.
+    """The state of this process and thread that a new process inherits. Two equal objects mean equal new processes.
 
     Attributes:
         environ: the environment variables for the new process.
         interpreter: the executable, its flags, sys.path and sys.argv.
-        stdio: the descriptors among 1 and 2 that are open, and whether each is a terminal.
-        system: what the system passes on.
+        stdio: which of the descriptors 1 and 2 are open, and whether each is a terminal.
+        system: the state that the operating system passes to a child.
     """
 
     environ: Mapping[str, str] = field(repr=False)
@@ -83,7 +83,7 @@ def _read_system() -> tuple[object, ...]:
     status = [line for line in _read_file("/proc/thread-self/status").splitlines() if line.startswith(_STATUS)]
     files = [_read_file(f"/proc/self/{name}") for name in ("limits", "cgroup", "oom_score_adj", "timerslack_ns")]
     scheduling = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
-    # While a starter exists, its directories keep their numbers, even if they are removed.
+    # While a starter exists, its directories keep their inode numbers, even if they are removed.
     return *status, *files, _identity("."), _identity("/"), _read_namespaces(), os.getpgid(0), os.getsid(0), *scheduling
 
 
@@ -107,10 +107,10 @@ def _read_namespaces() -> tuple[str, ...]:
 
 
 class StarterClient(ServerLink):
-    """One starter process. Any thread may use it."""
+    """One starter process. Any thread may use this object."""
 
     def __init__(self, inputs: ProgramInputs, preload: Sequence[str]) -> None:
-        """Start the process; it is used before it is ready. The caller defers signals."""
+        """Start the process, and return before it is ready. The caller defers signals."""
         super().__init__()
         self.inputs = inputs
         self.is_retired = False
@@ -119,7 +119,7 @@ class StarterClient(ServerLink):
             self._interpreter = self._start_interpreter(preload)
             self.set_process(self._interpreter.pid, OwnedFd.pidfd(self._interpreter.pid))
         except BaseException:
-            self.close()  # a process that has been started ends
+            self.close()  # this ends a process that has been started
             raise
 
     def _start_interpreter(self, preload: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -134,7 +134,7 @@ class StarterClient(ServerLink):
 
         Raises:
             ChannelClosed: the starter ended before it had started the launcher.
-            TimeoutError: it did not answer in time.
+            TimeoutError: the starter did not answer in time.
             OSError: the system refuses another process or descriptor.
         """
         number = next(self._numbers)
@@ -153,7 +153,7 @@ class StarterClient(ServerLink):
         return number
 
     def release(self, number: int) -> int | None:
-        """Return the exit code of a launcher that has ended, or None if it is not known. It is not asked for again."""
+        """Return the exit code of a launcher that has ended, or None if it is not known, and forget the launcher."""
         with defer_signals():
             code = self.wait_exit(self._children[number], _EXIT_CODE_S)
             self._drop(number)
@@ -167,7 +167,7 @@ class StarterClient(ServerLink):
     # ---- the end --------------------------------------------------------------------------------------------------
 
     def retire(self) -> None:
-        """Start no more launchers, and end with the last one."""
+        """Start no more launchers, and end the starter with the last one."""
         with self._lock:
             self.is_retired = True
             self._end_if_unused()
@@ -180,40 +180,40 @@ class StarterClient(ServerLink):
         self.exit_code = self._interpreter.wait()
 
     def forget(self) -> None:
-        """Close the descriptors in a fork of the learner, whose process the starter does not know."""
+        """Close the descriptors. A forked child of the learner calls this, because the starter is not its own."""
         self.channel.close_local_copy()
         self._process.close()
-        self._interpreter.returncode = 0  # it is not a child of this process, which cannot wait for it
+        self._interpreter.returncode = 0  # the starter is not a child of this process, which cannot wait for it
 
 
 class Starters:
-    """The starter of this program: at most one that is not retired. Any thread may use it."""
+    """The starters of this program. At most one is not retired. Any thread may use this object."""
 
     def __init__(self) -> None:
         self.current: StarterClient | None = None
-        self._retired: weakref.WeakSet[StarterClient] = weakref.WeakSet()  # their launchers hold them
+        self._retired: weakref.WeakSet[StarterClient] = weakref.WeakSet()  # their launchers keep them alive
         self._lock = threading.RLock()
 
     def prepare(self, environ: Mapping[str, str], preload: Sequence[str]) -> tuple[StarterClient, bool]:
-        """Return a starter for launchers with these environment variables, and whether it is a new one."""
+        """Return a starter for launchers with these environment variables, and whether the starter is new."""
         with defer_signals(), self._lock:
             inputs = ProgramInputs.read(environ)
             if self.current is not None and not self.current.is_dead and self.current.inputs == inputs:
                 return self.current, False
             self.close()
             self.current = StarterClient(inputs, preload)
-            if multiprocessing.parent_process() is not None:  # forked children of multiprocessing run no exit functions
+            if multiprocessing.parent_process() is not None:  # its forked children run no exit functions
                 multiprocessing.util.Finalize(None, self.close, exitpriority=0)
             return self.current, True
 
     def start_launcher(
         self, launcher: ProcessLink, request: StartLauncher, timeout_s: float | None
     ) -> Callable[[], int | None]:
-        """Start a launcher; return the function that waits for its exit code. The caller defers signals.
+        """Start a launcher, and return a function that waits for its exit code. The caller defers signals.
 
         Raises:
-            LauncherDied: the starter ended before it had started one, and so did its successor.
-            TimeoutError: the starter did not answer in time. It is killed.
+            LauncherDied: the starter ended before it had started the launcher, and so did the next starter.
+            TimeoutError: the starter did not answer in time, and was killed.
             OSError: the system refuses another process or descriptor.
         """
         deadline = deadline_after(timeout_s)
@@ -227,10 +227,13 @@ class Starters:
                 raise
             except ChannelClosed as exc:
                 self._drop(starter, exc, is_final=is_new)
-                launcher.renew_channel()  # on the old one the starter may have started a launcher before it ended
+                launcher.renew_channel()  # the starter may have started a launcher on the old channel before it ended
 
     def _drop(self, starter: StarterClient, cause: ChannelClosed, *, is_final: bool) -> None:
-        """Use this starter, which has ended, no more. Raise LauncherDied if it is final, unless another thread has retired it."""
+        """Stop using this starter, which has ended.
+
+        Raise LauncherDied if `is_final`, unless another thread has retired the starter.
+        """
         if is_final and not starter.is_retired:
             starter.reap()
             end = describe_exit(starter.exit_code)
@@ -242,7 +245,7 @@ class Starters:
                 self.close()
 
     def close(self) -> None:
-        """End the starter, unless it has launchers: then it ends with the last of them."""
+        """End the starter, or, if it has launchers, let it end with the last of them."""
         with defer_signals(), self._lock:
             starter, self.current = self.current, None
             if starter is not None:
@@ -250,11 +253,11 @@ class Starters:
                 starter.retire()
 
     def forget(self) -> None:
-        """Use no starter of the process that this one was forked from."""
+        """Stop using the starters of the process from which this process was forked."""
         for starter in (*self._retired, *([] if self.current is None else [self.current])):
             starter.forget()
         self.current, self._retired = None, weakref.WeakSet()
-        self._lock = threading.RLock()  # a thread that does not exist here may hold the old one
+        self._lock = threading.RLock()  # a thread that does not exist in this process may hold the old lock
 
 
 STARTERS = Starters()
@@ -263,9 +266,9 @@ os.register_at_fork(after_in_child=STARTERS.forget)
 
 
 def prepare_starter(context: Context, worker_env: Mapping[str, str], worker_threads: int | None) -> None:
-    """Start the starter, unless it runs or is not needed, and return at once: it imports its modules meanwhile.
+    """Start the starter, unless it runs or is not needed. This returns at once, while the starter imports its modules.
 
-    The arguments are options of the pool. `worker_env` is empty if it differs by worker.
+    The arguments are options of the pool. `worker_env` is empty if it differs between workers.
     """
     if context is not Context.FORK:
         with defer_signals():

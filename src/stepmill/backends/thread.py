@@ -1,7 +1,7 @@
-"""Envs in threads of this process, one thread per worker. They run in parallel while their code releases the GIL.
+"""Runs envs in threads of this process, one thread per worker. They run in parallel while their code releases the GIL.
 
-A thread cannot be killed: if it hangs in an env, close() warns and leaves it running. Its results are then ignored, since its
-commands are aborted, and the memory stays mapped until its loop is freed.
+A thread cannot be killed. If it hangs in an env, close() warns and leaves it running. Its commands are then aborted, so
+its results are ignored, and the memory stays mapped until its loop is freed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ThreadBackend:
                 return self._build_all()
             except BaseException as exc:
                 self._shut_down(CANCEL_S)
-                if is_refusal(exc, (OSError, RuntimeError)):  # no descriptor, or no thread, is left
+                if is_refusal(exc, (OSError, RuntimeError)):  # the system has no descriptor or thread left
                     raise too_many_workers_error(len(plans), exc) from exc
                 raise
 
@@ -113,7 +113,7 @@ class ThreadBackend:
         """Start a new thread in place of one that has ended.
 
         Raises:
-            UsageError: the old thread still runs. It cannot be killed.
+            UsageError: the old thread still runs, and cannot be killed.
         """
         self.end_worker(worker)
         with defer_signals():
@@ -152,7 +152,7 @@ class ThreadBackend:
     # ---- steps ----------------------------------------------------------------------------------------------------
 
     def _make_worker(self, plan: WorkerPlan, num_requests: int) -> ThreadWorker:
-        """Return a worker whose thread has not started. `num_requests` were posted to its predecessors."""
+        """Return a worker whose thread has not started. `num_requests` requests were posted to its predecessors."""
         return ThreadWorker(plan, self._settings, num_requests=num_requests)
 
     def _build_all(self) -> list[WorkerReport]:
@@ -193,7 +193,7 @@ class ThreadBackend:
             if worker.crash:
                 raise worker_fault_error(worker.crash[0], worker.plan.worker)
         for worker in workers:
-            worker.slabs.put(self._slab.native)  # all have attached: begin to serve
+            worker.slabs.put(self._slab.native)  # all workers have attached, and may serve now
 
     def _wait(self, future: Future, deadline: float | None) -> None:
         while not future.is_done:
@@ -214,35 +214,35 @@ class ThreadBackend:
 
 
 class _Cancelled(Exception):
-    """The start of the pool was cancelled, so that the remaining envs are not to be built."""
+    """The start of the pool was cancelled, so the remaining envs must not be built."""
 
 
 class ThreadWorker:
-    """One worker thread. It is the mailbox of its own loop."""
+    """One worker thread, which is also the mailbox of its loop."""
 
     def __init__(self, plan: WorkerPlan, settings: WorkerSettings, *, num_requests: int = 0) -> None:
         self.plan = plan
         self.num_posted = num_requests
-        self.settings_requests: tuple[Request, ...] = ()  # to be done before it serves
+        self.settings_requests: tuple[Request, ...] = ()  # the thread does these before it serves
         self.building: int | None = None
         self.built = BuiltEnvs()
         self.crash: tuple[Fault, ...] = ()
         self.close_faults: tuple[Fault, ...] = ()
-        # The slab once to attach to it, and a second time to begin to serve it; None in place of either to end.
+        # The queue gets the slab twice: first to attach to it, then to serve it. None in place of either ends the thread.
         self.slabs: queue.SimpleQueue[_native.Slab | None] = queue.SimpleQueue()
-        self.is_set_up = threading.Event()  # the envs are built, or the slab is attached, or that has failed
+        self.is_set_up = threading.Event()  # set once the envs are built or the slab is attached, or this has failed
         self.has_ended = threading.Event()
         self.end_fd = OwnedFd.eventfd()  # readable once the thread has ended unexpectedly
         self.settings = settings
         self.num_before = num_requests
-        self._lock = threading.Lock()  # guards _requests, and has_ended being set
+        self._lock = threading.Lock()  # guards _requests, and the change of has_ended
         self._is_cancelled = False
         self._requests: deque[tuple[Request, Future]] = deque()
         self._current: Future | None = None
         self.thread = threading.Thread(target=self._run, name=f"stepmill-worker-{plan.worker}", daemon=True)
 
     def post(self, request: Request, future: Future) -> bool:
-        """Queue a request. If the thread has ended, fail the future and return False."""
+        """Queue a request, and return True. If the thread has ended, fail the future and return False."""
         with self._lock:
             if self.has_ended.is_set():
                 future.fail(self._worker_died())
@@ -268,7 +268,7 @@ class ThreadWorker:
         return num_before(self.plan.env_ids, self.building)
 
     def wait_set_up(self, deadline: float, on_wait: Callable[[], None] = lambda: None) -> bool:
-        """Wait until the thread has built its envs, or attached, or failed to; return False at the deadline.
+        """Wait until the thread has built its envs or attached to the slab, or has failed. Return False at the deadline.
 
         `on_wait` is called in each slice of the wait.
         """
@@ -279,7 +279,7 @@ class ThreadWorker:
         return True
 
     def join(self, deadline: float) -> None:
-        """Wait until the thread has ended, at most until the deadline. Returns at once in the thread itself."""
+        """Wait until the thread has ended or the deadline has passed. The thread itself returns at once."""
         if self.thread.ident is not None and self.thread is not threading.current_thread():
             self.thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -293,7 +293,7 @@ class ThreadWorker:
                 future.fail(error)
 
     def cancel(self) -> None:
-        """Make a thread that does not serve yet close its envs and end."""
+        """End a thread that does not serve yet. It closes its envs first."""
         self._is_cancelled = True
         self.slabs.put(None)
 
@@ -309,7 +309,7 @@ class ThreadWorker:
         return build_envs(self.plan, on_begin=self._begin_env, should_raise=lambda exc: isinstance(exc, _Cancelled))
 
     def serve_slab(self, slab: _native.Slab) -> None:
-        """Attach to the slab, wait for `may_serve`, and serve until the pool says stop."""
+        """Attach to the slab, wait for `may_serve`, and serve until the stop word is set."""
         loop = make_loop(slab, self.plan.worker, self.built, self.settings)
         self.crash = apply_requests(loop, self.plan.env_ids, self.built.envs, self.settings_requests)
         if self.crash:
@@ -319,12 +319,12 @@ class ThreadWorker:
             serve(loop, self.built.envs, self, num_requests=self.num_before)
 
     def may_serve(self) -> bool:
-        """Report that the thread is ready to serve, and wait; return whether it is to serve, and not to end."""
+        """Report that the thread is ready to serve, and wait. Return True if it must serve, and False if it must end."""
         self.is_set_up.set()
         return self.slabs.get() is not None
 
     def close_envs(self) -> tuple[Fault, ...]:
-        """Close the envs; return the faults of those that raised."""
+        """Close the envs, and return the faults of those that raised an exception."""
         return close_envs(self.plan.env_ids, self.built.envs)
 
     # ---- in the thread: main program ----------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ class ThreadWorker:
             is_reported = bool(self.built.faults) or self._serve()
         except _Cancelled:
             is_reported = True
-        except BaseException as exc:  # an error in stepmill itself: report it, so that the learner does not wait
+        except BaseException as exc:  # an error in stepmill itself is reported, so that the learner does not wait
             self.crash = worker_fault(exc, "serve")
         finally:
             self._end(is_reported=is_reported)

@@ -26,9 +26,9 @@ class WorkerLink(ProcessLink):
 
     Attributes:
         setup_result: the worker's message after Build or Attach; None until it comes.
-        num_posted: by lane, how many requests were announced to this worker and its predecessors.
-        close_faults: of envs that raised in close().
-        is_reviving: it is the successor of a worker, and does not serve yet.
+        num_posted: for each lane, how many requests were announced to this worker and its predecessors.
+        close_faults: the faults of envs that raised an exception in close().
+        is_reviving: whether this worker is the successor of another and does not serve yet.
     """
 
     def __init__(self, plan: WorkerPlan, progress: BuildProgress, *, has_trace: bool = False) -> None:
@@ -48,9 +48,9 @@ class WorkerLink(ProcessLink):
 
     @property
     def building(self) -> int | None:
-        """The env_id that the worker is constructing, or constructed last; or IN_WORKER_INIT."""
+        """The env_id that the worker is constructing or constructed last, or IN_WORKER_INIT."""
         found = map(self._progress.read, self._lanes)
-        # An env may write anywhere in its worker's memory.
+        # The value is checked, because an env may write anywhere in its worker's memory.
         return next((each for each in found if each in (*self.plan.env_ids, IN_WORKER_INIT)), None)
 
     @property
@@ -65,7 +65,7 @@ class WorkerLink(ProcessLink):
 
     @property
     def build_fds(self) -> list[int]:
-        """The descriptors that are sent with Build. To the second the worker writes its traceback if it crashes or hangs."""
+        """The descriptors to send with Build. If the worker crashes or hangs, it writes its traceback to the second."""
         return [fd for fd in (self._progress.fd, self._trace.fileno()) if fd != NO_FD]
 
     def mark_launch_failed(self, reason: str) -> None:
@@ -75,15 +75,15 @@ class WorkerLink(ProcessLink):
         self.channel.shut()
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Send a message. If the worker is gone the message is lost; other code notices its death."""
+        """Send a message. If the worker is gone, the message is lost, and other code notices the death."""
         with defer_signals(), contextlib.suppress(ChannelClosed):
             self.channel.send(data, fds)
 
     def post(self, request: Request, future: Future, ring: Callable[[int], None]) -> bool:
-        """Send a request and announce it in the slab. Return False if this link is closed."""
+        """Send a request, announce it in the slab, and return True. If this link is closed, return False."""
         lane = future.lane
         data = dump(dataclasses.replace(request, lane=list(self._lanes).index(lane)))
-        # Both or neither: otherwise the worker would reply to each later request one announcement too late.
+        # The request is sent and announced, or neither. Otherwise the worker would reply to each later request too late.
         with defer_signals(), self._lock, contextlib.suppress(ChannelClosed):
             if self.is_closed:
                 return False
@@ -97,7 +97,7 @@ class WorkerLink(ProcessLink):
     def _announce(self, lane: int, data: bytes, ring: Callable[[int], None]) -> None:
         self.channel.send(data)
         self.num_posted[lane] += 1
-        # The doorbell may ring before the request has arrived whole: the worker waits for the rest.
+        # The doorbell may ring before the whole request has arrived. The worker waits for the rest.
         ring(lane)
 
     def begin_serving(self, ring: Callable[[int], None]) -> None:
@@ -130,7 +130,7 @@ class WorkerLink(ProcessLink):
                 future.fail(error)
 
     def read_trace(self) -> str:
-        """Return the traceback that the worker has written, at most TRACE_BYTES of it; empty if there is none."""
+        """Return the traceback that the worker has written, at most TRACE_BYTES of it, or an empty string."""
         if self._trace.fileno() == NO_FD:
             return ""
         return os.pread(self._trace.fileno(), TRACE_BYTES, 0).decode("utf-8", "replace")

@@ -1,4 +1,7 @@
-"""Requests to envs (calls, attributes, properties, rendering) and their futures. A request runs between two steps of an env."""
+"""Requests to envs (calls, attributes, properties, rendering), and their futures.
+
+A request runs between two steps of an env.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,10 @@ class EnvCall:
     """A request to some envs.
 
     Attributes:
-        kind: what is requested.
-        env_ids: the envs. The places of a call are the indices of this tuple.
-        payload_for: returns the payload for the envs at these places.
-        positions: by place, the env's position in its episodes when the call was made; empty if no capsule is wanted.
+        kind: the kind of the request.
+        env_ids: the envs that get the request. An index of this tuple is called a place.
+        payload_for: `payload_for(places)` returns the payload for the envs at these places.
+        positions: for each place, the position of the env when the call was made. Empty if no capsule is wanted.
     """
 
     kind: RequestKind
@@ -46,8 +49,8 @@ class SentPart:
     Attributes:
         future: the reply of the lane.
         places: the places of the call that the reply is for.
-        generation: of the worker, when the request was sent.
-        num_requests: how many requests the lane had been sent then, this one included.
+        generation: how often the worker had been restarted when the request was sent.
+        num_requests: how many requests had been sent to the lane then, including this one.
     """
 
     future: Future
@@ -57,10 +60,16 @@ class SentPart:
 
 
 class PoolFuture:
-    """The result of a call of several envs. Futures may be resolved in any order, and repeatedly."""
+    """The result of a call of several envs, as `Pool.call_async` returns it.
+
+    The results of several futures may be requested in any order. `result` may be called more than once.
+
+    Attributes:
+        env_ids: the envs that are called.
+    """
 
     def __init__(self, requests: EnvRequests, call: EnvCall, parts: Sequence[SentPart]) -> None:
-        """Made by EnvRequests."""
+        """Only `EnvRequests` makes futures."""
         self.env_ids = call.env_ids
         self._requests = requests
         self._call = call
@@ -70,22 +79,26 @@ class PoolFuture:
 
     @property
     def is_done(self) -> bool:
-        """Whether `result` returns or raises at once, as far as is known now."""
+        """Whether all replies have arrived, so that `result` returns or raises an error without waiting.
+
+        If a worker has died, `result` may send its requests again, and then waits for the new replies.
+        """
         return all(part.future.is_done for part in self._parts)
 
     def _watch(self, callback: Callable[[], object]) -> OwnedFd:
-        """Watch the first part that is not done, as `Future.watch` does. Then ask `result(0)`, which may begin the call again."""
+        """Watch the first part that is not done, as `Future.watch` does. `result(0)` then may repeat the call."""
         return next((part for part in self._parts if not part.future.is_done), self._parts[0]).future.watch(callback)
 
     def result(self, timeout_s: float | None = None) -> tuple[Any, ...]:
-        """Wait, and return one value per env, in the order of `env_ids`.
+        """Wait for the replies, and return one value per env, in the order of `env_ids`.
 
         Args:
-            timeout_s: seconds from now; None is `workers.call_timeout_s` from when the call was made.
+            timeout_s: seconds from now. None waits until `workers.call_timeout_s` after the call was made.
         Raises:
-            EnvError: an env raised; the errors of other envs are in `others`.
-            EnvTimeout: not done yet. Nothing is lost: ask again.
+            EnvError: an env raised an exception. The errors of other envs are in `others`.
+            EnvTimeout: a reply has not arrived in time. Nothing is lost, and `result` may be called again.
             WorkerDied: a worker died during the call, and its result is lost.
+            ClosedPoolError: the pool was closed before the replies arrived.
         """
         values: list[Any] = [None] * len(self.env_ids)
         errors: list[StepmillError] = []
@@ -96,7 +109,7 @@ class PoolFuture:
                 outcomes = part.future.result(timeout_s)
             except WorkerDied as error:
                 if part in self._unserved or self._requests.may_repeat(part):
-                    # All parts of the worker are looked at now: after the repair nothing tells which of them were read.
+                    # All parts of the worker are checked now. After its restart, nothing says which of them were read.
                     rest = [each for each in self._parts[index:] if each.future.worker == part.future.worker]
                     self._unserved.update(each for each in rest if each is part or self._requests.may_repeat(each))
                     self._parts[index : index + 1] = self._requests.repeat(self._call, part, timeout_s)
@@ -118,7 +131,10 @@ class PoolFuture:
         return tuple(values)
 
     def failed_places(self) -> list[int]:
-        """Return the places of the envs that raised, whose worker died in the request, or that were not called."""
+        """Return the places of the envs that did not do the request.
+
+        These are envs that raised an exception, whose worker died in the request, or that were not called.
+        """
         failed: list[int] = []
         for part in self._parts:
             outcomes = part.future.peek()
@@ -141,7 +157,7 @@ class PoolFuture:
 
 
 class EnvRequests:
-    """Sends requests to the envs of a pool. A request to an env runs after the commands sent to it before."""
+    """Sends requests to the envs of a pool. A request runs after the commands that were sent to its env before."""
 
     def __init__(self, runtime: PoolRuntime, options: PoolOptions, *, num_envs: int) -> None:
         self.ids = itertools.count(1)
@@ -154,17 +170,23 @@ class EnvRequests:
         self._call_timeout_s = options.workers.call_timeout_s
 
     def checked_ids(self, env_ids: Any) -> list[int]:
-        """Return the named envs, or all; ids from num_envs on are those of spares."""
+        """Return these env ids as ints, or all if `env_ids` is None. Ids from num_envs on are those of spares."""
         if env_ids is None:
             return list(range(self._num_envs))
         return checked_ids(env_ids, self._num_envs, self._num_spares)
 
     def send(self, kind: RequestKind, env_ids: Any, payload: object, timeout_s: float | None = None) -> PoolFuture:
-        """Send the same request to the named envs. Wait `timeout_s`, by default `workers.call_timeout_s`, until they are rebuilt."""
+        """Send the same request to these envs.
+
+        Before, wait at most `timeout_s` until the envs are rebuilt. None is `workers.call_timeout_s`.
+        """
         return self._send(kind, self.checked_ids(env_ids), lambda places: payload, timeout_s)
 
     def set(self, kind: RequestKind, name: Name, values: Any, env_ids: Any) -> None:
-        """Set something on the named envs, one value each or one for all, and store it for rebuilt envs."""
+        """Set an attribute, a property or reset options on these envs, and store the values for rebuilt envs.
+
+        `values` is a list or tuple with one value per env, or one value for all.
+        """
         ids = self.checked_ids(env_ids)
         is_common = not isinstance(values, (list, tuple))
         if env_ids is None and (is_common or len(values) > len(ids)):
@@ -238,10 +260,10 @@ class EnvRequests:
             replays.add_request([servers[place] for place in own], future)
         return parts
 
-    # ---- what becomes of a part -------------------------------------------------------------------------------------
+    # ---- the outcome of a part --------------------------------------------------------------------------------------
 
     def record_reply(self, part: SentPart) -> None:
-        """Record that the lane has replied to a part, and so to all requests before it."""
+        """Record that the lane has replied to a part, and therefore to all requests before it."""
         self._recovery.workers.record_replies(part.future.lane, part.num_requests)
 
     def report_death(self, error: WorkerDied, part: SentPart) -> None:
@@ -249,14 +271,18 @@ class EnvRequests:
         self._recovery.workers.report_death_in_call(error, part.generation)
 
     def is_left_to_successor(self, call: EnvCall, part: SentPart) -> bool:
-        """Whether a setting that a dead worker did not get to is applied to its successor. The next step reports the death."""
+        """Return whether a part is a setting that a dead worker did not apply and that its successor applies.
+
+        The next step reports the death.
+        """
         is_kept = call.kind in SETTING_KINDS and self._recovery.policy.leaves_settings
         return is_kept and not self.died_in_request(part.future.lane)
 
     def may_repeat(self, part: SentPart) -> bool:
-        """Whether a part of a dead worker can be sent to its successor, as if the worker had not died.
+        """Return whether a part of a dead worker may be sent to its successor, as if the worker had not died.
 
-        So it is if the policy replays deaths, the worker died before it read the request, and nothing was sent since.
+        This is the case if the policy replays deaths, the worker died before it read the request, and no command was sent
+        to these envs since.
         """
         workers, lane, request = self._recovery.workers, part.future.lane, part.future.request
         if not self._recovery.policy.replays or self.died_in_request(lane):
@@ -268,7 +294,7 @@ class EnvRequests:
         return tuple(view.ticket for view in workers.state.view(servers)) == request.after
 
     def died_in_request(self, lane: int) -> bool:
-        """Whether a lane of a dead worker may have begun a request before it died; True if the pool is closed."""
+        """Return whether a lane of a dead worker may have begun a request before it died. True if the pool is closed."""
         try:
             view: LaneView = self._recovery.workers.state.view_lane(lane)
         except ClosedPoolError:
@@ -276,12 +302,12 @@ class EnvRequests:
         return view.is_in_request
 
     def repeat(self, call: EnvCall, part: SentPart, timeout_s: float | None) -> list[SentPart]:
-        """Wait for the successor of a dead worker, and send it a part again."""
+        """Wait for the successor of a dead worker, and send a part to it again."""
         self._wait_ready([part.future.worker], self._call_timeout_s if timeout_s is None else timeout_s)
         return self._post(call, part.places)
 
     def make_error(self, record: ErrorRecord, call: EnvCall, place: int) -> StepmillError:
-        """Return the error of an env that raised, with its crash capsule if one is wanted."""
+        """Return the error of an env that raised an exception. Write a crash capsule if one is wanted."""
         env_id = call.env_ids[place]
         error = env_error(record, env_id)
         if not call.positions:
@@ -295,12 +321,12 @@ ReadAll = Callable[[Any], "tuple[dict[str, Any], ...]"]
 
 
 class PoolProperties:
-    """The properties of a pool's envs: what `pool.properties` is.
+    """The properties of a pool's envs. `pool.properties` is such an object.
 
-    A property is a named value beside the data, such as a parameter of a simulation. It is passed to the method
-    `set_property(name, value)` of an env or of one of its wrappers; an env without that method finds it in the dict
-    `env.unwrapped.properties`. It takes effect after the commands that were sent to the env before it, and before those
-    that are sent after it. Rebuilt envs get their properties again.
+    A property is a named value that is not part of the data, such as a parameter of a simulation. The worker passes it to
+    the method `set_property(name, value)` of an env or of one of its wrappers. If there is no such method, the worker stores
+    it in the dict `env.unwrapped.properties`. The change takes effect after the commands that were sent to the env before
+    it, and before those that are sent after it. Rebuilt envs get their properties again.
     """
 
     def __init__(self, set_column: SetColumn, read_all: ReadAll) -> None:
@@ -311,21 +337,25 @@ class PoolProperties:
         """Set a property of envs.
 
         Args:
-            name: of the property.
-            value: a list or tuple has one value per env; anything else is for all.
-            env_ids: which envs; None is all.
+            name: the name of the property.
+            value: a list or tuple with one value per env, or one value of another type for all envs.
+            env_ids: which envs; None means all.
         Raises:
-            EnvError: the `set_property` of an env raised.
+            UsageError: `name` is not a string, or the number of values is wrong.
+            EnvError: the `set_property` of an env raised an exception.
         """
         if not isinstance(name, str):
             raise UsageError(f"the name of a property must be a string, not the {type(name).__name__} {name!r}")
         self._set_column(name, value, env_ids)
 
     def get(self, name: str, *, env_ids: Sequence[int] | None = None) -> tuple[Any, ...]:
-        """Return a property of envs, one value per env.
+        """Return the values of a property, one per env, in the order of `env_ids`.
 
+        Args:
+            name: the name of the property.
+            env_ids: which envs; None means all.
         Raises:
-            UsageError: an env has no such property.
+            UsageError: an env has no property of this name.
         """
         columns = self._read_all(env_ids)
         ids = range(len(columns)) if env_ids is None else env_ids
@@ -337,9 +367,9 @@ class PoolProperties:
         return tuple(column[name] for column in columns)
 
     def list(self, *, env_ids: Sequence[int] | None = None) -> list[str]:
-        """Return the names of all properties that any of the envs has, sorted."""
+        """Return the names of the properties that at least one of these envs has, sorted."""
         return sorted({name for column in self._read_all(env_ids) for name in column})
 
     def read(self, *, env_ids: Sequence[int] | None = None) -> tuple[dict[str, Any], ...]:
-        """Return a copy of all properties, one dict per env."""
+        """Return a copy of all properties, as one dict from name to value per env, in the order of `env_ids`."""
         return self._read_all(env_ids)

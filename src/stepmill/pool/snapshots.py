@@ -1,4 +1,4 @@
-"""Snapshots of kernel envs, whose state is plain memory."""
+"""Takes and restores snapshots of kernel envs, whose state is plain memory."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ EnvIds: TypeAlias = "Sequence[int] | NDArray[np.integer[Any]]"
 
 @dataclass(frozen=True)
 class PoolSnapshot:
-    """The state of some envs at one time, with their random generators and positions in the episode. It can be pickled.
+    """The state of B envs at one time, with their random generators and positions in the episode. It can be pickled.
 
     Attributes:
         env_ids: the envs.
-        obs: their newest observations, [B, ...].
-        memory: the state of each env, opaque.
+        obs: the newest observations of the envs, with arrays [B, ...] in the structure of the observation.
+        memory: the state of each env as bytes. The format is not public.
     """
 
     env_ids: tuple[int, ...]
@@ -41,16 +41,22 @@ class Snapshots:
         self._state, self._requests, self._options = state, requests, options
 
     def take(self, env_ids: EnvIds | None) -> PoolSnapshot:
-        """Return a snapshot of some envs, or all."""
+        """Return a snapshot of these envs, or of all if `env_ids` is None.
+
+        Raises:
+            UsageError: the envs are not kernel envs.
+            BusyEnvError: an env is not idle.
+        """
         ids = self._idle(env_ids)
         memory = self._requests.send(RequestKind.GET_ATTR, ids, _read).result()
         return PoolSnapshot(tuple(ids), self._state.observe(ids), memory)
 
     def restore(self, snapshot: PoolSnapshot, env_ids: EnvIds | None) -> Any:
-        """Restore the state of envs from a snapshot of the same or other envs; return its observations.
+        """Restore the state of envs from a snapshot of the same or other envs; return the observations of the snapshot.
 
         Raises:
-            UsageError: the snapshot is of another kernel, or damaged; no env is changed.
+            UsageError: the snapshot is of another kernel, is damaged, or has another number of envs. No env is changed.
+            BusyEnvError: an env is not idle. No env is changed.
         """
         if not isinstance(snapshot, PoolSnapshot):
             raise UsageError(f"a {type(snapshot).__name__} is not a snapshot; give the return value of Pool.snapshot()")
@@ -59,7 +65,7 @@ class Snapshots:
             raise UsageError(
                 f"got {len(ids)} env_ids for a snapshot of {len(snapshot.memory)} envs; give one per env of the snapshot"
             )
-        # All are checked before the first env is changed. The envs of a pool are of one kernel, so any of them can tell.
+        # All states are checked before the first env is changed. One env can check them all: the kernel is the same.
         for refusal in self._requests.send(RequestKind.GET_ATTR, ids[:1], _FindRefusal(snapshot.memory)).result():
             if refusal is not None:
                 raise UsageError(refusal)
@@ -91,7 +97,7 @@ def _read(env: Any) -> bytes:
 
 
 class _FindRefusal:
-    """Returns why one of these snapshots cannot be restored; None if all can be."""
+    """A function that returns why one of these states cannot be restored in an env, or None if all can."""
 
     def __init__(self, memory: tuple[bytes, ...]) -> None:
         self._memory = memory
@@ -102,7 +108,7 @@ class _FindRefusal:
 
 
 class _Write:
-    """Restores each env from its own memory."""
+    """A function that restores an env from the state with its env_id."""
 
     def __init__(self, memory: dict[int, bytes]) -> None:
         self._memory = memory
