@@ -1,4 +1,4 @@
-"""Checks of arguments of the pool."""
+"""Checks the arguments of a pool and its methods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def checked_fns(env_fns: Sequence[Callable[[], object]]) -> tuple[Callable[[], o
     """Return the functions that make the envs.
 
     Raises:
-        UsageError: there is none, or one of them is not a function.
+        UsageError: there are no functions, or one of them is not a function.
     """
     given: object = env_fns
     if isinstance(given, str):
@@ -54,7 +54,7 @@ def _a_type(value: object) -> str:
 
 
 def checked_num_envs(num_fns: int, num_spares: int) -> int:
-    """Return how many envs are stepped; the last `num_spares` functions make spares."""
+    """Return the number of envs without spares. The last `num_spares` functions make spares."""
     if num_spares < num_fns:
         return num_fns - num_spares
     raise UsageError(
@@ -64,7 +64,7 @@ def checked_num_envs(num_fns: int, num_spares: int) -> int:
 
 
 def checked_batch_size(batch_size: object, num_envs: int) -> int | None:
-    """Return `batch_size`, if it is None or from 1 to `num_envs`."""
+    """Return `batch_size`, which must be None or from 1 to `num_envs`."""
     if batch_size is None or (isinstance(batch_size, int) and 1 <= batch_size <= num_envs):
         return batch_size
     raise UsageError(f"batch_size={batch_size!r} must be 1 to num_envs, which is {num_envs}")
@@ -74,7 +74,7 @@ def checked_ids(env_ids: object, num_envs: int, num_spares: int = 0) -> list[int
     """Return the ids of envs as ints, in their order. Ids from num_envs on are those of spares.
 
     Raises:
-        UsageError: they are no whole numbers, or name envs that do not exist.
+        UsageError: an id is not a whole number, or names an env that does not exist.
     """
     try:
         given = list(cast("Iterable[Any]", env_ids))
@@ -90,10 +90,10 @@ def checked_ids(env_ids: object, num_envs: int, num_spares: int = 0) -> list[int
 
 
 def check_leaves(observation: Node, own: Node) -> None:
-    """Check the tree of a format of observations.
+    """Check the tree of an observation format.
 
     Raises:
-        UsageError: it has other leaves than the observations of the pool.
+        UsageError: the tree has other leaves than the observations of the pool.
     """
     if list(iter_tree(observation)) != list(iter_tree(own)):
         raise UsageError(

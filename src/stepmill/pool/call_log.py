@@ -1,6 +1,6 @@
-"""The calls that a replay repeats, and where in the episodes of an env each was made.
+"""The calls that a replay repeats, and the place of each call in the episodes of its env.
 
-The pool state logs actions and results. This log has what else changes an env, `call` and `set_attr`, each with its place:
+The pool state logs actions and results. This log has the other requests that change an env, `call` and `set_attr`:
 
     construction ─ call ─ reset ─ step ─ call ─ step ─┊─ call      ┊ the newest received result
                    place 0        place 2                place 3: after the pending command
@@ -17,7 +17,7 @@ from stepmill.pool.events import ServerView
 from stepmill.worker.calls import SETTING_KINDS
 from stepmill.worker.messages import Request, RequestKind, Value, dump
 
-_NUM_CHECKS = 4  # of calls without a reply, for each call that is added
+_NUM_CHECKS = 4  # how many calls without a reply are checked for each call that is added
 
 
 @dataclass(eq=False, slots=True)
@@ -25,11 +25,14 @@ class LoggedCall:
     """One call of one env.
 
     Attributes:
-        name: of the method or attribute, or the function object itself, since a pickled copy would not be equal to it.
-        payload: of the request for this env alone, pickled, because the caller may change the arguments afterwards.
-        episode, place: the call comes after this many commands of this episode, the pending one included.
-        future, position: the future of the outcome, and the index in it; None once the outcome is known, to free the reply.
-        has_raised: whether the env raised; None while that is not known.
+        name: the name of the method or attribute, or the function object itself, because a pickled copy is not equal to
+            it.
+        payload: the payload of the request for this env alone, pickled, because the caller may change the arguments
+            later.
+        episode, place: the call comes after this many commands of this episode, including the pending command.
+        future, position: the future of the outcome, and the index of the outcome in it. The future is None once the
+            outcome is known, so that the reply is freed.
+        has_raised: whether the env raised an exception; None while this is not known.
     """
 
     kind: RequestKind
@@ -42,14 +45,14 @@ class LoggedCall:
     has_raised: bool | None = None
 
     def place_in(self, view: ServerView) -> int:
-        """Return after how many commands of the episode the call was made; 0 is before its reset."""
+        """Return after how many commands of the episode the call was made. 0 means before the reset."""
         if self.episode == view.episode:
             return self.place
-        # Made while the command that began this episode was pending.
+        # The call was made while the command that began this episode was pending.
         return 1 if self.episode == view.episode - 1 and self.place > view.length_before else 0
 
     def update(self) -> bool:
-        """Store the outcome if the reply has arrived; return whether it is known that the call did not happen."""
+        """Store the outcome if the reply has arrived. Return True if the call certainly did not happen."""
         if self.future is None:
             return False
         outcomes = self.future.peek()
@@ -61,14 +64,14 @@ class LoggedCall:
         return outcomes is None
 
     def replaces(self, old: LoggedCall) -> bool:
-        """Whether this call has overwritten the effect of an older one. It must be known to have succeeded."""
+        """Return whether this call has replaced the effect of an older one, and is known to have succeeded."""
         is_setting = self.kind is old.kind and self.kind in SETTING_KINDS
         is_there = (self.episode, self.place) == (old.episode, old.place)
         return is_setting and is_there and self.has_raised is False and self.name == old.name
 
 
 class CallLog:
-    """The calls and settings that each env object got since it was constructed, within a limit of memory."""
+    """The calls and settings that each env object has got since it was constructed, up to a limit of memory."""
 
     def __init__(self, num_servers: int, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -78,7 +81,7 @@ class CallLog:
         self.size_bytes = 0
 
     def is_whole(self, server: int) -> bool:
-        """Whether the log has all calls of the object."""
+        """Return whether the log has all calls of the object."""
         return server not in self._incomplete
 
     def calls_of(self, server: int) -> Sequence[LoggedCall]:
@@ -124,17 +127,17 @@ class CallLog:
     def _update(self, server: int, call: LoggedCall) -> None:
         if not call.update():
             return
-        if call in self._calls[server]:  # and no later call has replaced it
+        if call in self._calls[server]:  # if not, a later call has replaced it
             self._calls[server].remove(call)
             self.size_bytes -= len(call.payload)
 
     def mark_incomplete(self, server: int) -> None:
-        """Clear an object's calls for good: it can no longer be replayed."""
+        """Clear the calls of an object for good, so that it can no longer be replayed."""
         self.clear(server)
         self._incomplete.add(server)
 
     def clear(self, server: int) -> None:
-        """Clear the calls of an object that is about to be replaced by one that does not get them."""
+        """Clear the calls of an object that is about to be replaced. The new object does not get them."""
         self.size_bytes -= sum(len(call.payload) for call in self._calls[server])
         self._calls[server].clear()
         self._open = deque(entry for entry in self._open if entry[0] != server)

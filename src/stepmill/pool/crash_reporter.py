@@ -1,7 +1,7 @@
-"""Writes crash capsules: what the pool state, the trace of the worker and the options say of a fault.
+"""Writes crash capsules, with the facts about a fault from the pool state, the trace of the worker and the options.
 
-A failure of this code never fails the run: the notes of the capsule list what could not be stored, and the text of the error
-says why a capsule could not be written.
+An error in this code never ends a run. The notes of a capsule list what could not be stored. If a capsule could not be
+written, the text of the fault's error says why.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from stepmill.spec.options import BackendName, PoolOptions
 from stepmill.spec.tree import Node, leaves
 from stepmill.worker.messages import RequestKind, load
 
-MAX_CAPSULES = 100  # of one pool: an env that always fails must not fill the disk
-MAX_PART_BYTES = 262_144  # of a constructor, options or attributes, as JSON
+MAX_CAPSULES = 100  # per pool, so that an env that always fails does not fill the disk
+MAX_PART_BYTES = 262_144  # for a constructor, options or attributes, as JSON
 _STDERR = 2
 _NOT_WHOLE = (
     "the episode is not in this capsule: its actions cannot be stored, its log grew over restarts.replay_log_bytes, it was cut short, "
@@ -42,7 +42,7 @@ _NOT_WHOLE = (
 
 @dataclass(frozen=True)
 class PositionedCall:
-    """A call of one env, with the env's position when it was made (`CrashReporter.position_of`)."""
+    """A call of one env, with the position of the env when the call was made (see `CrashReporter.position_of`)."""
 
     kind: RequestKind
     payload: object
@@ -50,7 +50,7 @@ class PositionedCall:
 
 
 class CrashReporter:
-    """Writes the capsules of one pool. Used by the pool's thread."""
+    """Writes the capsules of one pool. Only the pool's thread uses it."""
 
     def __init__(self, workers: WorkerSupervisor, backend: Backend, options: PoolOptions) -> None:
         self._workers = workers
@@ -78,7 +78,7 @@ class CrashReporter:
     def report_fault(
         self, error: StepmillError, env_id: int, kind: FaultKind | None, call: PositionedCall | None = None
     ) -> StepmillError:
-        """Write a capsule of an env's fault, if capsules are wanted; return the error, whose text names the path."""
+        """Write a capsule of the fault of an env, if capsules are wanted. Return the error; its text names the path."""
         if self._folder is None or kind is FaultKind.INTERRUPTED:
             return error
         if self._num_written >= MAX_CAPSULES:
@@ -97,7 +97,7 @@ class CrashReporter:
         return _add_capsule(error, path)
 
     def report_death(self, error: StepmillError, worker: int, env_ids: Sequence[int]) -> StepmillError:
-        """Write a capsule of a worker's death. It is of the env that the worker ran; `env_ids` were pending."""
+        """Write a capsule of the death of a worker, for the env that it was running. `env_ids` are the pending envs."""
         if self._folder is None:
             return error
         running = self._workers.running_envs(worker) if self._state is not None else []
@@ -110,7 +110,7 @@ class CrashReporter:
         return self.report_fault(error, env_id, kind)
 
     def position_of(self, env_id: int) -> object:
-        """Return the position of an env, for a capsule of a call that is made now; None if no capsules are wanted."""
+        """Return the position of an env, for the capsule of a call that is made now. None if no capsules are wanted."""
         if self._folder is None or self._state is None or env_id >= self._num_envs:
             return None
         (view,) = self._state.view([self._server_of(env_id)])
@@ -160,7 +160,7 @@ class CrashReporter:
     def _fault_key(self, error: StepmillError, env_id: int) -> object:
         log = self._read_log(env_id)
         if log is None or not log["is_whole"]:
-            return object()  # equal to no other key
+            return object()  # this key differs from all others
         what = (error.error_type, error.phase) if isinstance(error, EnvError) else type(error)
         return (
             what,
@@ -191,7 +191,7 @@ class CrashReporter:
         return self._state.episode_log(env_id)
 
     def _server_of(self, env_id: int) -> int:
-        """Return the env object; of spares, and before the pool runs, the object with the same number."""
+        """Return the server of an env. For spares, and before the pool runs, this is the server with the same number."""
         return self._state.server_of(env_id) if self._state is not None and env_id < self._num_envs else env_id
 
     def _episode(self, log: dict[str, Any] | None, notes: list[str]) -> dict[str, Any]:
@@ -257,10 +257,10 @@ class CrashReporter:
 
 
 def make_folder(folder: str) -> None:
-    """Make the folder for capsules, so that errors are found before the first fault.
+    """Make the folder for capsules when the pool starts, so that errors are found before the first fault.
 
     Raises:
-        UsageError: the folder cannot be made or not be written to.
+        UsageError: the folder cannot be made, or is not writable.
     """
     try:
         os.makedirs(folder, exist_ok=True)
@@ -271,10 +271,10 @@ def make_folder(folder: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, of packages and of the system."""
+    """Return the versions of Python, of packages and of the operating system, by name."""
     found = {"python": platform.python_version(), "stepmill": __version__, "numpy": np.__version__}
     if "gymnasium" in sys.modules:
-        from importlib import metadata  # imported here because it takes as long as many modules of ours
+        from importlib import metadata  # imported here, because the import takes long
 
         found["gymnasium"] = metadata.version("gymnasium")
     return {**found, "os": platform.platform()}
@@ -298,13 +298,13 @@ def _describe_call(call: PositionedCall, notes: list[str], *, is_current: bool) 
 
 
 def _name_of(function: Callable[..., object]) -> str:
-    """Return the name of a callable; of a partial, that of its function."""
+    """Return the name of a callable, or of the function of a partial."""
     inner = getattr(function, "func", function)
     return str(getattr(inner, "__qualname__", type(function).__name__))
 
 
 def _is_of_start(error: StepmillError) -> bool:
-    """Whether the error was raised while the env was built, before any episode."""
+    """Return whether the error was raised while an env was built, before any episode."""
     return isinstance(error, (EnvError, EnvTimeout)) and error.phase in ("construct", "restore")
 
 
@@ -336,7 +336,7 @@ def _plain(what: str, value: object, notes: list[str], limit_bytes: int = MAX_PA
 
 
 def _read_opaques(log: Mapping[str, Any]) -> list[object]:
-    """Return the parts without a fixed size of each action: a list of them per step, the pending one included."""
+    """Return the parts without a fixed size of each action, as one list per step, including the pending step."""
     is_step = log["is_pending"] and not log["begins"] and log["newest_blob"]
     blobs = log["blobs"] + [log["newest_blob"]] * bool(is_step)
     decoded: list[Any] = [_native.decode(blob, load) for blob in blobs]
@@ -344,7 +344,7 @@ def _read_opaques(log: Mapping[str, Any]) -> list[object]:
 
 
 def _read_arrays(log: Mapping[str, Any], action: Node, batch_size: int | None) -> dict[str, NDArray[Any]]:
-    """Return the log as arrays; the last row of actions is that of the pending step, or of the last step."""
+    """Return the log as arrays. The last row of the actions belongs to the pending step, or else to the last step."""
     is_step = log["is_pending"] and not log["begins"]
     rows = (log["actions"] + log["action"]) if is_step or not log["is_whole"] else log["actions"]
     arrays: dict[str, NDArray[Any]] = {

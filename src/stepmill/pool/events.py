@@ -1,8 +1,12 @@
-"""What the core asks Python to decide about, the events that `drain` returns; the decisions that `apply` takes; and what `view` returns.
+"""Events, decisions and views of the pool state, which is called the core here.
 
-An event is returned again until a decision has moved its env or worker on, so that an interrupt between `drain` and `apply`
-loses nothing. Events and decisions are keyed by env and ticket, or by worker and generation (how often it was restarted). A decision
-whose key is not current is stale: `apply` drops it.
+`drain` returns events, about which Python decides. `apply` carries out decisions. `view` returns the state of env
+objects.
+
+`drain` returns an event again until a decision has changed the state of its env or worker. Therefore an interrupt
+between `drain` and `apply` loses nothing. The key of an event or decision is an env and a ticket, or a worker and a
+generation (how often the worker was restarted). If the key of a decision is not current, the decision is stale, and
+`apply` drops it.
 """
 
 from __future__ import annotations
@@ -14,13 +18,16 @@ from typing import NamedTuple
 
 
 class Remedy(IntEnum):
-    """What becomes of the episode of an env that has a fault, or whose object is lost; the numbers are those of `env_table.hpp`.
+    """What happens to the episode of an env that has a fault, or whose object is lost.
 
-    RAISE: it is lost, the fault is about to be raised, and the env is FAULTED.
-    CUT: it ends; the result says so. A command that begins an episode is given again, and loses none.
-    MASK: the same, and the env is EXHAUSTED once that result is received. From then on until a reset, its rows have reward 0, no flags, no
-        info and its last observation.
-    KEEP: it is replayed. Until then the env counts as busy.
+    The numbers are those of `env_table.hpp`.
+
+    RAISE: The episode is lost, the fault is about to be raised, and the env is FAULTED.
+    CUT: The episode ends, and the result says so. A command that begins an episode is given again, and no episode is
+        lost.
+    MASK: The same as CUT, and the env is EXHAUSTED once that result is received. Until a reset, its rows have reward 0,
+        no flags, no info, and the last observation of the env.
+    KEEP: The episode is replayed. Until then the env counts as busy.
     """
 
     RAISE = 0
@@ -30,7 +37,7 @@ class Remedy(IntEnum):
 
 
 class FaultKind(IntEnum):
-    """Why a command has no valid result; the numbers are those of `_native/shared/protocol.hpp`."""
+    """Why a command has no valid result. `_native/shared/protocol.hpp` has the same numbers."""
 
     RAISED = 1
     BAD_OUTPUT = 2
@@ -47,10 +54,10 @@ class EnvFailed:
 
     Attributes:
         env_id: the env of the command.
-        number: of the fault's kind. A worker may have overwritten it.
-        record: encoded description of the exception, or None.
+        number: the number of the fault's kind. A worker may have overwritten it.
+        record: the encoded description of the exception, or None.
         worker: the worker of the env.
-        ticket: number of the command.
+        ticket: the number of the command.
         begins_episode: whether the command begins an episode.
         was_resetting: whether the env was in `reset`; a step may call `reset`, too.
     """
@@ -65,13 +72,13 @@ class EnvFailed:
 
     @property
     def kind(self) -> FaultKind | None:
-        """The kind of the fault; None if its number is unknown."""
+        """The kind of the fault, or None if its number is unknown."""
         return FaultKind(self.number) if self.number in FaultKind._value2member_map_ else None
 
 
 @dataclass(frozen=True)
 class ReplayPaused:
-    """A replay waits for a decision. `step`: number of its newest command; that of its reset is 0."""
+    """A replay waits for a decision. `step` is the number of its newest command. The number of the reset is 0."""
 
     env_id: int
     ticket: int
@@ -79,15 +86,15 @@ class ReplayPaused:
 
 
 class ReplayAt(ReplayPaused):
-    """It has reached a command after which calls must be repeated."""
+    """The replay has reached a command after which calls must be repeated."""
 
 
 class ReplayPlayed(ReplayPaused):
-    """It has played the whole log, with the same outcomes."""
+    """The replay has played the whole log, with the same outcomes."""
 
 
 class ReplayDiffers(ReplayPaused):
-    """The outcome of its newest command differs from the logged one."""
+    """The outcome of the newest command of the replay differs from the logged outcome."""
 
 
 class ReplayFailed(ReplayPaused):
@@ -106,12 +113,13 @@ Event = EnvFailed | ReplayPaused | WorkerDied
 
 
 # ---- decisions ---------------------------------------------------------------------------------------------------------
-# `PoolState.apply` commits each with the method of its name (decisions.cpp), Replay with begin_replay, ServeWorker with finish_restart.
+# `PoolState.apply` commits each decision with the method of its name (decisions.cpp), except Replay with begin_replay
+# and ServeWorker with finish_restart.
 
 
 @dataclass(frozen=True)
 class EnvDecision:
-    """A decision about an env. `ticket`: of its newest command."""
+    """A decision about an env. `ticket` is that of its newest command."""
 
     env_id: int
     ticket: int
@@ -119,10 +127,10 @@ class EnvDecision:
 
 @dataclass(frozen=True)
 class Settle(EnvDecision):
-    """The pending command has a fault, or the env cannot be replayed. Says what becomes of its episode.
+    """The pending command has a fault, or the env cannot be replayed. `remedy` says what happens to the episode.
 
-    The episode of an idle env is cut by its next step. NEXT_STEP and DISABLED return the result of a cut
-    episode at once, SAME_STEP after a reset. `info`: the `info["fault"]` of that result.
+    The next step of an idle env cuts its episode. NEXT_STEP and DISABLED return the result of a cut episode at once,
+    and SAME_STEP returns it after a reset. `info` is the `info["fault"]` of that result.
     """
 
     remedy: Remedy
@@ -131,17 +139,17 @@ class Settle(EnvDecision):
 
 @dataclass(frozen=True)
 class MarkNew:
-    """The object of a FAULTED env was rebuilt, so that the env can be reset and stepped again."""
+    """The object of a FAULTED env was rebuilt, so the env can be reset and stepped again."""
 
     env_id: int
 
 
 @dataclass(frozen=True)
 class Replay(EnvDecision):
-    """Play the episode of a suspended env again; pause with ReplayAt after each command whose number is in `places`.
+    """Play the episode of a suspended env again, and pause with ReplayAt after each command whose number is in `places`.
 
-    If the pending command begins an episode, it is given again instead, and the env is not suspended any more.
-    `is_finished_here`: after the last command, finish the replay in place of ReplayPlayed.
+    If the pending command begins an episode, the core gives this command again instead, and the env is no longer
+    suspended. If `is_finished_here`, the core finishes the replay after the last command, without ReplayPlayed.
     """
 
     places: Sequence[int]
@@ -149,12 +157,12 @@ class Replay(EnvDecision):
 
 
 class ContinueReplay(EnvDecision):
-    """Play on after ReplayAt. After ReplayPlayed, the env is in the state that the user expects: give its pending command."""
+    """Continue after ReplayAt. After ReplayPlayed, the env has the expected state, and gets its pending command."""
 
 
 @dataclass(frozen=True)
 class WorkerDecision:
-    """A decision about a worker. `generation`: how often it was restarted."""
+    """A decision about a worker. `generation` is how often it was restarted."""
 
     worker: int
     generation: int
@@ -162,13 +170,13 @@ class WorkerDecision:
 
 @dataclass(frozen=True)
 class BeginRestart(WorkerDecision):
-    """Commands for the worker's envs wait for its successor.
+    """Restart a worker. The commands for its envs wait for its successor.
 
     Attributes:
-        remedy: of the episodes of its envs. CUT, MASK: those of idle envs, by their next step. KEEP: all are replayed after the restart.
-            RAISE: none is lost, because FailWorker came before.
-        info: as of Settle, of idle envs.
-        is_recycling: none of its envs is in an episode, and none of their results is lost.
+        remedy: what happens to the episodes of its envs. CUT and MASK cut the episodes of idle envs at their next step.
+            KEEP replays all episodes after the restart. RAISE loses none, because FailWorker came before.
+        info: the `info["fault"]` of idle envs, as in Settle.
+        is_recycling: whether none of its envs is in an episode, so that no result of theirs is lost.
     """
 
     remedy: Remedy
@@ -178,19 +186,25 @@ class BeginRestart(WorkerDecision):
 
 @dataclass(frozen=True)
 class ServeWorker(WorkerDecision):
-    """The successor carries out the commands that waited for it. `pid`, `pidfd`: of its process, which is watched unless `pidfd` is -1."""
+    """Let the successor carry out the commands that waited for it.
+
+    `pid` and `pidfd` are those of its process, which is watched unless `pidfd` is -1.
+    """
 
     pidfd: int
     pid: int
 
 
 class CancelRestart(WorkerDecision):
-    """There is no successor: commands that wait for it become faults."""
+    """There is no successor. The commands that wait for it become faults."""
 
 
 @dataclass(frozen=True)
 class FailWorker(WorkerDecision):
-    """The worker stays dead: as CancelRestart, and its envs are FAULTED, those with a result once it is received."""
+    """The worker stays dead. The commands that wait for it become faults, and its envs become FAULTED.
+
+    An env with a result becomes FAULTED once the result is received.
+    """
 
 
 Decision = EnvDecision | MarkNew | WorkerDecision
@@ -200,18 +214,18 @@ Decision = EnvDecision | MarkNew | WorkerDecision
 
 
 class ServerView(NamedTuple):
-    """What the core knows of an env object, a server.
+    """The state of an env object, a server, in the core.
 
     Attributes:
-        server, worker: its number, and that of its worker.
-        env_id: the env that it serves; None: it is a spare in the queue.
-        ticket: number of its newest command.
+        server, worker: the numbers of the server and of its worker.
+        env_id: the env that the server serves; None if it is a spare in the queue.
+        ticket: the number of its newest command.
         phase: its ObjectPhase of `phases.def`.
         is_logged: whether the log of its episode is complete.
-        episode, length: number of the episode, and how many of its results were received.
+        episode, length: the number of the episode, and how many of its results were received.
         length_before: the length of the previous episode.
         is_pending: whether its env has a command whose result was not received.
-        is_between: whether the pending command begins an episode, or the next command will.
+        is_between: whether the pending command begins an episode, or the next command does.
         is_staged: whether its next episode was begun in advance.
     """
 
@@ -235,21 +249,22 @@ class ServerView(NamedTuple):
 
     @property
     def first_place(self) -> int:
-        """The last place before the part to be replayed, which begins with a pending reset or the reset of the episode."""
+        """The last place before the part to replay, which begins with a pending reset or with the reset of the episode."""
         return self.length if self.is_between else 0
 
     @property
     def is_ahead(self) -> bool:
-        """Whether a command is pending or staged: calls that are made now come after it."""
+        """Whether a command is pending or staged. Calls that are made now come after it."""
         return self.is_pending or self.is_staged
 
 
 class LaneView(NamedTuple):
-    """What the core knows of a thread of a worker that may be dead.
+    """The state of a lane of a worker, which may be dead, in the core.
 
     Attributes:
-        running_env: the env whose command it ran last; None: a spare, or no command.
-        is_in_request: whether it was in a slow request and not in a command, or the pool is closed.
+        running_env: the env whose command the lane ran last; None if it was that of a spare, or if there was no
+            command.
+        is_in_request: whether the lane was in a slow request and not in a command, or the pool is closed.
     """
 
     running_env: int | None

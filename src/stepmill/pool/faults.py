@@ -20,8 +20,8 @@ def late_error(env_id: int, lost: Sequence[int], phase: str, timeout_s: float | 
     Args:
         env_id: the env.
         lost: all envs of its worker, which was ended.
-        phase: what it was doing.
-        timeout_s: the limit.
+        phase: what the env was doing.
+        timeout_s: the limit, in seconds.
         hint: what happens to the envs, or what the user can do.
     """
     others = [other for other in lost if other != env_id]
@@ -38,7 +38,7 @@ def late_error(env_id: int, lost: Sequence[int], phase: str, timeout_s: float | 
 
 
 def fault_error(fault: EnvFailed) -> StepmillError:
-    """Return the error for an env that raised or returned an invalid value."""
+    """Return the error for an env that raised an exception or returned an invalid value."""
     env_id, kind = fault.env_id, fault.kind
     record = _read_record(fault.record)
     if kind is None or not _is_record(record):
@@ -72,7 +72,7 @@ def _cancelled_error(record: ErrorRecord, env_id: int) -> EnvTimeout:
 
 
 def describe_fault(fault: EnvFailed) -> str:
-    """Return a clause that names an env and what it raised, or the kind of its fault."""
+    """Return a clause that names an env and its exception, or the kind of its fault."""
     kind = fault.kind
     if kind is not None and fault.record is not None:
         return fault_error(fault).message
@@ -108,11 +108,14 @@ def _is_record(record: object) -> TypeGuard[dict[str, str]]:
 def _read_record(data: bytes | dict[str, str] | None) -> object:
     try:
         return _native.decode(data, load) if isinstance(data, bytes) else data
-    except Exception:  # a worker has overwritten it
+    except Exception:  # a worker has overwritten the record
         return None
 
 
 def fault_info(kind: str, error: StepmillError) -> dict[str, str]:
-    """Return `info["fault"]` of an episode that was cut short: kind, error class, text, and crash capsule if there is one."""
+    """Return the `info["fault"]` of an episode that was cut short.
+
+    It has the kind, the class and the text of the error, and the path of the crash capsule if there is one.
+    """
     info = {"kind": kind, "error": type(error).__name__, "message": error.message}
     return info if error.capsule is None else {**info, "capsule": error.capsule}

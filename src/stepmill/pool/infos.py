@@ -1,10 +1,12 @@
 """Merges the infos of many envs into one dict, as Gymnasium's vector envs do, when the dict is first read.
 
 For each key there is an array [num, ...] and, under "_key", the mask [num] of the rows that have it. The type of the
-first value under a key decides: a Python or NumPy number gives an array of its type, an array gives an array of its dtype and
-shape, dicts are merged recursively, anything else gives an object array. "final_obs" is always an object array.
+first value under a key decides the type of the array. A Python or NumPy number gives an array of its type, and an array
+gives an array of its dtype and shape. Dicts are merged recursively. All other values give an object array. "final_obs"
+is always an object array.
 
-A value that cannot be merged is omitted from its row, and "omitted" has the reason there: a tuple of BadOutput errors.
+A value that cannot be merged is omitted from its row. The entry "omitted" of that row has the reasons, as a tuple of
+BadOutput errors.
 """
 
 from __future__ import annotations
@@ -46,11 +48,11 @@ def merge(
     """Return the infos of `num` rows as one dict.
 
     Args:
-        payloads: (first row, info) in the order of the rows. A row may come more than once: with SAME_STEP autoreset
-            first {"final_obs": ..., "final_info": ...}, then the info of the reset.
+        payloads: (first row, info) in the order of the rows. A row may come more than once. With SAME_STEP autoreset,
+            {"final_obs": ..., "final_info": ...} comes first, and then the info of the reset.
         num: how many rows the batch has.
-        rows_each: None for ordinary envs, which have one row each. For batched envs the number of rows of each; their
-            infos are already merged, with arrays [rows_each, ...] and masks.
+        rows_each: for batched envs, the number of rows of each env. Their infos are already merged, with arrays
+            [rows_each, ...] and masks. None for other envs, which have one row each.
         env_ids: the env of each row, for messages; None if env ids are row numbers.
     Raises:
         BadOutput: the value of an env does not fit into the array for the value of the first env.
@@ -62,7 +64,7 @@ def merge(
 
 
 class _Merge:
-    """Merges one batch of infos, key by key. A place is (leaf, key): the path of a dict, and one of its keys."""
+    """Merges one batch of infos, key by key. A place is a pair (leaf, key) of the path of a dict and one of its keys."""
 
     def __init__(self, num: int, rows_each: int | None, env_ids: Sequence[int] | NDArray[np.int64] | None) -> None:
         self._num = num
@@ -107,7 +109,7 @@ class _Merge:
                 merged[f"_{OMITTED}"][place] = True
 
     def _merge_nested(self, cells: list[Cell], place: Place) -> Any:
-        """Merge the values under a key of which some are dicts. Remove values that are omitted from `cells`."""
+        """Merge the values of a key, some of which are dicts. Remove values that are omitted from `cells`."""
         leaf, key = place
         rejected = [cell for cell in cells if isinstance(cell[1][key], dict) and is_too_deep(cell[1][key])]
         if rejected:
@@ -213,7 +215,7 @@ def _is_mask(info: Mapping[Any, Any], key: object) -> bool:
 
 
 def is_too_deep(value: dict[Any, Any]) -> bool:
-    """Whether a dict contains itself, or too many or too deeply nested dicts to be merged."""
+    """Return whether a dict contains itself, or too many or too deeply nested dicts to be merged."""
     num_dicts = 0
     open_dicts = [(value, 1)]
     while open_dicts:
@@ -226,10 +228,10 @@ def is_too_deep(value: dict[Any, Any]) -> bool:
 
 
 def _as_rows(key: object, value: object, num_rows: int) -> NDArray[Any]:
-    """Return the value of a batched env as an array [num_rows, ...]; a value without rows is repeated for every row.
+    """Return the value of a batched env as an array [num_rows, ...]. A value without rows is repeated for every row.
 
-    Last observations become an array of objects, one per row. The env itself returns such an array; an episode that was cut
-    short has the observations of all rows in the structure of the space.
+    Last observations become an array of objects, one per row. The env itself returns such an array, but an episode that
+    was cut short has the observations of all rows in the structure of the space.
     """
     if key == _FINAL_OBS and not (isinstance(value, np.ndarray) and value.dtype == object):
         split = np.full(num_rows, None, dtype=object)
@@ -279,11 +281,12 @@ def rows_of(info: Mapping[str, Any], rows: Sequence[int] | None = None) -> InfoR
     """Return the infos of a batch one by one, as the envs returned them. The merged info is not decoded.
 
     Args:
-        info: of a batch, not modified.
-        rows: those whose infos are wanted; None: all.
+        info: the info of a batch. It must not have been modified.
+        rows: the rows whose infos are wanted; None means all.
     Returns:
-        (row, info) for each row that has one. Values that cannot be read are omitted, and info["omitted"] has the reasons: a
-        tuple of BadOutput errors. With SAME_STEP autoreset a row that ended has two: first {"final_obs": ..., "final_info": ...}.
+        (row, info) for each row that has an info. Values that cannot be read are omitted, and info["omitted"] has the
+        reasons as a tuple of BadOutput errors. With SAME_STEP autoreset, a row whose episode ended has two infos. The
+        first is {"final_obs": ..., "final_info": ...}.
     """
     if isinstance(info, LazyInfo):
         return [] if info._rows is None else info._rows(rows)
@@ -294,8 +297,8 @@ def add_fixed(own: InfoRows, fixed: Mapping[str, Any], rows: Sequence[int] | Non
     """Add the parts of infos that have a fixed size to the last info of each row.
 
     Args:
-        own: (row, info) of envs whose infos have other parts, too.
-        fixed: arrays of all rows [B, ...], as kernels write them, or dicts of such arrays.
+        own: (row, info) of the envs whose infos have other parts.
+        fixed: arrays [B, ...] of all rows, as kernels write them, or dicts of such arrays.
         rows: see `rows_of`.
     """
     infos_of: dict[int, list[Any]] = {}
@@ -324,8 +327,8 @@ def _fixed_of_row(value: Any, row: int) -> Any:
 class LazyInfo(dict[str, Any]):
     """A dict that is filled at its first use: reading, writing, comparing, copying, printing or pickling.
 
-    Until then it has one hidden key, so that C code that checks the size of a dict first, such as json, does not treat it as
-    empty. It is pickled and copied as a plain dict.
+    Until then it has one hidden key. Otherwise C code that checks the size of a dict first, such as json, would treat
+    it as empty. It is pickled and copied as a plain dict.
     """
 
     __slots__ = ("_load", "_rows")
@@ -333,7 +336,7 @@ class LazyInfo(dict[str, Any]):
     def __init__(
         self, load: Callable[[], Mapping[str, Any]], rows: Callable[[Sequence[int] | None], InfoRows] | None = None
     ) -> None:
-        """`load` makes the merged info, `rows` what `rows_of` returns for some rows."""
+        """`load` returns the merged info. `rows` returns the result of `rows_of` for some rows."""
         if not callable(load):
             raise TypeError(f"LazyInfo takes the function that makes the info, not a {type(load).__name__}")
         self._load: Callable[[], Mapping[str, Any]] | None = load
@@ -345,7 +348,7 @@ class LazyInfo(dict[str, Any]):
         if load is None:
             return
         loaded = load()
-        # In this order Ctrl-C may come anywhere: the next use fills it again.
+        # In this order, Ctrl-C may come at any point, because the next use fills the dict again.
         dict.update(self, loaded)
         dict.pop(self, _UNREAD, None)
         self._load = None

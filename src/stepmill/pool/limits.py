@@ -9,8 +9,8 @@ from stepmill.pool.events import EnvFailed, FaultKind, ServerView
 from stepmill.spec.errors import EnvError, StepmillError, WorkerDied, add_clause
 from stepmill.spec.options import PoolOptions, RetryIn
 
-MAX_SAME_FAILURES = 2  # of one kind in one step: another replay would fail, too
-MAX_SAME_SIGNALS = 3  # the same for signals from outside, which may be a coincidence
+MAX_SAME_FAILURES = 2  # failures of one kind in one step; another replay would fail, too
+MAX_SAME_SIGNALS = 3  # the same for signals from other processes, which may be a coincidence
 _SIGNALS_FROM_OUTSIDE = ("SIGKILL", "SIGTERM")
 # Faults of a reset that may not recur in a new process.
 RETRYABLE = (FaultKind.RAISED, FaultKind.DIED, FaultKind.TIMED_OUT)
@@ -25,7 +25,7 @@ class FailureLimit:
         self._times: deque[float] = deque()
 
     def count(self) -> int | None:
-        """Count a failure; return its number in the window, from 1 on, or None if the limit is reached."""
+        """Count a failure. Return its number in the window, from 1 on, or None if the limit is reached."""
         now = time.monotonic()
         while self._times and now - self._times[0] > self._window_s:
             self._times.popleft()
@@ -36,14 +36,14 @@ class FailureLimit:
 
 
 class EnvErrorLimits:
-    """Counts the errors of each env that a policy handles: `max_env_errors` in `restart_window_s`."""
+    """Counts the errors of each env. A policy handles up to `max_env_errors` in `restart_window_s`."""
 
     def __init__(self, options: PoolOptions) -> None:
         self._options = options
         self._limits: dict[int, FailureLimit] = {}
 
     def allow(self, env_id: int, error: StepmillError) -> bool:
-        """Count an error. Over the limit, extend its text and return False."""
+        """Count an error. If there are too many, add this to its text and return False."""
         max_errors, window_s = self._options.restarts.max_env_errors, self._options.restarts.restart_window_s
         number = self._limits.setdefault(env_id, FailureLimit(max_errors, window_s)).count()
         if number is None:
@@ -56,15 +56,17 @@ class EnvErrorLimits:
 
 
 class ResetAttempts:
-    """Counts attempts of failed resets. Depending on `resets.retry_in`, the worker repeats
-    a reset in the same process, or the pool repeats it in a new one.
+    """Counts the attempts of failed resets.
+
+    Depending on `resets.retry_in`, the worker repeats a reset in the same process, or the pool repeats it in a new
+    process.
     """
 
     def __init__(self, options: PoolOptions) -> None:
         self.max_attempts = options.resets.retries + 1
         self.wait_s = options.resets.retry_wait_s
         self._retry_in = options.resets.retry_in
-        self._attempts: dict[int, tuple[int, int]] = {}  # by env: ticket and number of the last attempt
+        self._attempts: dict[int, tuple[int, int]] = {}  # by env: the ticket and the number of the last attempt
 
     @property
     def is_in_new_process(self) -> bool:
@@ -72,12 +74,12 @@ class ResetAttempts:
         return self.max_attempts > 1 and self._retry_in is RetryIn.NEW
 
     def is_last(self, fault: EnvFailed, error: StepmillError) -> bool:
-        """Whether this is the fault of the last attempt of a worker that repeats resets itself."""
+        """Return whether this is the fault of the last attempt of a worker that itself repeats resets."""
         is_retried = self.max_attempts > 1 and self._retry_in is RetryIn.SAME
         return is_retried and fault.kind is FaultKind.RAISED and isinstance(error, EnvError) and error.phase == "reset"
 
     def count(self, fault: EnvFailed) -> bool:
-        """Count a failed reset; return whether it may be repeated in a new process."""
+        """Count a failed reset, and return whether it may be repeated in a new process."""
         last, attempts = self._attempts.get(fault.env_id, (fault.ticket, 0))
         attempts = attempts + 1 if last == fault.ticket else 1
         self._attempts[fault.env_id] = (fault.ticket, attempts)
@@ -89,7 +91,7 @@ class ResetAttempts:
             self._attempts[view.env_id] = (view.ticket, self._attempts[view.env_id][1])
 
     def add_count(self, error: StepmillError) -> StepmillError:
-        """Add to the error of the last attempt how many there were, and return it."""
+        """Add the number of attempts to the error of the last attempt, and return the error."""
         return add_clause(error, f"this was the last of {self.max_attempts} attempts to reset it")
 
 
@@ -101,7 +103,7 @@ class RepeatedFailures:
         self._reasons: dict[int, str] = {}
 
     def record(self, env_id: int, place: tuple[int, ...], ticket: int, error: StepmillError) -> None:
-        """Count a failure at a place, which is (env object, episode, step).
+        """Count a failure at a place, a tuple (env object, episode, step).
 
         If a worker dies before its env is replayed, the failure is found a second time, with the same ticket.
         """
@@ -115,12 +117,12 @@ class RepeatedFailures:
         self._last[env_id] = place, what, count, ticket
 
     def pop_reason(self, env_id: int) -> str | None:
-        """Return, once, why another replay would not help; None if it may."""
+        """Return once why another replay would not help, or None if it may help."""
         return self._reasons.pop(env_id, None)
 
 
 def _kind_of(error: StepmillError) -> str:
-    """Return what errors of the same cause have in common. Not the text, which may contain times and addresses."""
+    """Return a key that is equal for errors of the same cause. The text is not part of it: it may contain times."""
     if isinstance(error, EnvError):
         return error.error_type
     if isinstance(error, WorkerDied):

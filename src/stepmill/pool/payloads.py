@@ -1,7 +1,7 @@
-"""Turns the payloads of results, which are what they have beside arrays, into the info of a batch when it is first read.
+"""Turns the payloads of results, which are the parts outside arrays, into the info of a batch when it is first read.
 
-A value that cannot be read is a fault of its env and affects no other value: it is omitted, `info["omitted"]` names it in the
-row of its env, and the logger "stepmill" logs it once.
+A value that cannot be read is a fault of its env and affects no other value. It is omitted, `info["omitted"]` names it
+in the row of its env, and the logger "stepmill" logs it once.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from stepmill.spec.options import AutoresetMode, OnFault, PoolOptions
 from stepmill.worker.error_records import describe_error
 from stepmill.worker.messages import ErrorRecord, load
 
-# (first row, payload, fault, objects). Payload: bytes, a str that says why there are none, or None. Fault: the "fault" entry of
-# an episode that was cut short, else None. Objects: the objects of this process that the bytes refer to, or None.
+# (first row, payload, fault, objects). The payload is bytes, or a str that says why there are none, or None. The fault
+# is the "fault" entry of an episode that was cut short, or None. The objects are those of this process to which the
+# bytes refer, or None.
 Payload = tuple[int, "bytes | str | None", "dict[str, str] | None", "list[object] | None"]
-Episodes = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]  # returns, lengths, and which of them ended
+Episodes = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]  # returns, lengths, and which ended
 Info = Mapping[Any, Any]
 
 _PLAIN_KEYS = (str, int, bool, float, bytes, type(None), np.str_)
@@ -38,7 +39,7 @@ _OVERWRITTEN = "its memory was overwritten, by its worker or by native code in o
 
 
 def reserved_keys(options: PoolOptions, *, is_batched: bool) -> frozenset[str]:
-    """Return the keys of infos that the pool uses under these options: values of envs under these keys are omitted.
+    """Return the keys of infos that the pool uses with these options. Values of envs under these keys are omitted.
 
     Batched envs reset themselves, and set "final_obs" and "final_info" themselves.
     """
@@ -57,12 +58,12 @@ class InfoParts(NamedTuple):
     finals: Sequence[tuple[int, object]]
     episodes: Episodes | None
     num_rows: int
-    env_ids: NDArray[np.int64] | None  # of each row; None if they are the rows' numbers
+    env_ids: NDArray[np.int64] | None  # the env of each row; None if env ids are row numbers
     fixed: dict[str, Any]
 
 
 class InfoMaker:
-    """Makes the infos of one pool's batches. It has no reference to the pool, so that no cycle keeps a pool alive."""
+    """Makes the infos of the batches of one pool. It does not refer to the pool, so that no cycle keeps the pool alive."""
 
     def __init__(self, rows_each: int | None, reserved: frozenset[str] = frozenset((OMITTED,))) -> None:
         self._rows_each = rows_each
@@ -78,7 +79,7 @@ class InfoMaker:
         """Return the infos of some rows, or of all, as `rows_of` does."""
         wanted = None if rows is None else set(rows)
         own = [(row, info) for row, info in self._rows(batch) if wanted is None or row in wanted]
-        # The infos of a batched env are already merged, and have what is of fixed size.
+        # The infos of a batched env are already merged, and include the parts of fixed size.
         return add_fixed(own, batch.fixed, rows) if batch.fixed and self._rows_each is None else own
 
     def _merged(self, batch: InfoParts) -> dict[str, Any]:
@@ -133,16 +134,16 @@ class InfoMaker:
                 self._logged.add((error.env_id, error.leaf))
                 _log.warning("%s", error.message, exc_info=error.__cause__)
             if error.__cause__ is not None:
-                error.__cause__.__traceback__ = None  # its frames would keep the objects of their locals alive
+                error.__cause__.__traceback__ = None  # its frames would keep their local objects alive
 
 
 def _add_episodes(
     merged: dict[str, Any], returns: NDArray[np.float64], lengths: NDArray[np.int64], ended: NDArray[np.bool_]
 ) -> None:
-    """Add return and length of the episodes that ended, under the names of Gymnasium's RecordEpisodeStatistics.
+    """Add the return and the length of each episode that ended, under the names of Gymnasium's RecordEpisodeStatistics.
 
-    A return has the shape of the env's reward: with agents it is one per agent. Rows whose env has its own "episode" keep it; if
-    that is not a dict, nothing is added.
+    A return has the shape of the env's reward, which is one number per agent if there are agents. Rows whose env has
+    its own "episode" keep it. If that is not a dict, nothing is added.
     """
     own = merged.setdefault("episode", {})
     if not isinstance(own, dict):
@@ -170,11 +171,11 @@ class _Unreadable:
 
 
 class _Reader:
-    """Reads the payloads of one batch. `has_failed`: a value of the last payload cannot be read."""
+    """Reads the payloads of one batch. `has_failed` is True if a value of the last payload cannot be read."""
 
     def __init__(self) -> None:
         self.has_failed = False
-        self._passing: BaseException | None = None  # raised by a signal handler, so it is passed on to the caller
+        self._passing: BaseException | None = None  # the exception of a signal handler, which the caller gets
 
     def read(self, payload: bytes | str, objects: list[object] | None) -> Sequence[Any]:
         """Return the info, and the final info if there is one, with `_Unreadable` in place of values that cannot be read."""
@@ -219,7 +220,10 @@ class _Reader:
 def _without_unreadable(
     value: dict[Any, Any] | _Unreadable, leaf: str, env_id: int, omissions: list[BadOutput]
 ) -> dict[Any, Any]:
-    """Return a dict without unreadable values, values that contain one, and keys that dicts cannot find; add errors to `omissions`."""
+    """Return a dict without unreadable values, without values that contain one, and without keys that dicts cannot find.
+
+    Add an error to `omissions` for each.
+    """
     if isinstance(value, _Unreadable):
         omissions.append(_unreadable(leaf, env_id, value))
         return {}
@@ -235,13 +239,13 @@ def _without_unreadable(
         if unreadable is not None:
             omissions.append(_unreadable(place if not isinstance(key, _Unreadable) else leaf, env_id, unreadable))
         else:
-            is_readable = type(item) is not dict or is_too_deep(item)  # merging refuses what is too deep
+            is_readable = type(item) is not dict or is_too_deep(item)  # merging refuses dicts that are too deep
             readable[key] = item if is_readable else _without_unreadable(item, place, env_id, omissions)
     return readable
 
 
 def _has_odd_key(info: object) -> bool:
-    """Whether a dict, or one in it, has a key whose methods are the user's."""
+    """Return whether a dict, or a dict in it, has a key whose class may be the user's."""
     dicts = [info] if type(info) is dict else []
     for found in itertools.islice(dicts, MAX_DICTS):  # merging refuses more
         if not all(type(key) in _PLAIN_KEYS for key in found):
@@ -251,7 +255,7 @@ def _has_odd_key(info: object) -> bool:
 
 
 def _find_problem(key: object, info: dict[Any, Any]) -> str | None:
-    """Return why dicts cannot find a key, or None. It is compared with the keys of other envs, and merged infos have its text."""
+    """Return why dicts cannot find a key, or None. A key is compared with those of other envs, and written as text."""
     is_found = True
 
     def compare() -> None:
@@ -303,15 +307,16 @@ def _text_of(error: BaseException) -> str:
 
 
 def find_cause(read: Callable[[], object], error: BaseException) -> BaseException:
-    """Find out whether `read` raised `error`, or a signal handler did while it ran.
+    """Find out whether `read` raised `error`, or a signal handler raised it while `read` ran.
 
-    Reading runs code of the user's classes, which may raise anything, also KeyboardInterrupt and SystemExit. Signal handlers
-    may raise the same. So `read` is called again, while handlers that run are recorded.
+    Reading runs code of the user's classes, which may raise any exception, including KeyboardInterrupt and SystemExit.
+    Signal handlers may raise the same exceptions. Therefore `read` is called again, and the handlers that run are
+    recorded.
 
     Returns:
         The exception of `read`.
     Raises:
-        BaseException: the exception of a handler; it is `error` if `read` succeeds.
+        BaseException: the exception of a handler. It is `error` if `read` succeeds.
     """
     if threading.current_thread() is not threading.main_thread():
         return error  # handlers run only in the main thread

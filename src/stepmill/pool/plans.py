@@ -1,4 +1,4 @@
-"""Which backend runs the envs of a pool, and how they are divided among workers and their threads."""
+"""Chooses the backend of a pool, and divides its envs among workers and their threads."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ EnvFn = Callable[[], object]
 
 
 def choose_backend(num_envs: int, options: PoolOptions) -> BackendName | Backend:
-    """Return the backend of the options; "auto" is serial for one env or no workers, and else processes.
+    """Return the backend of the options. "auto" is serial for one env or no workers, and process otherwise.
 
-    How long a step takes is not known here; `make_vec` knows it for some envs.
+    The duration of a step is not known here. `make_vec` knows it for some envs.
     """
     if options.backend is BackendName.AUTO:
         return auto_backend(num_envs, num_workers=options.num_workers)
@@ -28,7 +28,10 @@ def choose_backend(num_envs: int, options: PoolOptions) -> BackendName | Backend
 
 
 def plan_workers(env_fns: Sequence[EnvFn], options: PoolOptions) -> list[WorkerPlan]:
-    """Divide the envs among the workers: contiguous, and as evenly as possible. The spares come last, and are spread evenly."""
+    """Divide the envs among the workers, in contiguous ranges of almost equal size.
+
+    The spares come last, and are spread evenly.
+    """
     num_envs, choice = len(env_fns), choose_backend(len(env_fns), options)
     max_lanes = options.workers.threads_per_worker if choice is BackendName.PROCESS else 1
     if choice in (BackendName.SERIAL, BackendName.ENVPOOL, BackendName.KERNEL):
@@ -48,7 +51,7 @@ def plan_workers(env_fns: Sequence[EnvFn], options: PoolOptions) -> list[WorkerP
     for place in range(options.resets.spare_envs):
         worker = num_workers - 1 - place * num_workers // options.resets.spare_envs
         while len(spares[worker]) == sizes[worker]:
-            worker -= 1  # worker 0 comes last, and is never the only one with space left
+            worker -= 1  # worker 0 comes last, and is never the only worker with space left
         spares[worker].append(num_envs - options.resets.spare_envs + place)
     ids = iter(range(num_envs - options.resets.spare_envs))
     shares = [(*itertools.islice(ids, size - len(extra)), *extra) for size, extra in zip(sizes, spares, strict=True)]

@@ -1,12 +1,13 @@
-"""Fault policies: the decisions that follow an env's failure and a worker's death.
+"""Fault policies: the decisions that follow the failure of an env and the death of a worker.
 
     policy     an env failed                                              its worker died
     raise      Settle(RAISE)                                              FailWorker, Settle(RAISE)
     truncate   Settle(CUT)                                                BeginRestart(CUT), Settle(CUT)
     replay     Settle(KEEP); BeginRestart if calls have changed the env   BeginRestart(KEEP)
 
-A policy is the remedy of the episodes that are lost. A failure over a limit, and an interrupt, is decided by "raise". Commands that were
-lost in a death that was handled before are decided without another restart. After KEEP the replay begins as soon as the worker serves.
+A policy is the remedy for the episodes that are lost. "raise" decides about interrupts, and about failures over a
+limit. Decisions about commands that were lost in a death that was handled before include no further restart. After
+KEEP, the replay begins as soon as the worker serves.
 
 Policies make no calls, read no clock and count nothing.
 """
@@ -27,10 +28,10 @@ class Death:
     """A worker that has ended or was given up.
 
     Attributes:
-        worker, generation: its number, and how often it was restarted.
-        faults: pending commands that were lost.
-        error: describes the death.
-        is_new: False if the death was handled before, and these are further commands of it.
+        worker, generation: the number of the worker, and how often it was restarted.
+        faults: the pending commands that were lost.
+        error: the error that describes the death.
+        is_new: False if the death was handled before, and `faults` are further commands that it affects.
         is_dead: whether no successor serves or is being started.
     """
 
@@ -47,8 +48,8 @@ class FaultPolicy:
     """Decides what follows a fault.
 
     Attributes:
-        remedy: of the episode that is lost.
-        death_hint: the last part of the text of WorkerDied errors: what happens to the envs.
+        remedy: what happens to the episode that is lost.
+        death_hint: the last part of the text of WorkerDied errors, which says what happens to the envs.
     """
 
     remedy: Remedy
@@ -56,7 +57,7 @@ class FaultPolicy:
 
     @property
     def raises(self) -> bool:
-        """Whether each fault is raised as an error, once. Other policies handle only so many faults in a window of time."""
+        """Whether each fault is raised once as an error. Other policies handle a limited number of faults per time window."""
         return self.remedy is Remedy.RAISE
 
     @property
@@ -66,17 +67,17 @@ class FaultPolicy:
 
     @property
     def leaves_settings(self) -> bool:
-        """Whether a setting that a dead worker did not get to is left to its successor, and is no error."""
+        """Whether the successor of a dead worker applies a setting that the worker did not apply, without an error."""
         return not (self.raises or self.replays)
 
     def env_failed(
         self, fault: EnvFailed, generation: int, info: Mapping[str, str], *, needs_new_object: bool
     ) -> list[Decision]:
-        """Decide about an env that raised or returned an invalid value. Its worker goes on.
+        """Decide about an env that raised an exception or returned an invalid value, and whose worker continues.
 
         Args:
             fault: the event.
-            generation: of its worker.
+            generation: the generation of its worker.
             info: the `info["fault"]` of a result that ends the episode.
             needs_new_object: whether a replay needs a new env object, because calls have changed it.
         """
@@ -88,12 +89,12 @@ class FaultPolicy:
         """Decide about the envs of a worker that died."""
         if death.is_new and not self.raises:
             return self.restart(death)
-        # If it stays dead, its other envs are FAULTED, too.
+        # If the worker stays dead, its other envs are FAULTED, too.
         fail = [FailWorker(death.worker, death.generation)] if self.raises and death.is_dead else []
         return [*fail, *_settle(death, self.remedy)]
 
     def restart(self, death: Death) -> list[Decision]:
-        """Decide to restart a worker, dead or alive, and about the episodes that its envs lose."""
+        """Decide to restart a worker, dead or alive, and decide about the episodes that its envs lose."""
         remedy = Remedy.CUT if self.raises else self.remedy
         info = fault_info("neighbour", death.error)
         lost = [] if self.replays else _settle(death, remedy)
@@ -109,6 +110,6 @@ POLICIES: dict[OnFault, FaultPolicy] = {
 
 
 def _settle(death: Death, remedy: Remedy) -> list[Decision]:
-    """Decide about the lost commands of a death."""
+    """Decide about the commands that were lost in a death."""
     kinds = [(fault, FaultKind.DIED if fault.kind is None else fault.kind) for fault in death.faults]
     return [Settle(e.env_id, e.ticket, remedy, fault_info(kind.name.lower(), death.error)) for e, kind in kinds]

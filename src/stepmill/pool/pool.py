@@ -162,7 +162,7 @@ class Pool:
         spare_seeds = plan.spare_seeds if self._num_spares and plan.is_whole else None
         command = partial(self._state.send_reset, plan.env_ids, plan.words, plan.blobs, spare_seeds)
         while not self._waits.try_send(command):
-            self._waits.prepare_reset(plan)  # a worker has died meanwhile
+            self._waits.prepare_reset(plan)  # a worker has died since the last call
         self._resets.record_sent(plan)
         self._last_reset = plan.env_ids
         return plan.env_ids
@@ -248,7 +248,7 @@ class Pool:
 
         Args:
             name: the name of the method; or a function, which the worker calls with the env (the outermost wrapper), then `args`.
-            *args, **kwargs: the same for every env; sent by cloudpickle.
+            *args, **kwargs: the arguments, which are the same for every env, and are sent with cloudpickle.
             env_ids: which envs; None is all.
         """
         return self.call_async(name, *args, env_ids=env_ids, **kwargs).result()
@@ -256,7 +256,7 @@ class Pool:
     def call_async(
         self, name: str | Callable[..., Any], *args: Any, env_ids: EnvIds | None = None, **kwargs: Any
     ) -> PoolFuture:
-        """Begin a `call`; the future's `result()` gives its results."""
+        """Begin a `call`, and return at once. `result()` of the future returns the results."""
         return self._requests.send(RequestKind.CALL, env_ids, call_payload(name, args, kwargs))
 
     def get_attr(self, name: str | Callable[[Any], Any], *, env_ids: EnvIds | None = None) -> tuple[Any, ...]:
@@ -285,15 +285,30 @@ class Pool:
         return PoolProperties(set_property, lambda env_ids: send(kind, env_ids, None).result())
 
     def snapshot(self, env_ids: EnvIds | None = None) -> PoolSnapshot:
-        """Return the state of idle kernel envs."""
+        """Return the state of kernel envs.
+
+        Args:
+            env_ids: which envs; None is all. All of them must be idle.
+        Raises:
+            UsageError: the backend is not "kernel".
+            BusyEnvError: an env is stepping, has a result to be received, or needs a reset.
+        """
         return self._snapshots.take(env_ids)
 
     def restore(self, snapshot: PoolSnapshot, env_ids: EnvIds | None = None) -> Any:
-        """Restore a snapshot, by default in the envs that it was taken of, and return its observations [B, ...]."""
+        """Restore a snapshot, and return its observations [B, ...].
+
+        Args:
+            snapshot: the result of `Pool.snapshot` or a copy of it, also from another process with the same kernel.
+            env_ids: the envs that get the state, one per env of the snapshot; None means the envs of the snapshot.
+        Raises:
+            UsageError: the snapshot is of another kernel, is damaged, or has another number of envs. No env is changed.
+            BusyEnvError: an env is not idle. No env is changed.
+        """
         return self._snapshots.restore(snapshot, env_ids)
 
     def render(self, env_ids: EnvIds | None = None) -> tuple[Any, ...]:
-        """Return the result of each env's `render`."""
+        """Return the results of `render`, one per env, in the order of `env_ids`. None means all envs."""
         return self._requests.send(RequestKind.RENDER, env_ids, None).result()
 
     # ---- introspection, which does not wait -------------------------------------------------------------------------
@@ -315,7 +330,8 @@ class Pool:
 
     @cached_property
     def _spaces(self) -> VectorSpaces:
-        # Imported by name: the adapters import other libraries, which are loaded only where their envs are.
+        # The module is imported by name, because adapters import other libraries, which are loaded only with their
+        # envs.
         return cast("VectorSpaces", import_module("stepmill.envs.gymnasium").vector_spaces(self.spec, self.num_rows))
 
     @property
@@ -345,7 +361,7 @@ class Pool:
     # ---- the end ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the envs and end the workers, in at most 2 s. Idempotent; any thread may call it."""
+        """Close the envs and end the workers, in at most 2 s. Any thread may call this. Later calls do nothing."""
         self._resources.close()
         self._finalizer.detach()
 

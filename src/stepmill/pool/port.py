@@ -76,13 +76,13 @@ class PoolPort:
             return self._finish_step(error, obs, actions)[0]
 
     def _finish_step(self, error: BaseException, result: object, actions: Any) -> StepTuple:
-        """Finish a fast step that has raised: repeat it if it has found dead workers, and else raise an error."""
+        """Finish a fast step that has raised an exception. Repeat it if it found dead workers, and else raise an error."""
         if isinstance(error, _native.DeadWorkers):  # nothing was sent
             self.step_async(actions)
             return self.step_wait()
         self._receiver.restore_unclaimed(result)
         if isinstance(error, UsageError):
-            self._recovery.raise_errors()  # an interrupt has kept them back, and they are why the step is refused
+            self._recovery.raise_errors()  # an interrupt has delayed these errors, which are why the step is refused
         raise error
 
     def step_async(self, actions: Any) -> None:
@@ -92,18 +92,21 @@ class PoolPort:
     def step_wait(self, timeout_s: float | None = None) -> StepTuple:
         """Wait for all envs, and return Gymnasium's five values."""
         wait = partial(self._waits.wait, timeout_s, self.pool.num_envs)
-        # One expression: Ctrl-C between two lines would lose the result.
+        # This is one expression, because Ctrl-C between two lines would lose the result.
         return self._receiver.wait_and_collect(wait, self._state.collect_ready)
 
     def reset_rows(
         self, mask: NDArray[np.bool_], seed: Seed = None, options: Options = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset the rows that a mask selects; return the newest observations of all N rows, and infos [N] of the rows that were reset."""
+        """Reset the rows that a mask selects.
+
+        Return the newest observations of all N rows, and infos [N] of the rows that were reset.
+        """
         self.pool.reset_async(seed=seed, options=options, mask=mask)
         return self.reset_wait()
 
     def reset_wait(self, timeout_s: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Wait for the envs of the last `reset_async`; return observations of all N rows, and infos [N] of those envs."""
+        """Wait for the envs of the last `reset_async`. Return observations of all N rows, and infos [N] of those envs."""
         ids = self.pool._last_reset
         wait, collect = partial(self._waits.wait, timeout_s, env_ids=ids), partial(self._state.collect_rows, ids)
         return self._receiver.wait_and_collect(wait, collect)
@@ -121,8 +124,8 @@ class PoolPort:
 
         Args:
             observation: the tree of `spec.observation`, with other factories for its tuples.
-            wrap: called with each array [B, ...]; its result replaces the array. If it raises, the results can be received
-                again.
+            wrap: a function of one array [B, ...], whose result replaces the array. If it raises an exception, the
+                results can be received again.
             given: by index of a leaf, an array [num_rows, ...] of that leaf's dtype, which replaces the values of the envs.
         Raises:
             UsageError: the tree has other leaves than `spec.observation`, or an array does not fit its leaf.
@@ -132,18 +135,18 @@ class PoolPort:
         self._state.set_observation_format(program(observation), wrap, arrays)
 
     def observe(self, env_ids: EnvIds | None = None) -> Any:
-        """Return the newest received observations of some envs, or all, [B, ...]; they are zeros before the first."""
+        """Return the newest received observations [B, ...] of these envs, or of all. Before a first result, they are 0."""
         return self._state.observe(env_ids)
 
     # ---- event loops, and one env at a time ----------------------------------------------------------------------------
 
     @property
     def event_fd(self) -> int:
-        """The descriptor that becomes readable after `watch`, which the pool owns."""
+        """The descriptor that becomes readable after `watch`. The pool owns it."""
         return self.slab.event
 
     def prepare_event_loop(self) -> None:
-        """Check that an event loop can wait for the pool, and make restarts leave a core to it.
+        """Check that an event loop can wait for the pool, and let restarts leave a core free for the event loop.
 
         Raises:
             UsageError: the envs run in the thread that waits for them, which would be blocked.
@@ -171,7 +174,7 @@ class PoolPort:
         """Return the action of one env as the actions of a batch of one.
 
         Raises:
-            UsageError: it does not have the structure of the action space.
+            UsageError: the action does not have the structure of the action space.
         """
         try:
             return map_tree(_in_batch, self.pool.spec.action, action)
@@ -179,7 +182,7 @@ class PoolPort:
             raise UsageError(f"the action does not have the structure of the action space: {error!r}") from error
 
     def call_now(self, env_id: int, name: str | Callable[..., Any], args: Any, kwargs: Any) -> PoolFuture | None:
-        """Begin a `Pool.call` of one env without waiting. If None is returned, the env is being rebuilt: try again later."""
+        """Begin a `Pool.call` of one env without waiting. If this returns None, the env is being rebuilt; try again later."""
         with suppress(EnvTimeout):
             return self.pool._requests.send(RequestKind.CALL, [env_id], call_payload(name, args, kwargs), 0.0)
         return None
@@ -206,7 +209,7 @@ class PoolPort:
 
     @property
     def num_ended(self) -> NDArray[np.int64]:
-        """[N] int64: how many of its num_episodes each env has completed. They are not counted without num_episodes."""
+        """[N] int64: how many of its num_episodes each env has completed. Without num_episodes, nothing is counted."""
         return np.array(self._state.num_ended(), np.int64)
 
     @property
@@ -216,7 +219,7 @@ class PoolPort:
 
     @property
     def threads(self) -> list[tuple[int, int, tuple[int, ...]]]:
-        """The threads that run envs: for each its worker, its index in the worker, and its envs."""
+        """The threads that run envs. Each has its worker, its index in the worker, and its envs."""
         plans = self.pool._runtime.plans
         return [(plan.worker, index, own) for plan in plans for index, own in enumerate(plan.lanes.values())]
 

@@ -1,4 +1,7 @@
-"""The one loop in which a pool's thread waits: for results, for the end of restarts and replays, before a reset and before a call."""
+"""The only loop in which a pool's thread waits.
+
+It waits for results and for the end of restarts and replays, also before a reset and before a call.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from stepmill.spec.notices import warn
 from stepmill.spec.options import EnvState, PoolOptions
 from stepmill.worker.signals import defer_signals
 
-SLOW_S = 30.0  # a wait without a result for this long warns, once per pool
-# Rounds of events that a wait handles after its deadline, because what it waits for may be there then.
+SLOW_S = 30.0  # after this time without a result, a wait warns once per pool
+# How many rounds of events a wait handles after its deadline, because the last may bring what it waits for.
 MAX_LATE_ROUNDS = 2
 READY, FAULT, TIMED_OUT, EVENT = range(4)  # what a wait of the core returns
 
@@ -20,7 +23,7 @@ Wait = Callable[[float | None], int]
 
 
 class Pump:
-    """Waits, and lets faults and events be handled meanwhile. Used by the pool's thread."""
+    """Waits, and lets faults and events be handled meanwhile. Only the pool's thread uses it."""
 
     def __init__(self, recovery: Recovery, options: PoolOptions) -> None:
         self._recovery = recovery
@@ -30,12 +33,12 @@ class Pump:
     def run(
         self, wait: Wait, timeout_s: float | None, on_event: Callable[[], object], *, has_faults: bool = True
     ) -> bool:
-        """Wait until `wait` returns READY; return whether it did before the deadline.
+        """Wait until `wait` returns READY. Return whether it did so before the deadline.
 
         Args:
-            wait: called again after each event.
+            wait: a wait of the core, which is called again after each event.
             timeout_s: seconds from now; None waits without a limit.
-            on_event: called after events were handled; what it raises ends the wait.
+            on_event: called after events were handled. Its exceptions end the wait.
             has_faults: whether faults of pending commands are handled, too.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -57,7 +60,7 @@ class Pump:
         return False
 
     def run_until(self, is_over: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait for the end of a restart or replay; return whether it came before the deadline."""
+        """Wait for the end of a restart or replay. Return whether it came before the deadline."""
 
         def wait(slice_s: float | None) -> int:
             if is_over():
@@ -72,7 +75,7 @@ class Pump:
 
     def _warn_slow(self) -> None:
         busy = self.busy_envs()
-        if busy:  # else a restart is slow, which is not what the one warning is for
+        if busy:  # if no env is busy, a restart is slow, about which no warning is needed
             self._slow_s = None
             warn(
                 f"envs {busy} have not answered for {SLOW_S:g} s, and the pool still waits for them; set step_timeout_s and "

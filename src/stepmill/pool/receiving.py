@@ -1,7 +1,7 @@
-"""Sending, waiting and receiving of a pool's thread.
+"""Sends commands, waits for results and receives them, in the pool's thread.
 
-`PoolWait` sends commands and waits for results; it lets `Recovery` handle faults meanwhile. `Receiver` decides which
-envs a `recv` or `receive` returns, and keeps results that an interrupted call could not return.
+`PoolWait` sends commands and waits for results, and lets `Recovery` handle faults meanwhile. `Receiver` decides which
+envs `recv` and `receive` return, and keeps results that an interrupted call could not return.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PoolWait:
         self._raise_errors = partial(self._recovery.raise_errors, is_receiving=True)
 
     def send(self, command: Callable[[], object]) -> None:
-        """Call a command of the pool state; if it finds dead workers, handle their deaths and repeat it.
+        """Call a command of the pool state. If it finds dead workers, handle their deaths and call it again.
 
         Raises:
             WorkerDied: a worker stays dead. Nothing was sent.
@@ -53,11 +53,11 @@ class PoolWait:
             pass
 
     def try_send(self, command: Callable[[], object]) -> bool:
-        """Do the same without repeating it; return whether the command was sent."""
+        """Do the same as `send` without repeating it. Return whether the command was sent."""
         try:
             command()
         except UsageError:
-            self._recovery.raise_errors()  # an interrupt has kept them back, and they may be why the command is refused
+            self._recovery.raise_errors()  # an interrupt has delayed these errors, which may be why the command is refused
             raise
         except _native.DeadWorkers as found:
             with defer_signals():
@@ -67,7 +67,7 @@ class PoolWait:
         return True
 
     def wait(self, timeout_s: float | None, num_envs: int | None = None, env_ids: Sequence[int] | None = None) -> None:
-        """Wait for this many of the pending envs, or for these envs, or raise RecvTimeout."""
+        """Wait for `num_envs` of the pending envs, or for the envs `env_ids`, or raise RecvTimeout."""
         if self._recovery.faults or self._recovery.notices:
             self._raise_errors()
 
@@ -83,20 +83,20 @@ class PoolWait:
             )
 
     def linger(self, num_envs: int, linger_s: float) -> None:
-        """Wait up to `linger_s` for this many of the pending envs; 0 handles faults and events that have arrived."""
+        """Wait up to `linger_s` for this many of the pending envs. 0 handles faults and events that have arrived."""
         self._pump.run(lambda slice_s: self._wait_at_most(num_envs, slice_s), linger_s, self._raise_errors)
 
     def wait_for_news(self, least: int, most: int, timeout_s: float | None, linger_s: float = 0.0) -> bool:
-        """Wait until `least` envs have a result or a fault, or until the deadline, then up to `linger_s` for `most`.
+        """Wait until `least` envs have a result or a fault, or until the deadline, then up to `linger_s` for `most` envs.
 
-        Return whether `least` were there. Raises no faults. If `least` is 0, this handles what has arrived.
+        Return whether `least` envs were there. This raises no faults. If `least` is 0, it handles what has arrived.
         """
         warn_user = self._recovery.warn
         warn_user()
 
         def wait(slice_s: float | None) -> int:
             num_left = least - len(self.known_faults()) if least else self._state.num_pending()
-            if not least and not num_left:  # a restart may have ended meanwhile
+            if not least and not num_left:  # a restart may have ended since
                 return self._state.wait(slice_s)
             return self._wait_at_most(num_left, slice_s) if num_left > 0 else READY
 
@@ -106,7 +106,7 @@ class PoolWait:
         return is_there
 
     def known_faults(self) -> Mapping[int, EnvFault]:
-        """Return the faults that `receive` has to return, by env."""
+        """Return the faults that `receive` must return, by env."""
         return faults_by_env(self._recovery.raised, self._recovery.faults)
 
     def _wait_at_most(self, num_envs: int, slice_s: float | None) -> int:
@@ -114,7 +114,7 @@ class PoolWait:
         return self._state.wait(slice_s, num_envs=num_wanted) if num_wanted else READY
 
     def drain(self, env_ids: Sequence[int]) -> None:
-        """Wait for these envs, and drop their results and faults: they are about to be reset."""
+        """Wait for these envs, which are about to be reset, and drop their results and faults."""
 
         def wait_and_drop(slice_s: float | None) -> int:
             outcome = self._state.wait(slice_s, env_ids=env_ids)
@@ -128,7 +128,7 @@ class PoolWait:
 
     def prepare_reset(self, plan: ResetPlan) -> None:
         """Wait for the envs of a reset, drop their results, and restart the workers of those that are lost."""
-        self._recovery.raise_errors()  # before results are dropped: an interrupt may have kept errors back
+        self._recovery.raise_errors()  # before results are dropped, because an interrupt may have delayed errors
         self.drain(plan.env_ids)
         self._revival.prepare_reset(plan.env_ids)
         self._recovery.raise_errors()
@@ -143,7 +143,7 @@ class PoolWait:
 
 
 class Receiver:
-    """Receives batches from the pool state. Used by the pool's thread."""
+    """Receives batches from the pool state. Only the pool's thread uses it."""
 
     def __init__(
         self, state: _native.PoolState, waits: PoolWait, recovery: Recovery, num_envs: int, batch_size: int | None
@@ -196,7 +196,7 @@ class Receiver:
         least, most = self._counts(min_envs, max_envs)
         wait = partial(self._waits.wait_for_news, least, most, timeout_s, linger_s)
         recovery = self._recovery
-        kept = recovery.faults, recovery.raised  # if the result does not reach the caller; the list grows meanwhile
+        kept = recovery.faults, recovery.raised  # for the case that the result does not reach the caller
         try:
             return self.wait_and_collect(wait, partial(self._collect_with_faults, most))
         except BaseException:
@@ -209,7 +209,7 @@ class Receiver:
         return self._waits.wait_for_news(least, most, 0.0) or not least
 
     def _counts(self, min_envs: int | None, max_envs: int | None) -> tuple[int, int]:
-        """Return for how many envs `receive` waits, and how many results it returns."""
+        """Return for how many envs `receive` waits, and how many results it returns at most."""
         most = self._num_envs if max_envs is None else max_envs
         num_there = self._state.num_pending() + len(self._waits.known_faults())
         least = min(most, num_there) or 1 if min_envs is None else min_envs
@@ -217,15 +217,16 @@ class Receiver:
             raise UsageError(
                 f"receive() cannot wait for {least} to {most} envs: {num_there} are stepping or have a fault; send() to more envs first"
             )
-        # For all, a number that faults of idle envs do not reduce to fewer than those that are pending.
+        # For all envs, this is a number that faults of idle envs do not reduce below the number of pending envs.
         return (2 * self._num_envs if min_envs is None else least), most
 
     def wait_and_collect(self, wait: Callable[[], object], collect: Callable[[], T | None]) -> T:
-        """Return what `collect` returns; it returns None, because a result is unreadable, as long as `wait` has to wait again.
+        """Call `wait` and `collect` until `collect` returns a result, and return it.
 
-        Python may raise KeyboardInterrupt almost anywhere, also when a native call returns, and then its result is lost.
-        So native code marks in `_unclaimed` that it has received results, and results that do not reach the caller are made
-        receivable again.
+        `collect` returns None if a result is unreadable, and `wait` must then wait again. Python may raise
+        KeyboardInterrupt almost anywhere, also when a native call returns, and the result of the call is then lost.
+        Therefore native code marks in `_unclaimed` that it has received results, and results that do not reach the
+        caller can be received again.
         """
         wait()
         result = None
@@ -272,7 +273,7 @@ class Receiver:
         return least, most
 
     def _pending(self, env_ids: EnvIds) -> list[int]:
-        """Return these ids, sorted, if each env is stepping or has a result to be received."""
+        """Return these ids, sorted. Each env must be stepping or have a result to be received."""
         ids = sorted({*checked_ids(env_ids, self._num_envs)})
         states = self._state.states()
         faulted = [event.env_id for event in self._state.drain(acknowledge=False) if isinstance(event, EnvFailed)]

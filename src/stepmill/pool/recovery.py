@@ -1,10 +1,10 @@
-"""What follows a fault: events leave the core, policies decide, and the decisions and their effects are carried out.
+"""Handles faults: drains the events of the core, lets policies decide, and carries out the decisions and their effects.
 
     a wait ends with FAULT or EVENT ─► handle: drain ─► finished restarts, paused replays, failed envs, dead workers
                                                      ─► decisions of policies ─► apply ─► restarts, calls, errors, warnings
 
-Per `handle` there is one `drain` and one `apply`, and two of each after a death that is raised. Only counts, errors and records of
-workers change between the two.
+Each `handle` calls `drain` and `apply` once, or twice after a death that is raised. Between the two, only counts,
+errors and records of workers change.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from stepmill.worker.signals import defer_signals
 
 logger = logging.getLogger("stepmill")
 
-# The worker does not serve its envs any more. NEIGHBOUR: it was lost through another of its envs.
+# The worker no longer serves its envs. NEIGHBOUR: the worker was lost because of another of its envs.
 WORKER_LOST = (FaultKind.DIED, FaultKind.TIMED_OUT, FaultKind.NEIGHBOUR)
 
 
 class Recovery:
-    """Handles the faults of a pool's envs and workers. Used by the pool's thread.
+    """Handles the faults of a pool's envs and workers. Only the pool's thread uses it.
 
     Faults and warnings for the user are stored in `faults` and `notices`, so that an interrupt between a fault and its
     error loses nothing. No method waits.
@@ -55,10 +55,10 @@ class Recovery:
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
         self.workers = WorkerSupervisor(plans, backend, options)
         self.crash_reporter = CrashReporter(self.workers, backend, options)
-        self.faults: list[EnvFault] = []  # raised or returned by the next call that can
-        # By env: raised, but not by a call that receives; `receive` returns them, too.
+        self.faults: list[EnvFault] = []  # the next call that can raise or return them does so
+        # By env: faults that a call other than `recv` and `receive` has raised. `receive` returns them, too.
         self.raised: dict[int, EnvFault] = {}
-        self.notices: list[str] = []  # warnings, issued by the same call
+        self.notices: list[str] = []  # warnings that the same call issues
         self.policy = self.workers.policy = POLICIES[options.on_fault]  # for deaths
         self._env_policy = POLICIES[OnFault(options.restarts.on_raise or options.on_fault)]
         self._limits = {"step": options.step_timeout_s, "reset": options.reset_timeout_s}
@@ -80,11 +80,11 @@ class Recovery:
     # ---- events to decisions ------------------------------------------------------------------------------------------
 
     def handle(self, *, has_faults: bool = True) -> None:
-        """Handle all events, those for the user are appended to `faults`. Never waits.
+        """Handle all events without waiting. Append those for the user to `faults`.
 
-        `has_faults`: False leaves faults of pending commands to a later call.
+        `has_faults=False` leaves faults of pending commands to a later call.
         """
-        events = self.workers.state.drain(acknowledge=True)  # what occurs from here on is found by the next wait
+        events = self.workers.state.drain(acknowledge=True)  # the next wait finds the events that occur from here on
         self.workers.record_deaths(events)
         decisions = [*self._finish_restarts(), *self._advance_replays(events)]
         if has_faults:
@@ -92,7 +92,7 @@ class Recovery:
         self.carry_out(decisions)
 
     def carry_out(self, decisions: Sequence[Decision]) -> None:
-        """Apply decisions, and do what follows them."""
+        """Apply decisions, and carry out their effects."""
         if decisions:
             self.workers.state.apply(decisions)
         restarted = [decision.worker for decision in decisions if isinstance(decision, BeginRestart)]
@@ -107,13 +107,13 @@ class Recovery:
             self._after_apply.pop(0)()
 
     def _settle_lost(self, worker: int) -> None:
-        """Mark the envs FAULTED whose commands end in a death that is about to be raised, so that they do not raise it again."""
+        """Mark the envs FAULTED whose commands end in a death that is about to be raised. It is then raised only once."""
         lost = [fault for fault in self.workers.faults_in(worker) if fault.kind in WORKER_LOST]
         self.workers.state.apply([Settle(fault.env_id, fault.ticket, Remedy.RAISE, {}) for fault in lost])
 
     def _finish_restarts(self) -> list[Decision]:
-        """Let restarted workers serve; if their envs are replayed, begin with it."""
-        built, decisions = self.workers.finish_restarts()  # a restart that finishes later wakes the next wait
+        """Let restarted workers serve, and begin the replays of their envs, if there are any."""
+        built, decisions = self.workers.finish_restarts()  # a restart that ends later wakes the next wait
         for record in built:
             worker = record.plan.worker
             views = self.workers.views_of(worker)
@@ -172,7 +172,7 @@ class Recovery:
         """Decide about the death of a worker, or about commands that were lost in an earlier death."""
         record, policy, delay_s = self.workers.records[worker], self.policy, 0.0
         is_new = record.state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED)
-        is_dead = record.state in DEAD  # also if a call has reported it, which does not change the envs
+        is_dead = record.state in DEAD  # also if a call has reported the death, which does not change the envs
         known = None if record.state is WorkerState.DEAD_UNREPORTED else record.error
         error = known or self._death_error(worker, faults)
         if is_new:
@@ -195,16 +195,16 @@ class Recovery:
         return self._follow(decisions, error, delay_s=delay_s, is_new_object=True)
 
     def _record_failure_of_running_env(self, worker: int, error: StepmillError) -> None:
-        """Count the failure of the env that a worker was running when it died, if it ran one and could be started."""
+        """Count the failure of the env that a worker was running when it died, if there is exactly one such env."""
         running = self.workers.running_envs(worker)
-        # A worker that was stopped took no command: the env that it ran is not known. Nor is the one of several that it ran.
+        # The env is not known if the worker was stopped and took no command, or if it ran several envs at once.
         if isinstance(error, EnvTimeout):
             running = [env_id for env_id in running if env_id == error.env_id]
         if len(running) == 1 and isinstance(error, (EnvTimeout, WorkerDied)):
             self.replays.record_failure(self.workers.view_of(running[0]), error)
 
     def _retry_resets(self, worker: int, faults: Sequence[EnvFailed], settled: set[int]) -> list[Decision]:
-        """Restart a worker in which resets failed, and repeat them. Its other envs are treated as if the worker had died."""
+        """Restart a worker in which resets failed, and repeat the resets. Its other envs are treated as after a death."""
         record = self.workers.records[worker]
         if record.state is WorkerState.RESTARTING:
             return []
@@ -243,10 +243,11 @@ class Recovery:
         """Plan the restarts among decisions, and begin the replays of envs that are kept.
 
         Args:
-            decisions: about `error`; None: about workers that live.
-            info: the `info["fault"]` of a replay that fails; None: `error` is the end of the env's worker.
-            delay_s: how long restarts wait.
-            settled: gets the envs whose episodes are replayed after a restart.
+            decisions: the decisions to follow.
+            error: the error that they are about. None if they are about workers that live.
+            info: the `info["fault"]` of a replay that fails. None if `error` is the end of the env's worker.
+            delay_s: how many seconds restarts wait.
+            settled: a set to which the envs are added whose episodes are replayed after a restart.
             is_new_object: whether the objects of envs that are kept were rebuilt.
         Returns:
             The decisions, and those that begin replays.
@@ -278,7 +279,7 @@ class Recovery:
         *,
         is_logged: bool = True,
     ) -> None:
-        """Store the errors of a fault if the policy raises them, else log the first."""
+        """Store the errors of a fault if the policy raises them. If not, log the first."""
         if policy.raises:
             self.faults.append(EnvFault(kind_name(kind), join_errors(errors), worker, tuple(env_ids)))
         elif is_logged:
@@ -303,7 +304,7 @@ class Recovery:
         return {**info, "message": info["message"].replace(f"; {self.policy.death_hint}", "")}
 
     def _death_error(self, worker: int, faults: Sequence[EnvFailed]) -> StepmillError:
-        """Return the error of a death with these faults, or, if a call other than a wait has found it, with all of the worker."""
+        """Return the error of a death with these faults, or with all of the worker if a call other than a wait found it."""
         found = faults or self.workers.faults_in(worker)
         late = next((fault for fault in found if fault.kind is FaultKind.TIMED_OUT), None)
         if late is None:
@@ -340,7 +341,7 @@ class Recovery:
     # ---- called by other methods ----------------------------------------------------------------------------------------
 
     def handle_dead_workers(self, workers: Iterable[int]) -> None:
-        """Handle workers that `send` found dead or due to be recycled. Nothing was sent."""
+        """Handle workers that `send` has found dead or due to be recycled. Nothing was sent."""
         self.workers.record_deaths()
         for worker in workers:
             if self.workers.records[worker].state is WorkerState.SERVING:
@@ -349,7 +350,7 @@ class Recovery:
                 self.handle_death(worker)
 
     def _recycle(self, worker: int) -> None:
-        """Restart a worker none of whose envs is in an episode. Under SAME_STEP the resets that began episodes are replayed."""
+        """Restart a worker with no env in an episode. Under SAME_STEP, the resets that began episodes are replayed."""
         workers, replays = self.workers, self.replays
         remedy = Remedy.KEEP if self._repeats_resets else Remedy.CUT
         restart = BeginRestart(worker, workers.records[worker].generation, remedy, {}, is_recycling=True)
@@ -360,11 +361,11 @@ class Recovery:
         self.carry_out([restart])
 
     def is_known_loss(self, fault: EnvFailed) -> bool:
-        """Whether a command was lost in a death that was raised, by a call: it does not know the commands."""
+        """Return whether a call has already raised the death in which a command was lost, without knowing the command."""
         return fault.kind in WORKER_LOST and self.workers.records[fault.worker].state is WorkerState.DEAD_REPORTED
 
     def handle_death(self, worker: int) -> None:
-        """Handle the death of a worker that no command has met."""
+        """Handle the death of a worker that has affected no command."""
         with defer_signals():
             self.carry_out(self.decide_death(worker))
 

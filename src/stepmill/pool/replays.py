@@ -1,12 +1,12 @@
-"""Replays under way: the calls that they repeat, and the decisions that carry them on.
+"""The replays that are in progress: the calls that they repeat, and the decisions that continue them.
 
     begin ─► calls before the episode ─► Replay ─► ReplayAt: calls after this step ─► ... ─► ReplayPlayed ─► ContinueReplay
                                             └─► ReplayDiffers, ReplayFailed: play again, or Settle(CUT)
 
-The core plays the log of an episode by itself (`replay.cpp`). It also finishes a replay in which no calls are repeated; Python then sees
-none of these events. No method waits, and none calls `apply`. A worker handles requests in the order in which they were posted, between
-the commands of the core: calls that precede a command are posted before its decision is applied. Whether they raised as before is
-compared after the log was played.
+The core itself plays the log of an episode (`replay.cpp`). If a replay repeats no calls, the core also finishes it, and
+Python sees none of these events. No method waits or calls `apply`. A worker handles requests in the order in which they
+were posted, between the commands of the core. Calls that precede a command are therefore posted before its decision is
+applied. After the log was played, the outcomes of the calls are compared with those of the first time.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from stepmill.spec.options import OnFault, PoolOptions
 from stepmill.worker.calls import MODIFYING_KINDS, SETTING_KINDS
 from stepmill.worker.messages import Request, RequestKind, Value, load, server_locations
 
-TICKETS = 1 << 32  # they wrap around
-MAX_PLAYS = 3  # of one episode, if each replay fails in a new way
+TICKETS = 1 << 32  # tickets wrap around at this number
+MAX_PLAYS = 3  # how often one episode is replayed, if each replay fails in a new way
 INCOMPLETE_LOG = "its calls take more than half of restarts.replay_log_bytes, or cannot be pickled"
 
 Effect = Callable[[], object]
@@ -50,11 +50,11 @@ Effect = Callable[[], object]
 
 @dataclass(eq=False)
 class RepeatedCalls:
-    """Calls that were repeated on one env object, to be compared with the first time.
+    """Calls that were repeated on one env object, whose outcomes are compared with the first ones.
 
     Attributes:
         server: the env object.
-        posted: the calls, and the futures of their repetition.
+        posted: the calls, and the futures of their repetitions.
         is_awaited: whether a thread waits for the futures, to notify the pool's thread.
     """
 
@@ -69,11 +69,11 @@ class EpisodeReplay(RepeatedCalls):
 
     Attributes:
         env_id: the env that the object serves.
-        info: `info["fault"]`, in case the episode cannot be replayed.
-        is_new: whether the object was rebuilt, so that calls from before the episode are repeated, too.
+        info: the `info["fault"]` in case the episode cannot be replayed.
+        is_new: whether the object was rebuilt, so that calls before the episode are repeated, too.
         placed: calls with their places, from the first command of the log on.
         num_plays: how often the replay was begun.
-        first_ticket: ticket of the reset that began the last play.
+        first_ticket: the ticket of the reset that began the last play.
     """
 
     env_id: int = 0
@@ -85,9 +85,9 @@ class EpisodeReplay(RepeatedCalls):
 
 
 class Replays:
-    """The replays of a pool's envs, and the log of the calls that they repeat. Used by the pool's thread.
+    """The replays of a pool's envs, and the log of the calls that they repeat. Only the pool's thread uses it.
 
-    `is_on`: whether the options ask for replays. If not, no call is logged.
+    `is_on` says whether the options ask for replays. If not, no call is logged.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class Replays:
         """Make the log.
 
         Args:
-            workers, backend, options: of the pool.
-            after_apply: a list of functions to be called once the decisions that a method returned are applied.
-            on_reset_repeated: called with an env after its reset was repeated in place of a replay.
-            warn: stores a warning for the user.
+            workers, backend, options: those of the pool.
+            after_apply: a list of functions that are called once the decisions that a method returned are applied.
+            on_reset_repeated: a function that is called with an env after its reset was repeated in place of a replay.
+            warn: a function that stores a warning for the user.
         """
         self._workers = workers
         self._backend = backend
@@ -119,10 +119,10 @@ class Replays:
         plans = [record.plan for record in workers.records]
         self._locations = server_locations(plans)
         self._owners = {server: plan.worker for plan in plans for server in plan.env_ids}
-        self._ids = itertools.count(-1, -1)  # of repeated requests; those of the user count upwards
+        self._ids = itertools.count(-1, -1)  # ids of repeated requests; those of the user count upwards
         self._failures = RepeatedFailures()
-        self._replays: dict[int, EpisodeReplay] = {}  # by env; the core may have finished some
-        self._unverified: list[RepeatedCalls] = []  # of envs that are not suspended
+        self._replays: dict[int, EpisodeReplay] = {}  # by env; the core may have finished some of them
+        self._unverified: list[RepeatedCalls] = []  # those of envs that are not suspended
         self.log = CallLog(len(self._locations), options.restarts.replay_log_bytes // 2)
 
     # ---- the log ----------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Replays:
         self._share_memory()
 
     def restart_log(self, worker: int) -> None:
-        """Clear the log of a worker whose envs will be rebuilt without a replay, which get only their settings."""
+        """Clear the log of a worker whose envs will be rebuilt without a replay, and get only their settings."""
         plan = self._workers.records[worker].plan
         lanes = list(plan.lanes.values())
         for server in plan.env_ids:
@@ -148,24 +148,24 @@ class Replays:
         self._share_memory()
 
     def _share_memory(self) -> None:
-        """Let the logs of episodes use the memory that the calls do not use."""
+        """Let the logs of episodes use the memory that the log of calls does not use."""
         self._workers.state.limit_logs(max(self._limit_bytes - self.log.size_bytes, 0))
 
     def needs_new_object(self, view: ServerView) -> bool:
-        """Whether a living env must be rebuilt, because it got calls since its episode began, and a reset does not undo them."""
+        """Return whether a living env must be rebuilt, because it got calls in its episode, which a reset does not undo."""
         if not (self._rebuilds_workers and self._workers.can_restart_living):
             return False
         return any(place > view.first_place for place, _ in self.log.placed(view))
 
     def wait_for_calls(self, worker: int) -> Effect:
-        """Return a function that waits for the replies of calls that a worker, if it lives, can still send."""
+        """Return a function that waits for the replies to calls that a worker can still send if it lives."""
         calls = [call for server in self._workers.records[worker].plan.env_ids for call in self.log.calls_of(server)]
         return partial(_await_replies, [call.future for call in calls if call.future is not None])
 
     # ---- failures ---------------------------------------------------------------------------------------------------
 
     def record_failure(self, view: ServerView, error: StepmillError) -> None:
-        """Count a failure of an env in a step, also in a replayed one. Resets are repeated, not replayed."""
+        """Count a failure of an env in a step, which may be replayed. Resets are repeated, and not replayed."""
         env_id = view.env_id
         replay = self._replays.get(env_id) if env_id is not None and view.is_suspended else None
         if env_id is None or view.is_between or (replay is None and not view.is_pending):
@@ -176,7 +176,7 @@ class Replays:
     # ---- envs without an episode ------------------------------------------------------------------------------------
 
     def repeat_waiting(self, views: Iterable[ServerView]) -> None:
-        """Repeat the calls of rebuilt env objects that have no episode to replay: spares, and envs never reset."""
+        """Repeat the calls of rebuilt env objects that have no episode to replay, such as spares and envs never reset."""
         for view in views:
             if view.is_suspended or not self.log.is_whole(view.server):
                 continue
@@ -191,7 +191,7 @@ class Replays:
             self._post_later(view.server, staged)
 
     def check_calls(self) -> None:
-        """Verify repeated calls of envs without a replay, if their replies have arrived since the last look."""
+        """Verify repeated calls of envs without a replay, if their replies have arrived since the last check."""
         waiting, self._unverified = self._unverified, []
         for repeated in waiting:
             worker = self._worker_of(repeated)
@@ -207,7 +207,7 @@ class Replays:
     # ---- replays ----------------------------------------------------------------------------------------------------
 
     def begin(self, view: ServerView, info: Mapping[str, str], *, is_new: bool) -> list[Decision]:
-        """Begin the replay of an env that is suspended, or will be by the decision before."""
+        """Begin the replay of an env that is suspended, or that the previous decision will suspend."""
         env_id = view.env_id
         if env_id is None:
             return []
@@ -229,7 +229,7 @@ class Replays:
                 self._repeat(replay, call)
         since = [(place, call) for place, call in placed if place > view.first_place]
         if view.is_between and not replay.is_new:
-            for _, call in since:  # the object got them before the reset that is repeated
+            for _, call in since:  # the object got these calls before the reset that is repeated
                 call.place = view.length
             since = []
         replay.placed = since
@@ -281,7 +281,7 @@ class Replays:
         if record.state is not WorkerState.SERVING:
             return []  # all its envs are replayed after the restart
         if replay.num_plays >= MAX_PLAYS:
-            return self._cut_short(replay, view, "it raised in between")  # at steps that had not failed before
+            return self._cut_short(replay, view, "it raised in between")  # at steps that did not fail before
         if self.needs_new_object(view):
             self.drop(view.worker)  # all begin again after the restart
             return [BeginRestart(view.worker, record.generation, Remedy.KEEP, replay.info)]
@@ -295,12 +295,12 @@ class Replays:
         if difference:
             return self._cut_short(replay, view, difference)
         del self._replays[replay.env_id]
-        # Calls after the pending command, which is sent again.
+        # These calls come after the pending command, which is sent again.
         self._post_later(view.server, [call for place, call in replay.placed if place > view.length])
         return [ContinueReplay(replay.env_id, view.ticket)]
 
     def _cut_short(self, replay: EpisodeReplay, view: ServerView, reason: str) -> list[Decision]:
-        """Cut short an episode that cannot be replayed. The object gets the calls that it misses, so that its next one can be."""
+        """Cut short an episode that cannot be replayed. The object gets its missing calls for replays of later episodes."""
         made = {id(call) for call, _ in replay.posted}
         for call in self.log.calls_of(replay.server) if replay.is_new else ():
             if id(call) not in made:
@@ -319,9 +319,9 @@ class Replays:
     # ---- repeated calls ---------------------------------------------------------------------------------------------
 
     def _compare(self, repeated: RepeatedCalls) -> str | None:
-        """Return which repeated call raised and had not raised before, or the other way round; "" if all did as before.
+        """Return which repeated call raised an exception only the first time or only now, or "" if there is none.
 
-        None: the outcome of a call has not arrived. A thread waits for it and then ends the pool's wait.
+        Return None if the outcome of a call has not arrived. A thread then waits for it, and ends the pool's wait.
         """
         for call, future in repeated.posted:
             try:
@@ -357,7 +357,7 @@ class Replays:
         repeated.posted.append((call, self._post(repeated.server, call, ticket)))
 
     def _post_later(self, server: int, calls: Sequence[LoggedCall]) -> None:
-        """Post calls after the command that the decisions of this round give the env object."""
+        """Post calls that follow the command that this round's decisions give to the env object."""
 
         def post() -> None:
             ticket = self._workers.state.view([server])[0].ticket

@@ -1,4 +1,4 @@
-"""Plans resets: seeds, options and masks of a call become commands for envs."""
+"""Plans resets: turns the seeds, options and masks of a call into commands for envs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Blob = tuple[object, object, None]  # (seed, options, no actions)
 
 @dataclass(frozen=True)
 class ResetPlan:
-    """The resets of one call: per env a seed word and a blob, or None.
+    """The resets of one call: a seed word and a blob for each env, each of which may be None.
 
     Attributes:
-        options: by env, the options that the call gave it, which may be None.
-        is_whole: whether all rows of all envs are reset, and then the spares too, with `spare_seeds`.
+        options: for each env, the options that the call gave it, which may be None.
+        is_whole: whether all rows of all envs are reset. The spares are then reset too, with `spare_seeds`.
     """
 
     env_ids: list[int]
@@ -43,22 +43,22 @@ class ResetPlan:
         return [env_id for env_id, word, blob in rows if self.is_whole or word is not None or blob is not None]
 
     def options_with_spares(self, num_spares: int) -> dict[int, Mapping[str, Any] | None]:
-        """Return `options`; if all envs have the same options, the spares get them, too."""
+        """Return `options`. If all envs have the same options, the result has them for the spares, too."""
         if not self.is_whole or any(own is not self.options.get(0) for own in self.options.values()):
             return self.options
         num_envs = len(self.env_ids)
         return self.options | dict.fromkeys(range(num_envs, num_envs + num_spares), self.options.get(0))
 
     def release_staged(self, state: _native.PoolState) -> None:
-        """Before a reset of all, give each env its own object again; unusable staged episodes become results to be dropped."""
+        """Before a reset of all envs, give each env its own object again. Staged episodes become results to be dropped."""
         state.release_staged(self.env_ids_to_reset, is_whole=self.is_whole)
 
 
 class ResetPlanner:
-    """Plans resets. Its only state is which envs have no seed yet."""
+    """Plans resets. It stores only which envs have no seed yet."""
 
     def __init__(self, num_envs: int, batch_size: int, *, is_seeded: bool, num_spares: int = 0) -> None:
-        """`is_seeded`: every env needs a seed, from which the seeds of its automatic resets are derived."""
+        """`is_seeded` says whether each env needs a seed, from which the seeds of its automatic resets are derived."""
         self._num_envs = num_envs
         self._batch_size = batch_size
         self._num_spares = num_spares
@@ -103,7 +103,7 @@ class ResetPlanner:
         ]
 
     def record_sent(self, plan: ResetPlan) -> None:
-        """Record that a plan was sent: its envs have seeds."""
+        """Record that a plan was sent, so its envs have seeds."""
         self._unseeded.difference_update(plan.env_ids)
 
     def _rows(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -137,11 +137,12 @@ def spread_seed(
     """Return each env's own seed, in the order of `env_ids`.
 
     Args:
-        seed: None; s, which gives row i the seed s + i; a list with a seed or None for every row of the pool (or of the
-            named envs); a dict from env id to seed.
+        seed: None; a number s, which gives row i the seed s + i; a list with a seed or None for every row of the pool,
+            or of the envs `env_ids`; or a dict from env id to seed.
         env_ids: the envs to reset.
-        num_envs: envs of the pool.
-        batch_size: rows of an env. A batched env gets one seed, its first row's, or a list with one for each row.
+        num_envs: the number of envs of the pool.
+        batch_size: the number of rows of an env. A batched env gets the seed of its first row, or a list with one seed
+            per row.
     """
     if seed is None:
         return [None] * len(env_ids)
@@ -176,10 +177,10 @@ def spread_options(options: Options, env_ids: Sequence[int], num_envs: int) -> l
     """Return each env's own options, in the order of `env_ids`.
 
     Args:
-        options: None; a mapping, for all; a list with a mapping or None for every env of the pool (or for the named
-            ones); a dict from env id to mapping: one whose keys are all integers.
+        options: None; a mapping for all envs; a list with a mapping or None for every env of the pool, or for each of
+            the envs `env_ids`; or a dict from env id to mapping. A dict whose keys are all integers is such a dict.
         env_ids: the envs to reset.
-        num_envs: envs of the pool.
+        num_envs: the number of envs of the pool.
     """
     if options is None or isinstance(options, Mapping):
         if not _is_each(options):
@@ -201,7 +202,7 @@ def spread_options(options: Options, env_ids: Sequence[int], num_envs: int) -> l
 
 
 def _is_each(options: object) -> TypeGuard[Mapping[int, Any]]:
-    """Whether options are a dict from env id to options of that env."""
+    """Return whether options are a dict from env id to the options of that env."""
     return (
         isinstance(options, Mapping)
         and bool(options)
@@ -216,7 +217,7 @@ def _checked_options(options: object) -> Mapping[str, Any] | None:
 
 
 def _derived_seed(seeds: Sequence[int | None], place: int) -> int | None:
-    """Return the seed of a spare for which a list has none: it is derived from the first seed."""
+    """Return the seed of a spare for which a list has no seed. It is derived from the first seed."""
     first = _checked(seeds[0]) if len(seeds) else None
     return None if first is None else int(np.random.SeedSequence([first, place]).generate_state(1)[0]) >> 1
 
@@ -225,7 +226,7 @@ def _checked(seed: object) -> int | None:
     if seed is None:
         return None
     try:
-        number = None if isinstance(seed, bool) else operator.index(seed)  # type: ignore[arg-type]  # this is the check
+        number = None if isinstance(seed, bool) else operator.index(seed)  # type: ignore[arg-type]  # the call is the check
     except TypeError:
         number = None
     if number is None or number < 0:
@@ -236,7 +237,7 @@ def _checked(seed: object) -> int | None:
 def split_words(
     seeds: Sequence[int | list[int | None] | None], options: Sequence[object]
 ) -> tuple[list[int | None], list[Blob | None]]:
-    """Return the seed words, and blobs (seed, options, no actions) for seeds and options that do not fit into words."""
+    """Return the seed words, and a blob (seed, options, no actions) for each env whose seed or options need one."""
     words: list[int | None] = []
     blobs: list[Blob | None] = []
     for seed, own in zip(seeds, options, strict=True):

@@ -1,4 +1,4 @@
-"""What a reset and `revive` do about envs that are FAULTED and workers that are dead, and what a call waits for."""
+"""Revives FAULTED envs and dead workers for resets and `revive`, and waits for rebuilt envs before calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepmill.worker.signals import defer_signals
 
 
 class Revival:
-    """Restarts workers for the user, and waits for restarts and replays. Used by the pool's thread."""
+    """Restarts workers for the user, and waits for restarts and replays. Only the pool's thread uses it."""
 
     def __init__(self, recovery: Recovery, options: PoolOptions) -> None:
         self.recovery = recovery
@@ -23,7 +23,7 @@ class Revival:
         self._recycles = options.restarts.recycles
 
     def restart_all(self) -> bool:
-        """Restart every dead worker, those of spares included, and wait. Return whether any was restarted.
+        """Restart every dead worker, including those of spares, and wait. Return whether any was restarted.
 
         Raises:
             WorkerDied: the death of a worker had not been reported yet.
@@ -41,10 +41,10 @@ class Revival:
         return workers.num_restarts > before
 
     def prepare_reset(self, env_ids: Sequence[int], *, wait: bool = True) -> None:
-        """Before a reset of these envs, revive those that are FAULTED and those whose worker is known to be dead.
+        """Before a reset of these envs, revive those that are FAULTED or whose worker is known to be dead.
 
-        A death that is found here and that has cost another env its episode is left to the fault policy. If the policy
-        reports it, it is stored in the faults, and nothing is revived.
+        If this finds a death in which another env has lost its episode, the fault policy decides about it. If the
+        policy reports the death, it is stored in the faults, and nothing is revived.
 
         Raises:
             EnvError, EnvTimeout, WorkerDied: a worker could not be started.
@@ -71,17 +71,17 @@ class Revival:
         restart_living: bool = False,
         reset_ids: Sequence[int] | None = None,
     ) -> None:
-        """Restart those workers of these envs that are dead, or all of them. All envs of restarted workers then need a reset.
+        """Restart the dead workers of these envs, or all their workers. All envs of restarted workers then need a reset.
 
-        A death that is found here is handled as by `prepare_reset`, unless all envs of the worker are in `reset_ids`, which
-        by default are `env_ids`, or the worker would be restarted even if it lived.
+        A death that this finds is handled as in `prepare_reset`, unless all envs of the worker are in `reset_ids`, or
+        the worker would be restarted even if it lived. The default of `reset_ids` is `env_ids`.
 
         Raises:
-            EnvError, EnvTimeout, WorkerDied: the worker could not be started. Never raised if `wait` is False.
+            EnvError, EnvTimeout, WorkerDied: a worker could not be started. This is raised only if `wait` is True.
         """
         state = self.workers.state
         owners = sorted({self.workers.worker_of(env_id) for env_id in env_ids})
-        # Each process is checked once: a worker that dies later is found by the next command for its envs.
+        # Each process is checked once. The next command for its envs finds a worker that dies later.
         dead = [worker for worker in owners if self.workers.check_process(worker).state in DEAD]
         if not restart_living and self._report_losses(dead, env_ids if reset_ids is None else reset_ids):
             return
@@ -100,9 +100,9 @@ class Revival:
         recovery.raised = {env_id: fault for env_id, fault in recovery.raised.items() if env_id not in env_ids}
 
     def _report_losses(self, dead: Sequence[int], env_ids: Sequence[int]) -> bool:
-        """Handle deaths that were not handled yet, and that other envs than these have lost their episodes in.
+        """Handle deaths that were not handled yet and in which other envs than these have lost their episodes.
 
-        Return whether the policy reports one of them as an error.
+        Return whether the policy reports one of the deaths as an error.
         """
         num_faults = len(self.recovery.faults)
         for worker in dead:
@@ -116,7 +116,7 @@ class Revival:
     def _fail_and_restart(self, worker: int, env_ids: Sequence[int]) -> None:
         """Fail the commands of a worker's envs, and restart it.
 
-        Faults of envs that are not in `env_ids` are raised later, by the call that waits for them. No env goes on before a reset.
+        The call that waits for envs outside `env_ids` raises their faults later. No env continues before a reset.
         """
         workers, replays = self.workers, self.recovery.replays
         with defer_signals():
@@ -157,7 +157,7 @@ class Revival:
             )
 
     def _is_rebuilt(self, worker: int) -> bool:
-        """Whether calls can be sent to a worker, or there is an error to raise. A death that is found is handled."""
+        """Return whether calls can be sent to a worker, or there is an error to raise. Handle a death that this finds."""
         recovery, workers = self.recovery, self.workers
         is_replayed = recovery.policy.replays
         if is_replayed and workers.check_process(worker).state is WorkerState.DEAD_UNREPORTED:

@@ -1,4 +1,4 @@
-"""Settings to re-apply to rebuilt envs: attributes, properties and reset options that the user has set."""
+"""Stores the settings to re-apply to rebuilt envs: attributes, properties and reset options that the user has set."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _MISSING = object()
 
 
 class AppliedSettings:
-    """The newest value of everything that the user has set on the envs of one worker.
+    """The newest values that the user has set on the envs of one worker.
 
-    A value is identified by the kind of its request, a name, and the env object (server) that has it.
+    The key of a value is the kind of its request, a name, and the server that has it.
     """
 
     def __init__(self, lanes: Iterable[Sequence[int]]) -> None:
-        """`lanes`: the servers of each thread of the worker."""
+        """`lanes` has the servers of each lane of the worker."""
         self._places = {server: (lane, place) for lane, own in enumerate(lanes) for place, server in enumerate(own)}
         self._values: dict[tuple[RequestKind, Name], dict[int, Any]] = {}
 
     def put(self, kind: RequestKind, name: Name, server: int, value: Any) -> object:
-        """Store a value; return the previous one, for `put_back`."""
+        """Store a value, and return the previous one, for `put_back`."""
         values = self._values.setdefault((kind, name), {})
         before = values.get(server, _MISSING)
         values[server] = value
         return before
 
     def put_back(self, kind: RequestKind, name: Name, server: int, before: object) -> None:
-        """Restore what `put` returned, for an env that did not accept the newer value."""
+        """Store the value that `put` returned, because the env did not accept the newer value."""
         values = self._values[kind, name]
         if before is _MISSING:
             values.pop(server, None)
@@ -41,7 +41,7 @@ class AppliedSettings:
             values[server] = before
 
     def attributes_of(self, server: int) -> dict[Name, Any]:
-        """Return the attributes that were set on an env object, by name or by the function that sets them."""
+        """Return the attributes that were set on a server. The keys are names, or the functions that set them."""
         return {
             name: values[server]
             for (kind, name), values in self._values.items()
@@ -49,7 +49,7 @@ class AppliedSettings:
         }
 
     def requests(self, servers: Sequence[int]) -> list[Request]:
-        """Return requests that set everything on these env objects again, in the order of the first settings."""
+        """Return requests that re-apply all settings of these servers, in the order in which they were first set."""
         requests = []
         for (kind, name), values in list(self._values.items()):
             owned: dict[int, list[int]] = {}  # by lane

@@ -1,4 +1,7 @@
-"""Which cores workers may use, which threads may spin while they wait, and for how long. See decisions 0006 and 0014."""
+"""Decides which cores workers use, and which threads may spin while they wait, and how long.
+
+See decisions 0006 and 0014.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from stepmill.worker.messages import WorkerPlan
 
 # A wake-up from a futex costs about 40 µs, and more on a core that sleeps. For shorter waits, spinning is cheaper.
 SPIN_US = 200.0
-FAIR_SPIN_US = 1000.0  # where a spinning thread yields its core to any thread that wants it
+FAIR_SPIN_US = 1000.0  # on kernels where a spinning thread yields its core to any thread that wants it
 
 _spinning: weakref.WeakSet[SharedSlab] = weakref.WeakSet()
 
@@ -60,12 +63,12 @@ def set_spinning(slab: SharedSlab, options: PoolOptions, num_workers: int) -> No
         _spinning.add(slab)
         cores = _native.usable_cores()
         share = max((cores - 1) // len(_spinning), 1) if cores > 1 else 0
-        # The choice is fixed. If the first worker to wait got a permit, it would often be the one that has just woken the
-        # parent and runs on its core.
+        # The choice is fixed. If the first worker that waits got a permit, it would often be the worker that has just
+        # woken the parent and runs on its core.
         num_permits = num_workers_allowed = min(share, worker_cores(options))
     if options.workers.threads_per_worker > 1:
         num_workers_allowed = (
-            0  # their envs block for longer than a spin, and a thread that spins delays the others of its process
+            0  # envs block for longer than a spin, and a thread that spins delays the others of its process
         )
     slab.native.set_spinning(num_permits, num_workers_allowed, _spin_ns(options))
 
@@ -73,7 +76,8 @@ def set_spinning(slab: SharedSlab, options: PoolOptions, num_workers: int) -> No
 def parent_spin_ns(options: PoolOptions, num_workers: int) -> int:
     """Return how long the pool's thread may spin.
 
-    Where yielding is not fair it needs its own core; otherwise it could keep the core from the worker that it waits for.
+    Where yielding is not fair, it needs its own core. Otherwise it could keep the core from the worker for which it
+    waits.
     """
     may_spin = _native.yields_fairly() or num_workers < _native.usable_cores()
     return _spin_ns(options) if may_spin else 0

@@ -1,4 +1,4 @@
-"""Makes a running pool from env functions: plans the workers, builds and checks the envs, lays out the slab."""
+"""Makes a running pool from env functions: plans the workers, builds and checks the envs, and lays out the slab."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from stepmill.worker.signals import defer_signals
 
 NO_LIMIT = (1 << 64) - 1
 CLOSE_TIMEOUT_S = 1.5  # how long workers may take to close their envs before they are killed
-INTERRUPTED_CLOSE_TIMEOUT_S = 0.4  # the same after Ctrl-C, when close() must take less than a second
+INTERRUPTED_CLOSE_TIMEOUT_S = 0.4  # the same limit after Ctrl-C, when close() must take less than a second
 
 
 class PoolResources:
-    """What a pool owns and must release: workers, descriptors, memory, threads.
+    """Everything that a pool owns and must release: workers, descriptors, memory, threads.
 
-    This object is made first, and each resource is stored here as soon as it exists, while signals are deferred. So it can be
-    closed at any point of the start of the pool.
+    This object is made first. Each resource is stored here as soon as it exists, while signals are deferred. The object
+    can therefore be closed at any point of the start of the pool.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class PoolResources:
         self.slab: SharedSlab | None = None
         self.state: _native.PoolState | None = None
         self.reaper: _native.Reaper | None = None
-        self._closers = [None]  # the caller that removes the item closes; the removal is atomic
+        self._closers = [None]  # the caller that removes the item closes the pool; the removal is atomic
 
     @property
     def is_closed(self) -> bool:
@@ -69,9 +69,9 @@ class PoolResources:
         self._close(is_interrupted=_is_interrupt(sys.exc_info()[0]))
 
     def abandon(self) -> None:
-        """Close a pool that was not closed, because it is garbage or the program ends.
+        """Close a pool that the user has not closed, because it is garbage or the program ends.
 
-        The program ends because of Ctrl-C if a KeyboardInterrupt was the last exception whose traceback was printed.
+        If the last exception whose traceback was printed is a KeyboardInterrupt, the program ends because of Ctrl-C.
         """
         if self.is_closed:
             return
@@ -122,9 +122,9 @@ class PoolRuntime:
     """The parts of a started pool. Its PoolResources own and release them.
 
     Attributes:
-        plans: by worker.
-        specs: by env_id; those of spares come last.
-        server_locations: by server, with those of spares.
+        plans: the plan of each worker.
+        specs: the spec of each env, by env_id. Those of spares come last.
+        server_locations: the location of each server, including those of spares.
     """
 
     backend: Backend
@@ -137,7 +137,7 @@ class PoolRuntime:
 
 
 def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolResources) -> PoolRuntime:
-    """Build all envs, and start what runs them. The caller closes `resources` if this raises."""
+    """Build all envs, and start the backend that runs them. If this raises an exception, the caller closes `resources`."""
     choice = choose_backend(len(env_fns), options)
     _check_retries(choice, options)
     _warn_unused(choice, options)
@@ -171,9 +171,10 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolRe
 
 
 def connect_ray(options: PoolOptions, num_envs: int) -> PoolOptions:
-    """Connect to a Ray cluster; return the options with the number of workers that it has CPUs for, if none is given.
+    """Connect to a Ray cluster, and return the options.
 
-    If the nodes run kernels, the options have the number of nodes, too.
+    If no number of workers is given, the result has the number for which the cluster has CPUs. If the nodes run
+    kernels, it also has the number of nodes.
     """
     from stepmill.backends.ray import cluster
 
@@ -182,7 +183,7 @@ def connect_ray(options: PoolOptions, num_envs: int) -> PoolOptions:
     if hosts_kernels(chosen):
         chosen = replace(chosen, num_nodes=cluster.count_nodes(cluster.require_ray(), chosen, num_envs))
     is_open = options.num_workers is None and options.envs_per_worker is None
-    # The thread that waits leaves its core to the one that receives messages.
+    # The thread that waits leaves its core to the thread that receives messages.
     tuning = replace(options.tuning, spin_us=options.tuning.spin_us or 0.0)
     return replace(options, ray=chosen, num_workers=num_cpus if is_open else options.num_workers, tuning=tuning)
 
@@ -232,7 +233,7 @@ def _start(
 
 
 def _make_reaper(slab: SharedSlab, traits: BackendTraits, options: PoolOptions) -> _native.Reaper:
-    if traits.nodes is not None:  # they watch the time limits
+    if traits.nodes is not None:  # the nodes enforce the time limits
         options = replace(options, step_timeout_s=None, reset_timeout_s=None, crash_dir=None)
     dump_signal = DUMP_SIGNAL if options.crash_dir is not None else 0
     limits = options.step_timeout_s, options.reset_timeout_s, dump_signal, options.workers.call_timeout_s
@@ -274,7 +275,7 @@ def has_seeds(options: PoolOptions) -> bool:
 
 
 def make_backend(choice: BackendName | Backend, options: PoolOptions) -> Backend:
-    """Return a backend that is not started."""
+    """Return a backend that has not been started."""
     if not isinstance(choice, BackendName):
         return choice
     return _BACKENDS[choice](worker_settings(options))
@@ -319,7 +320,7 @@ def _warn_unused(choice: BackendName | Backend, options: PoolOptions, names: Seq
         )
 
 
-# `context` is not among them: on a backend without processes the user loses nothing by it.
+# `context` is not among them, because a backend without processes needs none.
 _ONLY_PROCESSES = ("workers.env", "workers.threads", "workers.threads_per_worker")
 _WITHOUT_EFFECT = {
     BackendName.SERIAL: (
@@ -332,7 +333,7 @@ _WITHOUT_EFFECT = {
     BackendName.THREAD: _ONLY_PROCESSES,
     BackendName.KERNEL: ("reset_timeout_s", "start.timeout_s", "workers.call_timeout_s", *_ONLY_PROCESSES),
 }
-_WITHOUT_EFFECT_ON_NODES = ("reset_timeout_s", *_ONLY_PROCESSES)  # if they run kernels
+_WITHOUT_EFFECT_ON_NODES = ("reset_timeout_s", *_ONLY_PROCESSES)  # if the nodes run kernels
 
 
 def _specs_in_order(plans: Sequence[WorkerPlan], reports: Sequence[WorkerReport]) -> tuple[EnvSpec, ...]:
@@ -355,7 +356,7 @@ def worker_settings(options: PoolOptions) -> WorkerSettings:
         worker_threads=options.workers.threads,
         affinity=common_cores(options.workers.affinity),
         timers_every=options.tuning.timers_every,
-        overlap_resets=options.resets.overlap and not options.resets.spare_envs,  # with spares every reset is
+        overlap_resets=options.resets.overlap and not options.resets.spare_envs,  # with spares, every reset overlaps
         start_serially=options.start.serially,
         reset_retries=options.resets.retries if options.resets.retry_in is RetryIn.SAME else 0,
         reset_retry_wait_s=options.resets.retry_wait_s,
@@ -444,10 +445,10 @@ def _state_settings(
 
 
 def _dump_argument(value: object) -> bytes:
-    """Return the bytes of an object in the options of a reset or in an action: arrays, numbers, texts and containers need none.
+    """Return the pickle of an object in reset options or in an action. Arrays, numbers, texts and containers need none.
 
     Raises:
-        UsageError: it cannot be pickled.
+        UsageError: the object cannot be pickled.
     """
     try:
         return dump(value)

@@ -1,4 +1,4 @@
-"""The counters and timers of a pool's workers."""
+"""Reads the counters and timers of the workers of a pool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORKERS, WORKER_ROOT = "workers", "worker_root"  # names that users of ML-Agents
 
 
 def read_outcome(runtime: PoolRuntime, env_id: int) -> tuple[float, int, int]:
-    """Return reward, flags (1 terminated, 2 truncated) and observation hash of the newest result of an env."""
+    """Return the reward, the flags (1 terminated, 2 truncated) and the observation hash of the newest result of an env."""
     return runtime.state.newest_outcome(env_id)
 
 
@@ -35,9 +35,10 @@ def read_stats(runtime: PoolRuntime) -> PoolStats:
 
 
 def read_timers(pool: Pool) -> timers.Tree:
-    """Return the calling thread's timers with the node `workers`, in which those of all living workers are added up; see `stepmill.timers`.
+    """Return the timers of the calling thread, with a node `workers` that has the sum of the timers of all living workers.
 
-    On the serial backend the timers of the envs are in the caller's own tree, and `workers` has only the counters of the engine.
+    On the serial backend, the timers of the envs are in the caller's tree, and `workers` has only the counters of the
+    engine. `stepmill.timers` describes the tree.
     """
     runtime = pool._runtime
     root = timers.snapshot()
@@ -73,7 +74,7 @@ def _read_workers(runtime: PoolRuntime, request_ids: Iterator[int]) -> list[time
         try:
             outcome = future.result()[0]
         except StepmillError:
-            continue  # it has died; the next command reports that
+            continue  # the worker has died, which the next command reports
         if isinstance(outcome, Value) and isinstance(outcome.value, dict):
             outcome.value["metadata"]["worker"] = future.lane
             trees.append(outcome.value)

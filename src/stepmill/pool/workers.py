@@ -1,4 +1,4 @@
-"""The life of a pool's workers: their states, their deaths and their restarts.
+"""Records the states of a pool's workers, their deaths and their restarts.
 
     SERVING ──death is noticed──► DEAD_UNREPORTED ──error is raised──► DEAD_REPORTED
        ▲                               │                                  │
@@ -8,10 +8,10 @@
                          it failed     ▼  │ another attempt
                                      FAILED ──the error is raised──► DEAD_REPORTED
 
-`WorkerSupervisor` has one record per worker and is the only code that changes the records, in the pool's thread. A restart
-runs in its own thread (`RestartTask`), which accesses no record: it stores its outcome in the task and ends the pool's wait. At most as
-many build envs at once as there are usable cores, beside an event loop one less. No method calls `apply`: they return decisions, which
-the caller carries out.
+`WorkerSupervisor` has one record per worker. Only it changes the records, in the pool's thread. A restart runs in its
+own thread (`RestartTask`), which accesses no record. It stores its outcome in the task, and ends the pool's wait. The
+number of restarts that build envs at the same time is at most the number of usable cores, or one less beside an event
+loop. No method calls `apply`. The methods return decisions, which the caller carries out.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
 JOIN_S = 1.0  # how long close() waits for a restart that it has just interrupted
 END_S = 1.5  # how long a worker that is recycled may take to close its envs
-END_ID = -(1 << 60)  # of the request that ends a worker
+END_ID = -(1 << 60)  # the id of the request that ends a worker
 
 
 class WorkerState(enum.Enum):
-    """What is known of a worker.
+    """The state of a worker, as far as the pool knows.
 
-    SERVING: it runs, as far as the pool knows.
-    DEAD_UNREPORTED: it has ended or was given up, and no error has been raised for it yet.
-    DEAD_REPORTED: an error was raised for it; its envs wait for reset() or revive().
-    RESTARTING: a RestartTask starts its successor.
-    FAILED: it could not be restarted, and the error has not been raised yet.
+    SERVING: The worker runs.
+    DEAD_UNREPORTED: The worker has ended or was given up, and no error has been raised for it yet.
+    DEAD_REPORTED: An error was raised for the worker. Its envs wait for reset() or revive().
+    RESTARTING: A RestartTask starts its successor.
+    FAILED: The worker could not be restarted, and the error has not been raised yet.
     """
 
     SERVING = enum.auto()
@@ -77,7 +77,7 @@ DEAD = (WorkerState.DEAD_UNREPORTED, WorkerState.DEAD_REPORTED, WorkerState.FAIL
 
 
 class RestartTask(threading.Thread):
-    """Restarts one worker once. `result`: the report of the successor, or the error; None until then."""
+    """Restarts one worker once. `result` is the report of the successor, or the error, or None until then."""
 
     def __init__(
         self, worker: int, restart: Callable[[threading.Event], WorkerReport], notify: Callable[[], object]
@@ -85,9 +85,10 @@ class RestartTask(threading.Thread):
         """Plan a restart.
 
         Args:
-            worker: its number.
-            restart: returns the report of the successor. Gets an event that is set when the restart is cancelled.
-            notify: called at the end.
+            worker: the number of the worker.
+            restart: a function that restarts the worker, and returns the report of the successor. Its argument is an
+                event that is set when the restart is cancelled.
+            notify: a function that is called at the end.
         """
         super().__init__(name=f"stepmill-restart-{worker}", daemon=True)
         self.result: WorkerReport | StepmillError | None = None
@@ -115,17 +116,17 @@ class RestartTask(threading.Thread):
 
 @dataclass
 class WorkerRecord:
-    """Everything that the pool knows of one worker.
+    """Everything that the pool knows about one worker.
 
     Attributes:
-        plan: its envs; the same for all generations.
-        pid: of its newest successor; of the learner if it is a thread.
-        limit: of its restarts.
+        plan: the envs of the worker, which are the same for all generations.
+        pid: the pid of the newest successor, or of the learner if the worker is a thread.
+        limit: the limit of its restarts.
         state: see WorkerState.
         generation: how often it was restarted.
-        error: why it died or could not be restarted; None if that is not known.
+        error: why it died or could not be restarted; None if this is not known.
         task: its current or last restart.
-        settings: to re-apply to its envs.
+        settings: the settings to re-apply to its envs.
         is_replayed: whether the episodes of its envs are replayed after the restart.
         is_recycling: whether the restart is one between episodes.
         is_retried: whether another restart follows one that fails.
@@ -145,15 +146,15 @@ class WorkerRecord:
 
 
 class WorkerSupervisor:
-    """Owns the records of a pool's workers, which others only read. Used by the pool's thread."""
+    """Owns the records of a pool's workers, which other code only reads. Only the pool's thread uses it."""
 
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
-        self.policy: FaultPolicy  # for deaths; set by `Recovery`
+        self.policy: FaultPolicy  # the policy for deaths; set by `Recovery`
         self.repeats_settings: Callable[[int], bool]  # whether a replay sets them on an env object; set by `Recovery`
         self._backend = backend
         self._traits = traits_of(backend)
         self._turns = threading.Semaphore(_native.usable_cores())
-        self.attached_state: _native.PoolState | None = None  # while the pool runs
+        self.attached_state: _native.PoolState | None = None  # None unless the pool runs
         self._reaper: _native.Reaper | None = None
         self.records = [
             WorkerRecord(
@@ -166,7 +167,7 @@ class WorkerSupervisor:
         self._worker_of_server = {server: plan.worker for plan in plans for server in plan.env_ids}
 
     def attach(self, state: _native.PoolState, reaper: _native.Reaper | None = None) -> None:
-        """Store the pool state, and the reaper, if the workers can die on their own."""
+        """Store the pool state, and the reaper if workers can die."""
         self.attached_state, self._reaper = state, reaper
 
     @property
@@ -180,25 +181,25 @@ class WorkerSupervisor:
 
     @property
     def can_restart_living(self) -> bool:
-        """Whether a worker that runs can be ended: a process, not a thread."""
+        """Whether a worker that still runs can be ended. This is so for processes, and not for threads."""
         return self._traits.can_restart_living
 
     def view_of(self, env_id: int) -> ServerView:
-        """Return what the core knows of the object of an env."""
+        """Return the view of the server of an env."""
         view: ServerView = self.state.view([self.state.server_of(env_id)])[0]
         return view
 
     def views_of(self, worker: int) -> list[ServerView]:
-        """Return what the core knows of a worker's env objects."""
+        """Return the views of a worker's servers."""
         return self.state.view(self.records[worker].plan.env_ids)
 
     def faults_in(self, worker: int) -> list[core_events.EnvFailed]:
-        """Return the failed commands of a worker's envs about which nothing is decided yet."""
+        """Return the failed commands of a worker's envs about which no decision was made yet."""
         events = self.state.drain(acknowledge=False)
         return [each for each in events if isinstance(each, core_events.EnvFailed) and each.worker == worker]
 
     def envs_of(self, worker: int) -> list[int]:
-        """Return the envs that a worker serves. With spares these are other envs than those of its plan."""
+        """Return the envs that a worker serves. With spares, these may differ from those of its plan."""
         return sorted(view.env_id for view in self.views_of(worker) if view.env_id is not None)
 
     def worker_of(self, env_id: int) -> int:
@@ -214,7 +215,7 @@ class WorkerSupervisor:
                     self._move(record, WorkerState.DEAD_UNREPORTED)
 
     def check_process(self, worker: int) -> WorkerRecord:
-        """Return the record of a worker, after checking its process: the reaper may not have noticed its death yet."""
+        """Check the process of a worker, whose death the reaper may not have noticed yet, and return its record."""
         monitor = self._traits.monitor
         if self.records[worker].state is WorkerState.SERVING and monitor is not None:
             pidfd = monitor.pidfds.get(worker)
@@ -249,8 +250,8 @@ class WorkerSupervisor:
     def report_death_in_call(self, error: WorkerDied, generation: int) -> None:
         """Add the envs of the dead worker to the error of a call, and record that it is about to be raised.
 
-        The death is recorded only if the policy raises deaths and the worker has not been restarted since it got the call,
-        in `generation`.
+        The death is recorded only if the policy raises deaths, and if the worker has not been restarted since the call.
+        The call was sent to it in `generation`.
         """
         with contextlib.suppress(ClosedPoolError):
             if self.policy.raises and self.records[error.worker].generation == generation:
@@ -260,12 +261,12 @@ class WorkerSupervisor:
             name_envs(error, self.envs_of(error.worker))
 
     def running_envs(self, worker: int) -> list[int]:
-        """Return the envs whose commands a worker's threads ran last, also of a worker that has died; at most one per thread."""
+        """Return the envs whose commands a worker, which may have died, ran last. There is at most one per lane."""
         views = [self.state.view_lane(lane) for lane in self.records[worker].plan.lanes]
         return [view.running_env for view in views if view.running_env is not None]
 
     def num_requests(self, lane: int) -> int:
-        """Return how many requests a lane has been sent; 0 if no reaper counts them."""
+        """Return how many requests were sent to a lane, or 0 if no reaper counts them."""
         return 0 if self._reaper is None else self._reaper.num_requests(lane)
 
     def record_replies(self, lane: int, num_requests: int) -> None:
@@ -276,14 +277,17 @@ class WorkerSupervisor:
     # ---- restarts ---------------------------------------------------------------------------------------------------
 
     def count_restart(self, worker: int, error: StepmillError) -> float | None:
-        """Count a restart of a worker because of `error`; return the delay before it in seconds, or None if none is allowed, or would succeed."""
+        """Count a restart of a worker because of `error`, and return the delay before it in seconds.
+
+        Return None if no restart is allowed, or none would succeed.
+        """
         number = None if error.is_final else self.records[worker].limit.count()
         if number is None:
             return None
         return 0.0 if number == 1 else min(FIRST_BACKOFF_S * 2 ** (number - 2), MAX_BACKOFF_S)
 
     def leave_core_free(self) -> None:
-        """Let workers that are restarted build their envs on one core less, if there are several: the learner goes on meanwhile."""
+        """Let restarts build envs on one core less, if there are several, because the learner runs meanwhile."""
         if _native.usable_cores() > 1:
             self._turns.acquire()
 
@@ -309,10 +313,10 @@ class WorkerSupervisor:
 
         Args:
             decision: which worker, and whether its envs are replayed.
-            error: why; None: as known.
-            delay_s: how long to wait before its envs are built.
-            is_retried: another restart follows one that fails, while `count_restart` allows it.
-            before: called first, in the thread of the restart.
+            error: why the worker is restarted; None means the error in its record.
+            delay_s: how many seconds to wait before its envs are built.
+            is_retried: whether another restart follows one that fails, while `count_restart` allows it.
+            before: a function that is called first, in the thread of the restart.
         """
         record = self.records[decision.worker]
         self._move(record, WorkerState.RESTARTING)
@@ -322,12 +326,12 @@ class WorkerSupervisor:
         record.task = self._make_task(record, delay_s, before)
 
     def end_gently(self, worker: int) -> Callable[[], object]:
-        """Return a function that lets a living worker reply to its requests, close its envs and end, within limits of time."""
+        """Return a function that lets a living worker reply to its requests, close its envs and end, within time limits."""
 
         def end() -> None:
             lanes = self.records[worker].plan.lanes
             requests = {lane: Request(END_ID - lane, RequestKind.END, (0,), (0,), None) for lane in lanes}
-            with contextlib.suppress(StepmillError):  # it has died, hangs, or the pool was closed
+            with contextlib.suppress(StepmillError):  # the worker has died or hangs, or the pool was closed
                 for future in self._backend.call(requests):
                     future.result()
             deadline, monitor = time.monotonic() + END_S, self._traits.monitor
@@ -370,7 +374,8 @@ class WorkerSupervisor:
     def finish_restarts(self) -> tuple[list[WorkerRecord], list[Decision]]:
         """Process the outcomes of restarts that are done.
 
-        Return the records of workers whose envs are built, which `serve` must follow, and decisions about those that stay dead.
+        Return the records of workers whose envs are built, and decisions about those that stay dead. The caller must
+        then call `serve` for each record.
         """
         built, decisions = [], list[Decision]()
         for record in self.records:
@@ -404,7 +409,7 @@ class WorkerSupervisor:
         return [CancelRestart(worker, record.generation)]
 
     def reapply_settings(self, worker: int, servers: Sequence[int]) -> None:
-        """Re-apply settings to env objects of a worker that serves. Does not wait for it."""
+        """Re-apply settings to servers of a worker that serves, without waiting."""
         record = self.records[worker]
         for request in record.settings.requests(servers):
             self._backend.call({list(record.plan.lanes)[request.lane]: request})
