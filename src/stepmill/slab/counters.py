@@ -1,7 +1,8 @@
 """Reads the counters of a pool from its slab, in the learner or in another process that attaches.
 
 The counters are C++ structures (`_native/shared/statistics.hpp`, `protocol.hpp`), whose offsets native code returns. The slab has a
-description, as JSON, of where they lie (`describe`), and the pool words at its begin say where the description is.
+description as JSON (`Description`), which says where the structures are. The pool words at the beginning of the slab
+say where the description is.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ HEADER_BYTES = 64
 
 
 class SlabBytes(Protocol):
-    """The bytes of a slab: a memoryview of the memory, or a file that is read."""
+    """The bytes of a slab. This is a memoryview of the memory, or an object that reads a file."""
 
     def __getitem__(self, part: slice, /) -> bytes | memoryview:
-        """Return a part, shorter if the slab ends before it."""
+        """Return a part, which is shorter if the slab ends before."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a program that attaches must know of a pool.
+    """The facts about a pool that a program needs to attach to it.
 
     Attributes:
-        version: of stepmill.
-        pid: of the learner.
-        began_ns: when the pool was made, on the clock of time.monotonic_ns().
-        backend: name of the backend.
+        version: the version of stepmill.
+        pid: the pid of the learner.
+        began_ns: when the pool was made, in nanoseconds on the clock of time.monotonic_ns().
+        backend: the name of the backend.
         num_envs: N, without spares.
-        servers: by worker, its env objects.
-        env_counters: offset of the learner's counters of the envs.
-        learner_words, worker_words: offsets, by worker.
+        servers: the servers of each worker.
+        env_counters: the offset in bytes of the learner's counters of the envs.
+        learner_words, worker_words: the offsets in bytes of the words of each worker.
     """
 
     version: str
@@ -77,7 +78,7 @@ class Description:
         )
 
     def encode(self, limit_bytes: int) -> bytes:
-        """Return JSON of at most `limit_bytes`."""
+        """Return the description as JSON of at most `limit_bytes` bytes."""
         text = json.dumps(vars(self), separators=(",", ":")).encode()
         if len(text) > limit_bytes:
             raise EngineBug(f"the description of a slab has {len(text)} bytes; please report this bug")
@@ -85,10 +86,10 @@ class Description:
 
     @classmethod
     def decode(cls, text: bytes) -> Description:
-        """Read what `encode` has written.
+        """Return the description that `encode` has written as `text`.
 
         Raises:
-            ValueError: it is something else. Any program can make a memfd with the name of a slab.
+            ValueError: the text is not a description. Any program can make a memfd with the name of a slab.
         """
         try:
             found = cls(**json.loads(text))
@@ -115,13 +116,13 @@ class Description:
 
 
 def description_bytes(num_workers: int, num_servers: int) -> int:
-    """Return how much room a description needs at most."""
+    """Return how many bytes a description needs at most."""
     return 1024 + 64 * num_workers + 12 * num_servers
 
 
 @cache
 def _formats() -> dict[str, np.dtype[Any]]:
-    """Return the structures with counters as NumPy types."""
+    """Return the structures that have counters, as NumPy types by name."""
     offsets = _native.counter_offsets()
 
     def make(name: str, special: Mapping[str, object]) -> np.dtype[Any]:
@@ -163,7 +164,7 @@ class TraceReader:
         self.num_lost = 0
 
     def read_new(self, memory: memoryview) -> list[NDArray[Any]]:
-        """Return the events since the last call, by thread; none at the first call. Overwritten events are lost."""
+        """Return the events of each thread since the last call, or none at the first call. Overwritten events are lost."""
         return [self._read_ring(memory, thread) for thread in range(len(self._rings))]
 
     def _read_ring(self, memory: memoryview, thread: int) -> NDArray[Any]:
@@ -176,7 +177,7 @@ class TraceReader:
         if first < 0:
             return np.empty(0, _formats()["event"])
         copied = ring["events"][np.arange(max(first, stop - capacity), stop) % capacity]
-        # The thread keeps writing: drop what it may have overwritten, and the event that it may be writing now.
+        # The thread continues to write. Events that it may have overwritten, or may be writing now, are dropped.
         overwritten = int(ring["num_events"]) - capacity + 1
         kept = copied[max(0, overwritten - max(first, stop - capacity)) :]
         self.num_lost += stop - first - len(kept)
@@ -204,7 +205,7 @@ class CounterReader:
         self._stops_s = np.array(_native.bucket_stops_ns(), np.float64) * NS
 
     def read(self, memory: SlabBytes, *, leased_slots: int = 0, replay_log_bytes: int = 0) -> PoolStats:
-        """Return the statistics of now. The last two arguments are not in the slab.
+        """Return the current statistics. The last two arguments have values that are not in the slab.
 
         Raises:
             ValueError: the slab is shorter than its description says.

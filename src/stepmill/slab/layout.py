@@ -1,14 +1,15 @@
-"""Where each field lies in a slab, and which parts of it each worker may write.
+"""Places each field in a slab, and decides which parts each worker may write.
 
     | learner's: control words, reset options, actions | shared words | segment of worker 0 | segment 1 | … | whole arrays |
 
-Each part begins on a new page. A segment holds what one worker writes: its control words, and its rows of all data arrays
-that are copied out of the slab. Observations that are leased instead of copied lie in whole arrays, where the rows of all
-workers follow each other; rows of two workers may share the page where they meet. A worker process can read the whole slab,
-and can write the shared words, its segment, and the pages of its rows of whole arrays.
+Each part begins on a new page. Only one worker writes a segment, which has the worker's control words, and its rows of
+all data arrays that are copied out of the slab. Observations that are leased, and not copied, are in whole arrays,
+where the rows of all workers follow each other. The rows of two workers may share the page where they meet. A worker
+process can read the whole slab, and can write the shared words, its segment, and the pages of its rows in whole arrays.
 
 The control words are C++ structures (`_native/shared/protocol.hpp`). This module places them and the data arrays; native code reads
-their offsets from `Layout.plan`. Property tests check that no two fields share a byte, and what each worker can write.
+their offsets from `Layout.plan`. Property tests check that no two fields share a byte, and which bytes each worker can
+write.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from stepmill.spec.tree import Leaf, leaves
 
 LINE_BYTES = 64
 PAGE_BYTES = mmap.PAGESIZE
-PRIVATE_SLOTS = 3  # two that alternate, and one that brings all envs into the same slot again after a partial reset
-LEASE_BYTES = 16 * 1024  # observation leaves of at least this size per batch are leased, smaller ones are copied
+PRIVATE_SLOTS = 3  # two slots alternate; the third brings all envs into one slot again after a partial reset
+LEASE_BYTES = 16 * 1024  # observation leaves of at least this size per batch are leased, and smaller leaves are copied
 PAYLOAD_ROW_BYTES = 1024  # larger infos go to the worker's overflow memory, unless the env asks for larger rows
 BLOB_ROW_BYTES = 256  # larger reset options and opaque actions go to the worker's command memory
 
-Range = tuple[int, int]  # bytes start … stop-1
+Range = tuple[int, int]  # (start, stop): the bytes start … stop-1
 # Offset, slot stride, bytes of a row, is_split. The offset of a split column is relative to each worker's segment.
 Column = tuple[int, int, int, bool]
 
 
 @dataclass(frozen=True)
 class Span:
-    """One field: its bytes are start … stop-1."""
+    """One field, which has the bytes start … stop-1."""
 
     name: str
     start: int
@@ -49,10 +50,10 @@ class WritableParts:
     """The parts of a slab that workers may write.
 
     Attributes:
-        shared: parts that all workers may write.
-        segments: by worker, the part that only that worker may write.
-        rows: by worker, its first row and the row after its last.
-        arrays: (offset, bytes of a row) of each slot of each whole array.
+        shared: the parts that all workers may write.
+        segments: for each worker, the part that only that worker may write.
+        rows: for each worker, its first row and the row after its last.
+        arrays: (offset, bytes of a row) for each slot of each whole array.
     """
 
     shared: tuple[Range, ...]
@@ -61,7 +62,7 @@ class WritableParts:
     arrays: tuple[tuple[int, int], ...]
 
     def ranges(self, worker: int) -> list[Range]:
-        """Return what one worker may write, as ascending ranges of whole pages that do not touch each other."""
+        """Return the bytes that one worker may write, as ascending ranges of whole pages that do not touch each other."""
         first, stop = self.rows[worker]
         own = [(offset + first * row_bytes, offset + stop * row_bytes) for offset, row_bytes in self.arrays]
         return _merge_pages((*self.shared, self.segments[worker], *own))
@@ -84,10 +85,10 @@ def _round_up(offset: int, align: int) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """A slab's size, its fields, and the plan that native code reads.
+    """The size of a slab, its fields, and the plan that native code reads.
 
     Attributes:
-        writable: what workers may write. The plan, which is sent to workers, has it too.
+        writable: the parts that workers may write. The plan, which is sent to workers, has them too.
     """
 
     size_bytes: int
@@ -128,12 +129,12 @@ def lay_out(spec: EnvSpec, servers: Sequence[Sequence[int]], *, lease_slots: int
     """Lay out a slab.
 
     Args:
-        spec: of the envs.
-        servers: by worker, the servers that it owns, in local order. Without spares they are consecutive.
-        lease_slots: D, the result slots that can be leased, in addition to the private ones.
-        num_spares: how many of the servers are spares. If there are any, each server has a staging row for each row of its
-            env, numbered after the envs' rows, which holds the first observation of its next episode. A spare may serve
-            envs of other workers, so every worker may then write all rows.
+        spec: the spec of the envs.
+        servers: for each worker, the servers that it owns, in local order. Without spares, they are consecutive.
+        lease_slots: D, the number of result slots that can be leased, in addition to the private slots.
+        num_spares: how many of the servers are spares. If there are spares, each server has a staging row for each row
+            of its env. Staging rows are numbered after the rows of the envs, and have the first observation of the next
+            episode. A spare may serve envs of other workers, so every worker may then write all rows.
     """
     return _Builder(spec, servers, lease_slots, num_spares).lay_out()
 
@@ -191,7 +192,7 @@ class _Builder:
 
     @property
     def _rows(self) -> tuple[Range, ...]:
-        """By worker, its first row and the row after its last; not used with spares."""
+        """For each worker, its first row and the row after its last. Not used with spares."""
         k = self._spec.batch_size
         return tuple((k * min(owned), k * (max(owned) + 1)) for owned in self._servers)
 
@@ -232,7 +233,7 @@ class _Builder:
         return segments
 
     def _place_results(self, placer: _SpanPlacer, num_rows: int) -> dict[str, object]:
-        """Place what workers write, except newest observations: in a segment, or for all workers together."""
+        """Place the fields that workers write, except newest observations, in a segment or for all workers together."""
         spec = self._spec
         num_agents, num_rewards = len(spec.agents), math.prod(spec.reward.shape)
 
@@ -266,7 +267,7 @@ class _Builder:
         }
 
     def _place_observation(self, placer: _SpanPlacer, num_rows: int, *, is_leased: bool) -> dict[str, Column]:
-        """Place the observation leaves that are leased, or those that are not."""
+        """Place the observation leaves that are leased, or, if not `is_leased`, the others."""
         return {
             path: placer.place_column(
                 f"observation{path}",
@@ -283,7 +284,7 @@ class _Builder:
 def _payload_row_bytes(spec: EnvSpec) -> int:
     if spec.payload_bytes <= PAYLOAD_ROW_BYTES:
         return PAYLOAD_ROW_BYTES
-    # Whole pages, so that the unused part of a row takes no memory and shares no page with the next row.
+    # A large row has whole pages, so that its unused part takes no memory and shares no page with the next row.
     return _round_up(spec.payload_bytes, PAGE_BYTES)
 
 

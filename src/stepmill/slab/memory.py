@@ -19,13 +19,17 @@ from stepmill.spec.stats import NodeStats, PoolStats
 
 
 class SharedSlab:
-    """A slab, and the descriptors of its memory, which it owns."""
+    """A slab, which owns its memory and the descriptors of this memory."""
 
     def __init__(self, layout: Layout, num_lanes: int, *, backend: str = "") -> None:
-        """Make the memory, zeroed, and write its header. `backend`: its name, for programs that attach.
+        """Make the memory, filled with zeros, and write its header.
 
+        Args:
+            layout: the layout of the slab.
+            num_lanes: the number of lanes of the pool.
+            backend: the name of the backend, for programs that attach.
         Raises:
-            OSError: there is no memory or no descriptor left.
+            OSError: no memory or no descriptor is left.
         """
         self.plan: Mapping[str, object] = layout.plan  # sent to the workers
         self.num_lanes = num_lanes
@@ -57,7 +61,7 @@ class SharedSlab:
 
     @property
     def fds(self) -> list[int]:
-        """The slab's memfd, then each lane's command memfd and result memfd; the slab owns them."""
+        """The slab's memfd, and then the command memfd and result memfd of each lane. The slab owns them."""
         return self.fds_of(range(self.num_lanes))[:-1]
 
     @property
@@ -66,24 +70,27 @@ class SharedSlab:
         return self.native.event_fd
 
     def fds_of(self, lanes: Iterable[int]) -> list[int]:
-        """Return what a worker with these lanes needs: the memfds of the slab and of each lane's commands and results, the pool's eventfd."""
+        """Return the descriptors that a worker with these lanes needs.
+
+        They are the slab's memfd, the command memfd and result memfd of each lane, and the pool's eventfd.
+        """
         pairs = (fd for lane in lanes for fd in self.native.fds_of(lane))
         return [self._memory.fileno(), *pairs, self.event]
 
     def plan_for(self, lanes: Iterable[int]) -> Mapping[str, object]:
-        """Return the plan for one worker process. "writable" are the ranges of bytes that each of its lanes may write."""
+        """Return the plan for one worker process. "writable" has the ranges of bytes that each of its lanes may write."""
         writable = cast("WritableParts", self.plan["writable"])
         return {**self.plan, "writable": {lane: writable.ranges(lane) for lane in lanes}}
 
     def read_stats(self, *, leased_slots: int, replay_log_bytes: int, nodes: tuple[NodeStats, ...] = ()) -> PoolStats:
-        """Return the statistics of now."""
+        """Return the current statistics."""
         with self.view() as memory:
             stats = self._counters.read(memory, leased_slots=leased_slots, replay_log_bytes=replay_log_bytes)
         return replace(stats, nodes=nodes)
 
     @contextmanager
     def view(self) -> Iterator[memoryview]:
-        """Return the whole memory for reading; it stays mapped during the block."""
+        """Yield the whole memory, which is read-only and stays mapped during the block."""
         native = self.native  # keeps the memory mapped
         address, size_bytes = native.place()
         with memoryview((ctypes.c_char * size_bytes).from_address(address)) as memory:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stepmill.spec.errors import UsageError
 
-AGENT_ID = "agent_id"  # the info of fixed shape [A] that names the agent in each slot
+AGENT_ID = "agent_id"  # the key of an info of fixed shape [A], which names the agent in each slot
 NO_AGENT = -1
 
 
@@ -24,8 +24,8 @@ class Players:
         agent_id: [P] int64, the id that the env gives each agent: `info["agent_id"]` if the env provides it, else the slot.
         slot: [P] int64, the agent's index among the env's agents. Its action is `actions[row of the batch, slot]`.
         row: [P] int64, the row of the agent's env in the batch.
-        obs: [P, ...] in every array.
-        reward: [P].
+        obs: the observations, [P, ...] in every array.
+        reward: [P], the rewards in the dtype that the env declares.
         terminated, truncated: [P] bool.
         alive: [P] bool, True for agents that need an action.
     """
@@ -83,7 +83,7 @@ class Batch:
         env_id: NDArray[np.int64],
         alive: NDArray[np.bool_] | None = None,
     ) -> None:
-        # Hot path: the __init__ that a frozen dataclass generates takes 0.3 us longer.
+        # This is a hot path: the __init__ that a frozen dataclass generates takes 0.3 us longer.
         values = self.__dict__
         values["obs"] = obs
         values["reward"] = reward

@@ -1,4 +1,4 @@
-"""Crash capsules: a file that describes a fault and allows its episode to be replayed.
+"""Crash capsules: files that describe a fault and allow its episode to be replayed.
 
     NAME.npz   a zip archive: capsule.json, and NumPy arrays, which `numpy.load` reads
                rewards  [T+1] float64   of the reset (index 0) and of T steps
@@ -7,8 +7,8 @@
                action.K [U, ...]        leaf K of the actions: of the T steps, and of the step that failed, if it was one
                opaque_actions.json      their parts without a fixed size, as a list of U lists; only if there are any
 
-There is no pickle in it: reading a capsule runs no code. The size of a capsule is limited, both when it is written and when it
-is read.
+A capsule contains no pickle, so reading it runs no code. The size of a capsule is limited when it is written and when
+it is read.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ FORMAT = "stepmill crash capsule 2"
 FACTS_NAME = "capsule.json"
 MAX_FACTS_BYTES = 4 << 20
 OPAQUES_NAME = "opaque_actions.json"
-MAX_ARRAY_BYTES = 64 << 20  # of all arrays
-MAX_OPAQUE_BYTES = 16 << 20  # of the actions' parts without a fixed size, as JSON
+MAX_ARRAY_BYTES = 64 << 20  # for all arrays together
+MAX_OPAQUE_BYTES = 16 << 20  # for the actions' parts without a fixed size, as JSON
 MAX_MEMBERS = 256
 MAX_FILE_BYTES = MAX_ARRAY_BYTES + MAX_OPAQUE_BYTES + MAX_FACTS_BYTES + (1 << 20)
 MAX_NDIM = 32
-MAX_DEPTH = 256  # of the facts; the result of `to_plain` is less deep
+MAX_DEPTH = 256  # how deep the facts may be nested; the result of `to_plain` is less deep
 _MEMBER_MARK = b"PK\x01\x02"
 _HEADER = re.compile(
     rb"\{'descr': '([<>|=]?[biufc]\d{1,2})', 'fortran_order': False, 'shape': \(([\d, ]{0,400})\), \} *\n"
@@ -54,20 +54,23 @@ class Capsule:
         made: the time of the fault, in UTC.
         kind: the kind of fault: "raised", "bad_output", "bad_action", "died", "timed_out" or "neighbour".
         phase: what the env was doing: "construct", "reset", "step", ...; empty if it was doing nothing.
-        error_type, message, traceback: of the env's exception, or of stepmill's error if the env did not raise.
-        exit_code, signal_name: how the worker process ended; None if it did not.
+        error_type, message, traceback: those of the env's exception, or of stepmill's error if the env did not raise
+            one.
+        exit_code, signal_name: how the worker process ended; None if it did not end.
         trace: the stack of the worker when it crashed or hung, as faulthandler writes it.
         env_id, worker, worker_env_ids: the env, its worker, and all envs of that worker.
         constructor: the env_fn in the form of `to_plain`; None if it has no such form.
-        episode, seed, options: of the logged episode. A seed of None means that the env's random generator continued.
-        is_whole: whether the arrays hold the episode from its reset on.
+        episode, seed, options: those of the logged episode. A seed of None means that the env's random generator
+            continued.
+        is_whole: whether the arrays have the episode from its reset on.
         command: the command that failed: "step" (the last of the actions), "reset", "call", "construct", or "" for none.
         call: for a call, its kind ("call", "render", "set_attr" ...) and payload in the form of `to_plain`; else None.
-        command_seed, command_options: of the reset that failed, or of the reset after the step under SAME_STEP.
+        command_seed, command_options: those of the reset that failed, or of the reset after the step under SAME_STEP.
         attributes: the attributes that were set on the env with `set_attr`.
         versions, pool: the versions of libraries, and the options of the pool.
         notes: what the capsule lacks, and why.
-        opaque_actions: of each action, its parts without a fixed size, in the form of `to_plain`; empty if there are none.
+        opaque_actions: for each action, its parts without a fixed size in the form of `to_plain`; empty if there are
+            none.
     """
 
     made: str
@@ -105,7 +108,7 @@ class Capsule:
 
     @property
     def num_actions(self) -> int:
-        """The number of actions: of the steps in the log, and of the step that failed, if it was one."""
+        """The number of actions: one per step in the log, and one for the step that failed, if a step failed."""
         return len(self.arrays.get("action.0", self.opaque_actions))
 
     def action(self, step: int) -> list[NDArray[Any]]:
@@ -150,7 +153,7 @@ def write_capsule(capsule: Capsule, folder: str, name: str) -> str:
     """Write a capsule atomically under a unique name, and return its path.
 
     Raises:
-        OSError: the capsule could not be written; no partial file remains.
+        OSError: the capsule could not be written. No partial file remains.
     """
     facts = {"format": FORMAT, **{key: value for key, value in asdict(capsule).items() if key not in _OWN_MEMBERS}}
     path = os.path.join(folder, f"{name}-{secrets.token_hex(3)}.npz")
@@ -198,7 +201,7 @@ def read_capsule(path: str) -> Capsule:
 
 
 def _read_file(path: str) -> bytes:
-    """Return the bytes of a regular file of limited size; other kinds of files may be endless, or block."""
+    """Return the bytes of a regular file of limited size. Other kinds of files may be endless, or may block."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -225,7 +228,7 @@ def _read_members(archive: zipfile.ZipFile) -> tuple[dict[str, Any], dict[str, N
     for member in members:
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{member.filename!r} is compressed with a method that capsules do not use")
-        # The size in the archive's header may be wrong: unpack no more than the bytes that are left.
+        # The size in the archive's header may be wrong, so no more than the bytes that are left are unpacked.
         limit = {FACTS_NAME: MAX_FACTS_BYTES, OPAQUES_NAME: MAX_OPAQUE_BYTES}.get(member.filename, left)
         with archive.open(member) as file:
             data = file.read(limit + 1)
@@ -244,7 +247,7 @@ def _read_members(archive: zipfile.ZipFile) -> tuple[dict[str, Any], dict[str, N
 
 
 def _read_array(data: bytes) -> NDArray[Any]:
-    """Return the array of an .npy file that `write_capsule` wrote. NumPy's reader is not used: it evaluates the header."""
+    """Return the array of an .npy file of `write_capsule`. NumPy's reader is not used: it evaluates the header."""
     major = data[6] if len(data) > 6 else 0
     num_bytes = 2 if major == 1 else 4
     if data[:6] != b"\x93NUMPY" or major not in (1, 2):

@@ -1,4 +1,7 @@
-"""The enums of the options, and the states of an env. Workers import them without `PoolOptions`, whose class takes long to make."""
+"""The enums of the options, and the states of an env.
+
+Workers import them without `PoolOptions`, which takes long to make.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects that are closed at the end of a `with` block, or if one raises."""
+"""Closes objects at the end of a `with` block, or if a block raises an exception."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class CloseAtEnd:
     """A context manager that calls `close`, which its class defines, at the end of the block."""
 
     def close(self) -> object:
-        """End what the object owns."""
+        """Release everything that the object owns."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -26,7 +26,7 @@ class CloseAtEnd:
 
 @contextmanager
 def close_on_error(close: Callable[[], object]) -> Iterator[None]:
-    """Call `close` if the block raises, so that a constructor that fails leaves no worker running."""
+    """Call `close` if the block raises an exception, so that a constructor that fails leaves no worker running."""
     try:
         yield
     except BaseException:

@@ -1,8 +1,9 @@
-"""Bytes that outlive their process: a header and a payload, with a checksum against damage (not against forgery).
+"""A format for bytes that outlive their process: a header and a payload, with a checksum.
 
     magic, 8 bytes | checksum of all that follows, 16 | version, 2 | size of the header, 4 | header: JSON | payload
 
-Numbers are little-endian. Magic and checksum have their places in all versions, so that another version is not taken for damage.
+Numbers are little-endian. The checksum detects damage, but not forgery. The magic and the checksum have the same places
+in all versions, so that another version is not mistaken for damage.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ _SIZES = struct.Struct("<HI")
 
 
 def pack(kind: str, header: Mapping[str, Any], payload: bytes) -> bytes:
-    """Return a container of a kind; JSON must have the values of the header."""
+    """Return a container of a kind. The values of the header must be values of JSON."""
     text = json.dumps({"kind": kind, **header}).encode()
     content = _SIZES.pack(_VERSION, len(text)) + text + payload
     return _MAGIC + _checksum(content) + content
 
 
 def unpack(kind: str, container: object) -> tuple[dict[str, Any], bytes]:
-    """Return header and payload of a container.
+    """Return the header and the payload of a container.
 
     Raises:
-        UsageError: it is not a container, is damaged, or has another kind or version.
+        UsageError: `container` is not a container, is damaged, or has another kind or version.
     """
     if not isinstance(container, bytes) or not container.startswith(_MAGIC):
         raise UsageError(f"this is not a {kind} of stepmill, or its beginning is damaged; give an unchanged {kind}")

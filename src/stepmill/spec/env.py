@@ -1,4 +1,4 @@
-"""`EnvSpec`: what the engine knows about an env."""
+"""`EnvSpec`: the facts about an env that the engine needs."""
 
 from __future__ import annotations
 
@@ -30,26 +30,31 @@ class TimeStepFields(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec:
-    """What the engine must know about an env before it can step it.
+    """The facts about an env that the engine needs before it can step the env.
 
     Attributes:
-        observation: tree of one row's observation.
-        action: tree of one row's action.
-        reward: dtype, float64 or float32, and shape of one row's reward; with A agents its first dimension is A.
-        agents: names of the A agent slots. Rewards and flags then have a dimension [A], and an episode is over when no
-            agent is alive. Empty for an env without agents; nothing has that dimension then.
-        is_open: agents come and go without end, and no step ends the env's episode, even if no agent is alive.
-        info: parts of the info that have a fixed dtype and shape. They lie in the slab and are returned as arrays
+        observation: the tree of one row's observation.
+        action: the tree of one row's action.
+        reward: the dtype, float64 or float32, and the shape of one row's reward. With A agents, its first dimension is
+            A.
+        agents: the names of the A agent slots. Rewards and flags then have a dimension [A], and an episode is over when
+            no agent is alive. Empty for an env without agents, whose rewards and flags do not have this dimension.
+        is_open: whether agents come and go without end. No step ends the episode of such an env, even if no agent is
+            alive.
+        info: the parts of the info that have a fixed dtype and shape. They are in the slab, and are returned as arrays
             [B, ...] under their keys, with zeros where the env's info lacks them.
-        batch_size: how many rows the env owns; more than 1 only if it is batched.
-        time_step: None for an env whose `step` returns Gymnasium's five values. Otherwise `step` returns a tuple, which as
-            a whole is the observation, and these are the indices of the other values in it. Not for batched envs.
+        batch_size: how many rows the env owns. It is more than 1 only if the env is batched.
+        time_step: None for an env whose `step` returns Gymnasium's five values. Otherwise `step` returns a tuple, the
+            whole tuple is the observation, and these are the indices of the other values in it. Batched envs cannot
+            have it.
         is_batched: whether `step` takes and returns arrays with a leading dimension of batch_size.
         render_mode: the render mode that the env was made with.
         metadata: the env's metadata. A batched env has "autoreset_mode" in it, as Gymnasium's string.
-        spaces: the original spaces, pickled as (observation space, action space) of one row; opaque to the engine.
+        spaces: the original spaces, pickled as (observation space, action space) of one row. The engine does not read
+            them.
         reward_space: the space of one row's reward, pickled, if the reward is a vector; empty if it is a number.
-        gym_spec: the Gymnasium spec that the env was made from, pickled; None if it has none or it does not pickle.
+        gym_spec: the Gymnasium spec from which the env was made, pickled; None if there is none or it cannot be
+            pickled.
         payload_bytes: bytes per row that the slab reserves for the parts of a result without a fixed size (infos, opaque
             observations). Larger payloads are transferred in a slower way. Reserved bytes that are never used cost no
             memory.
@@ -91,7 +96,9 @@ class EnvSpec:
             )
 
     def is_compatible(self, other: EnvSpec) -> bool:
-        """Whether envs of both specs can share a pool: same leaves, dtypes, shapes, structure, agents and batch size.
+        """Return whether envs of both specs can share a pool.
+
+        This is so if the leaves, dtypes, shapes, structure, agents and batch size are the same.
 
         The bounds of the spaces may differ. A front-end that needs equal bounds compares `spaces`.
         """

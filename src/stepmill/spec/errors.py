@@ -5,7 +5,7 @@
     │   ├── BusyEnvError             an env is still stepping
     │   ├── SpecMismatch             the envs of a pool differ
     │   └── ClosedPoolError          the pool is closed
-    ├── EnvError                     an env raised
+    ├── EnvError                     an env raised an exception
     ├── BadOutput                    an env returned a value that its spaces do not allow
     ├── EnvTimeout                   an env took too long
     ├── WorkerDied                   a worker process ended
@@ -14,9 +14,9 @@
     ├── MissingExtraError (ImportError)
     └── EngineBug                    a bug in stepmill
 
-An env's exception is transferred as text with the name of its class; its constructor is not called. An EnvError is also of
-that class where the program has imported it, so that `except ValueError` catches an env's ValueError. Every error here can be
-pickled. `join_errors` makes one error of several faults.
+An env's exception is transferred as text with the name of its class. Its constructor is not called. An EnvError is also
+an instance of that class if the program has imported the class, so that `except ValueError` catches an env's
+ValueError. Every error here can be pickled. `join_errors` makes one error of several faults.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 _Error = TypeVar("_Error", bound="StepmillError")
 _NUMBER = re.compile(r"\b(env|worker) \d+\b ?")
-_MAX_SHOWN = 4  # different faults, besides the first, that the text of an error shows
+_MAX_SHOWN = 4  # how many different faults the text of an error shows besides the first
 _MAX_RANGES = 16
 
 
 def rebuild_error(cls: type[_Error], message: str, state: Mapping[str, object]) -> _Error:
-    """Return an error with the attributes of another one, as those of a pickle, and its own message.
+    """Return an error with a message, and with the attributes `state` of another error.
 
-    Its constructor is not called, which may require more arguments than a message.
+    The constructor is not called, because it may require more arguments than a message.
     """
     error = cls.__new__(cls, **{name: state[name] for name in ("error_type",) if name in state})
     StepmillError.__init__(error, message)
@@ -52,9 +52,9 @@ class StepmillError(Exception):
     """The base class of all errors of stepmill.
 
     Attributes:
-        message: what happened, to which env, and what to do; without the faults in `others`.
-        others: the faults that happened at the same time, each a StepmillError.
-        capsule: path of the crash capsule of this fault; None if there is none.
+        message: what happened, to which env, and what to do. It does not include the faults in `others`.
+        others: the faults that happened at the same time, each as a StepmillError.
+        capsule: the path of the crash capsule of this fault; None if there is none.
         is_final: whether every further attempt in this pool would fail in the same way. No further attempt is then made.
     """
 
@@ -128,19 +128,20 @@ class ClosedPoolError(UsageError):
 class EnvError(StepmillError):
     """An env raised an exception.
 
-    An EnvError is also an instance of the class of that exception, if the class is built in or its module is imported in this process, and
-    if it has the constructor of a built-in class. The exceptions to this are TimeoutError, which is the class of RecvTimeout, and
-    SyntaxError. An EnvError has none of the attributes of the original exception, such as `errno`.
+    An EnvError is also an instance of the class of that exception, if the class is built in or its module is imported
+    in this process, and if the class has the constructor of a built-in class. TimeoutError, which is the class of
+    RecvTimeout, and SyntaxError are excluded. An EnvError has none of the attributes of the original exception, such as
+    `errno`.
 
     Attributes:
-        env_id: the env that raised; None if it is not known.
-        phase: what the env was doing: "construct", "reset", "step", "call", "render" or "close"; "worker_init" if the
-            function of that option raised.
+        env_id: the env that raised the exception; None if it is not known.
+        phase: what the env was doing: "construct", "reset", "step", "call", "render" or "close"; or "worker_init" if
+            the function of the option `workers.init` raised the exception.
         error_type: the dotted name of the class of the original exception.
-        remote_traceback: the traceback where it was raised, as text; may be empty.
+        remote_traceback: the traceback of the exception in the worker, as text. It may be empty.
     """
 
-    _takes_all_classes = False  # whether it is also of classes that are not plain
+    _takes_all_classes = False  # whether an error is also an instance of classes that are not plain
 
     def __new__(cls, *_args: object, error_type: str = "", **_keywords: object) -> Self:
         original = find_class(error_type)
@@ -164,7 +165,7 @@ class EnvError(StepmillError):
         self.remote_traceback = remote_traceback
 
     def _fault(self) -> object:
-        """Ignore the number of the env or worker: the same message and traceback in another one is the same fault."""
+        """Ignore the number of the env or worker. The same message and traceback in another one is the same fault."""
         return type(self), _NUMBER.sub("", self.message, count=1), self.remote_traceback
 
     def details(self) -> str:
@@ -195,7 +196,9 @@ class BadOutput(StepmillError):
 
 
 class EnvTimeout(StepmillError):
-    """An env took longer than its time limit, and its worker was killed; or the env was cancelled, if its methods are coroutines.
+    """An env took longer than its time limit, and its worker was killed.
+
+    If the methods of the env are coroutines, the env was cancelled instead.
 
     Attributes:
         env_id: the env; None if a worker as a whole was late.
@@ -227,7 +230,7 @@ class WorkerDied(StepmillError):
     """A worker process ended, and its envs are lost.
 
     Attributes:
-        worker: number of the worker.
+        worker: the number of the worker.
         env_ids: the envs that it ran.
         exit_code: its exit status; None if a signal killed it or if the status is not known.
         signal_name: for example "SIGKILL"; None if no signal killed it.
@@ -255,8 +258,9 @@ class WorkerDied(StepmillError):
 class LauncherDied(StepmillError):
     """The process that starts a pool's workers ended.
 
-    The next restart of a worker starts a new launcher. With context="fork" that is not possible, because the launcher is a fork
-    of the learner at the time when the pool was made. Then `is_final` is True, and no worker of the pool can be restarted.
+    The next restart of a worker starts a new launcher. With context="fork" this is not possible, because the launcher
+    is a fork of the learner from the time when the pool was made. In this case `is_final` is True, and no worker can be
+    restarted.
 
     Attributes:
         exit_code: its exit status; None if a signal killed it or if the status is not known.
@@ -305,7 +309,7 @@ class EngineBug(StepmillError):
 
 
 def _other_envs(errors: Sequence[StepmillError]) -> list[str]:
-    """Return a line that lists the envs of all errors except the first. The errors are the same fault in several envs or workers."""
+    """Return a line with the envs of all errors except the first. The errors are one fault in several envs or workers."""
     if len(errors) == 1:
         return []
     ids = [env_id for error in errors[1:] if (env_id := getattr(error, "env_id", None)) is not None]
@@ -336,7 +340,8 @@ def add_clause(error: StepmillError, text: str) -> StepmillError:
 def join_errors(errors: Sequence[StepmillError]) -> StepmillError:
     """Return one error for several faults: a copy of the first, with the rest in `others`.
 
-    Its text shows all of them; a fault that several envs share is shown once, with the env_ids. The arguments do not change.
+    Its text shows all faults. A fault that several envs share is shown once, with the env_ids. The arguments do not
+    change.
     """
     first, *rest = errors
     if not rest:

@@ -1,7 +1,7 @@
 """Finds the class of an exception that was raised in another process, and makes classes that have two bases.
 
-No constructor of such a class is called and no module is imported: code that could catch an exception by its class has
-imported it.
+This calls no constructor of such a class, and imports no module. Code that can catch an exception by its class has
+already imported the class.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import sys
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
-# Python ends iterations and generators by these. An error that is also of one of these classes would end them in silence.
+# Python ends iterations and generators with these. An error that is also of such a class would end them without a
+# message.
 _OF_ITERATION = (StopIteration, StopAsyncIteration)
 _UNMIXED = "_unmixed"
 _Base = TypeVar("_Base", bound=Exception)
@@ -21,7 +22,7 @@ _Base = TypeVar("_Base", bound=Exception)
 def find_class(dotted: str) -> type[Exception] | None:
     """Return an exception class by its dotted name, or None if its module is not loaded.
 
-    A name without dots is that of a built-in class, or of one in __main__.
+    A name without dots is that of a built-in class, or of a class in __main__.
     """
     module, dot, rest = dotted.rpartition(".")
     found: object = None if dot else getattr(builtins, dotted, None) or _attribute(sys.modules.get("__main__"), dotted)
@@ -34,10 +35,10 @@ def find_class(dotted: str) -> type[Exception] | None:
 
 
 def is_plain(cls: type[Exception]) -> bool:
-    """Whether handlers of an exception class can take an instance that was not made by its constructor.
+    """Return whether handlers of an exception class work with an instance that its constructor has not made.
 
-    The constructor must be that of a built-in class. It must not be a TimeoutError, which says of a wait that it can be repeated, nor
-    a SyntaxError, of which Python prints attributes in place of the message.
+    The constructor must be that of a built-in class. The class must not be a TimeoutError, which means that a wait can
+    be repeated, or a SyntaxError, for which Python prints attributes in place of the message.
     """
     own = [each for each in cls.__mro__ if each.__module__ != "builtins"]
     return not issubclass(cls, (TimeoutError, SyntaxError)) and not any(
@@ -46,7 +47,7 @@ def is_plain(cls: type[Exception]) -> bool:
 
 
 def mix(base: type[_Base], other: type[Exception]) -> type[_Base]:
-    """Return a subclass of both classes with the name of `base`, or `base` itself if there can be none."""
+    """Return a subclass of both classes with the name of `base`, or `base` itself if this is not possible."""
     return base if issubclass(base, other) else cast("type[_Base]", _mix(cast("Any", base), cast("Any", other)))
 
 
@@ -67,7 +68,7 @@ def _mix(base: type[Any], other: type[Any]) -> type[Any]:
 
 
 def unmixed(cls: type[_Base]) -> type[_Base]:
-    """Return the class that `mix` got as `base` if it made this one, else the class itself."""
+    """Return the argument `base` of `mix` if `mix` made this class, else the class itself."""
     found: type[_Base] = getattr(cls, _UNMIXED, cls)
     return found
 

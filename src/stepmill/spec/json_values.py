@@ -27,12 +27,12 @@ import numpy as np
 MAX_ARRAY_BYTES = 65_536
 MAX_DEPTH = 32
 _TAG = "@"
-_NAMING = ("object", "call", "partial")  # kinds of values that name something to import
+_NAMING = ("object", "call", "partial")  # the kinds of values that name an object to import
 _MODULE_AND_NAME = re.compile(r"([A-Za-z_][\w.]*):[\w.<>/-]+")
 
 
 class NotPlain(ValueError):
-    """A value cannot be converted to or from JSON; the text says why."""
+    """A value cannot be converted to or from JSON. The text says why."""
 
 
 def to_plain(value: object, depth: int = 0) -> Any:
@@ -109,7 +109,7 @@ def name_of(value: object) -> str:
     """Return the name by which a class or a function can be imported, as "module:qualname".
 
     Raises:
-        NotPlain: it cannot be imported by name.
+        NotPlain: the class or function cannot be imported by name.
     """
     module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(qualname, str):
@@ -128,7 +128,7 @@ def name_of(value: object) -> str:
 
 
 def calls_in(plain: object) -> list[str]:
-    """Return all calls and imports that `from_plain` would make, as text with their arguments, each once.
+    """Return all calls and imports that `from_plain` would make, as text with the arguments. Each occurs once.
 
     A call within the arguments of another call is shown only there.
     """
@@ -197,7 +197,7 @@ def from_plain(plain: Any) -> Any:
 
     Raises:
         NotPlain: `to_plain` does not make such a value.
-        Exception: an import or a call raised.
+        Exception: an import or a call raised an exception.
     """
     if isinstance(plain, list):
         return [from_plain(item) for item in plain]

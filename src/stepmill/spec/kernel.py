@@ -1,4 +1,4 @@
-"""The description of a kernel, an env in compiled code, for the engine."""
+"""Describes a kernel, which is an env in compiled code, to the engine."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Raised: TypeAlias = "tuple[str, str]"
 class KernelCall(IntEnum):
     """How the functions of a kernel are called. The numbers are those of native code."""
 
-    C = 0  # as `stepmill_kernel.h` says
-    NUMBA = 1  # as Numba compiles functions: two arguments more, and an exception in place of a status
+    C = 0  # the convention of `stepmill_kernel.h`
+    NUMBA = 1  # the convention of Numba: two further arguments, and an exception in place of a status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +29,9 @@ class RowLayout:
     """One row of an observation or action, as a kernel sees it: its leaves one after the other.
 
     Attributes:
-        dtype: of the row: a plain one with `shape`, or a structured one with a field per leaf and shape ().
-        shape: of the row.
-        offsets: of the leaves, in the order of the tree.
+        dtype: the dtype of the row, which is plain, or structured with one field per leaf and the shape ().
+        shape: the shape of the row.
+        offsets: the offsets of the leaves in bytes, in the order of the tree.
     """
 
     dtype: np.dtype[Any]
@@ -40,7 +40,7 @@ class RowLayout:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the row."""
+        """The size of the row in bytes."""
         return self.dtype.itemsize * int(np.prod(self.shape))
 
 
@@ -50,7 +50,7 @@ def memory_of(state: np.dtype[Any], infos: np.dtype[Any] | None) -> np.dtype[Any
 
 
 def zero_infos(infos: np.dtype[Any] | None) -> list[tuple[str, Any]]:
-    """Return a zero for each info under its name: an array or NumPy scalar; of a bool an array [], which merges to bools."""
+    """Return (name, zero) for each info. A zero is an array or a NumPy scalar, or for a bool an array of shape []."""
     if infos is None:
         return []
     zeros = {name: np.zeros(infos[name].shape, infos[name].base) for name in infos.names or ()}
@@ -58,44 +58,44 @@ def zero_infos(infos: np.dtype[Any] | None) -> list[tuple[str, Any]]:
 
 
 def info_offsets(infos: np.dtype[Any] | None) -> list[int]:
-    """Return where each info begins in its record."""
+    """Return the offset of each info in its record, in bytes."""
     fields = None if infos is None else infos.fields
     return [] if fields is None else [int(field[1]) for field in fields.values()]
 
 
 class OutsideMemory(Protocol):
-    """What one env of a kernel remembers beside its state."""
+    """The memory of one env of a kernel outside its state."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that `save` returns."""
+        """The number of bytes that `save` returns."""
 
     def save(self) -> bytes:
-        """Return a copy of it."""
+        """Return a copy of the memory."""
 
     def load(self, memory: bytes) -> None:
-        """Restore what `save` of an env of the same kernel has returned."""
+        """Restore the memory from bytes that `save` of an env of the same kernel has returned."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelProgram:
-    """Compiled functions, and the memory that they work on.
+    """Compiled functions, and the memory that they use.
 
     Attributes:
-        name: of the kernel, for errors.
+        name: the name of the kernel, for errors.
         call: how the functions are called.
-        reset, step: addresses of the functions.
-        state: dtype of what one env remembers.
-        infos: dtype of the infos that the functions write; None if there are none.
-        saved_bytes: how many bytes of the state belong to a snapshot, from its beginning; the rest is written by `prepare`.
-        observation, action: rows.
-        max_episode_steps: after this many steps an episode is truncated; 0 is no limit.
-        methods: functions that `Pool.call` finds by name, called with the env's state first.
-        explain: turns (status, address of what Numba raised, message) into the type and message of an exception.
-        code: what must live as long as the addresses are called.
-        prepare: is called with the state of each env before its first reset; what it returns lives as long as the env. None:
-            the state is all that an env remembers.
-        identity: tells the kernel from others with the same name and rows, whose snapshots it does not take.
+        reset, step: the addresses of the functions.
+        state: the dtype of the state of one env.
+        infos: the dtype of the infos that the functions write; None if there are none.
+        saved_bytes: how many bytes of the state, from its beginning, belong to a snapshot. `prepare` writes the rest.
+        observation, action: the layouts of the rows.
+        max_episode_steps: an episode is truncated after this many steps; 0 means no limit.
+        methods: the functions that `Pool.call` finds by name. Their first argument is the env's state.
+        explain: turns (status, address of the exception of Numba, message) into the type and message of an exception.
+        code: an object that must live as long as the addresses are called.
+        prepare: a function that is called with the state of each env before its first reset. Its result lives as long
+            as the env. None if an env has no memory outside its state.
+        identity: distinguishes the kernel from others with the same name and rows, whose snapshots it does not accept.
     """
 
     name: str
@@ -127,17 +127,17 @@ class KernelProgram:
 
     @cached_property
     def digest(self) -> str:
-        """Tells whose snapshots its envs take."""
+        """A text that is equal for kernels whose envs accept each other's snapshots."""
         parts = (self.name, self.memory.descr, self.saved_bytes, self.observation, self.action, self.identity)
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 @runtime_checkable
 class KernelMaker(Protocol):
-    """What stands for each env function of `Pool(..., backend="kernel")`."""
+    """The object that replaces each env function in `Pool(..., backend="kernel")`."""
 
     def describe(self) -> EnvSpec:
-        """Return what each of its envs says of itself."""
+        """Return the spec of its envs."""
 
     def compile(self) -> KernelProgram:
-        """Return the compiled kernel; the second time the same one."""
+        """Return the compiled kernel. Each call returns the same object."""

@@ -15,7 +15,7 @@ from typing import SupportsFloat, SupportsIndex, TypeAlias, TypeVar, cast
 from stepmill.spec.errors import UsageError
 
 _Choice = TypeVar("_Choice", bound=Enum)
-_OR_NONE = ("", ", or None")  # by whether None is allowed
+_OR_NONE = ("", ", or None")  # the second if None is allowed
 
 Environment: TypeAlias = "Mapping[str, str] | Sequence[Mapping[str, str]] | Callable[[int], Mapping[str, str]]"
 """Environment variables of all workers; or a list, of which worker w has item w modulo its length; or a function of w."""
@@ -25,12 +25,12 @@ Cores: TypeAlias = "Sequence[int] | Sequence[Sequence[int]] | Callable[[int], Se
 
 
 def plain(value: object) -> object:
-    """Return an enum's value, so that a message shows what the user can type."""
+    """Return the value of an enum's member, which the user can type. Return other values unchanged."""
     return value.value if isinstance(value, Enum) else value
 
 
 def checked_choice(name: str, value: object, choices: type[_Choice]) -> _Choice:
-    """Return the member of an enum, of which the value, or another enum's member of the same value, is given."""
+    """Return the member of the enum `choices` for a member, its value, or a member of another enum with the same value."""
     try:
         return choices(plain(value))
     except ValueError:
@@ -76,7 +76,7 @@ def checked_switch(name: str, value: object, *, may_be_none: bool) -> bool | Non
     """Return a bool."""
     if isinstance(value, bool) or (value is None and may_be_none):
         return value
-    import numpy as np  # here, because help of the command line does not wait for it
+    import numpy as np  # imported here, so that the help of the command line does not wait for it
 
     if isinstance(value, np.bool_):
         return bool(value)
@@ -101,7 +101,7 @@ def checked_function(value: object) -> Callable[[], object] | None:
 
 
 def checked_cores(value: object) -> Cores:
-    """Return the numbers of cores, of all workers or of each, or the function that returns them; or None."""
+    """Return the numbers of cores, for all workers or for each, or the function that returns them, or None."""
     if value is None or callable(value):
         return value
     items = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else []
@@ -120,7 +120,7 @@ def checked_cores(value: object) -> Cores:
 
 
 def checked_environment(value: object) -> Environment:
-    """Return environment variables, of all workers or of each, or the function that returns them."""
+    """Return environment variables, for all workers or for each, or the function that returns them."""
     if callable(value):
         return cast("Environment", value)
     if isinstance(value, (list, tuple)) and value and all(isinstance(item, Mapping) for item in value):
@@ -137,7 +137,7 @@ def checked_environment(value: object) -> Environment:
 
 
 def environment_of(value: Environment, worker: int) -> dict[str, str]:
-    """Return the variables that are a worker's own; those of all workers are not among them."""
+    """Return the variables of this worker only, without those of all workers."""
     if isinstance(value, Mapping):
         return {}
     own = value(worker) if callable(value) else value[worker % len(value)]
@@ -145,7 +145,7 @@ def environment_of(value: Environment, worker: int) -> dict[str, str]:
 
 
 def cores_of(value: Cores, worker: int) -> tuple[int, ...] | None:
-    """Return the cores that a worker may use; None are all."""
+    """Return the cores that a worker may use. None means all."""
     if callable(value):
         value = checked_cores(value(worker))
     if value is None or isinstance(value[0], int):  # type: ignore[index]  # no function
@@ -154,7 +154,7 @@ def cores_of(value: Cores, worker: int) -> tuple[int, ...] | None:
 
 
 def common_cores(value: Cores) -> tuple[int, ...] | None:
-    """Return the cores that all workers may use together; None if that is not known before they start."""
+    """Return the cores that all workers may use together, or None if they are not known before the start."""
     if value is None or callable(value):
         return None
     return tuple(dict.fromkeys(core for item in value for core in ((item,) if isinstance(item, int) else item)))

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _BACKEND_METHODS = ("start", "attach", "call", "revive", "close")
-_MIN_SIMILARITY = 0.65  # of 1; at difflib's default of 0.6 "gravity" is like "ray"
+_MIN_SIMILARITY = 0.65  # at difflib's default of 0.6, "gravity" is similar to "ray"
 MAX_SLOTS = 252  # a slot's number fits in a byte, and three slots are private
 _ONLY_OF_PYTHON_ENVS = ("envs_per_worker", "resets.retries", "resets.spare_envs", "resets.overlap", "workers.init")
 _NOT_OF_ENVPOOL = (*_ONLY_OF_PYTHON_ENVS, "num_workers", "workers.threads_per_worker", "workers.affinity", "seeding")
@@ -51,8 +51,9 @@ class Restarts(Record):
 
     Attributes:
         on_raise: like on_fault, for an env that raised or returned a bad value while its worker is alive; None means on_fault.
-        max_restarts, restart_window_s: how many restarts per worker and time window are made before a fault is raised.
-        max_env_errors: how many errors of one env in restart_window_s are handled before the next is raised.
+        max_restarts, restart_window_s: how many restarts of a worker are made within this many seconds before a fault
+            is raised.
+        max_env_errors: how many errors of one env are handled within restart_window_s before the next is raised.
         recycle_after_episodes, recycle_above_mb: restart a worker process after this many episodes of all its envs, or when its
             resident memory exceeded this many MiB at the end of an episode. It is restarted while none of its envs is in an episode.
         replay_log_bytes: memory for the log that `on_fault="replay"` needs, for the whole pool.
@@ -82,8 +83,9 @@ class Resets(Record):
         retries, retry_in, retry_wait_s: how often and where a failed reset is tried again, and the seconds before each attempt.
         spare_envs: how many of the envs, counted from the last, are kept freshly reset to replace an env whose episode
             ends.
-        overlap: an idle worker resets a finished env before the next command requests it (only with NEXT_STEP, and not on the
-            serial backend). Between episodes, `call` and `render` then see the next episode.
+        overlap: whether an idle worker resets an env whose episode is over before the next command requests it. This
+            has an effect only with NEXT_STEP, and not on the serial backend. Between episodes, `call` and `render` then
+            see the next episode.
     """
 
     _option = "resets"
@@ -100,10 +102,11 @@ class Start(Record):
     """Options that say how workers build their envs.
 
     Attributes:
-        timeout_s: time limit for building all envs.
-        serially: the workers build their envs one after the other, not all at once. It has no effect on the thread backend.
-        show_progress: show how many envs are built, if stderr is a terminal and building the envs takes more than a second. It
-            has no effect on the ray backend.
+        timeout_s: the time limit for building all envs, in seconds.
+        serially: whether the workers build their envs one after the other, and not all at once. It has no effect on the
+            thread backend.
+        show_progress: whether to show how many envs are built, if stderr is a terminal and building the envs takes more
+            than a second. It has no effect on the ray backend.
     """
 
     _option = "start"
@@ -120,14 +123,15 @@ class Workers(Record):
     Attributes:
         env: environment variables, in addition to the learner's: a mapping for all workers; a list of mappings, of which
             worker w gets item w modulo the length; or a function that takes w and returns its mapping.
-        threads: number of torch and OpenMP threads in each worker; None does not change it.
-        threads_per_worker: how many threads of a worker process run envs, each its share of the worker's envs. Threads help envs
-            that block, because these then wait at the same time. Without num_workers, there are enough processes for one thread per env.
+        threads: the number of torch and OpenMP threads in each worker; None does not change it.
+        threads_per_worker: how many threads of a worker process run envs. Each runs its share of the worker's envs.
+            Threads help envs that block, because these then wait at the same time. Without num_workers, there are
+            enough processes for one thread per env.
         affinity: the numbers of the cores that the workers share; or a list of such lists, or a function, with the cores of
             each worker, as for env. None means the cores of the learner.
-        call_timeout_s: time limit of `Pool.call` and the like.
-        init: a function that each worker calls first, before it loads and builds its envs, also after a restart. On the thread
-            backend each thread calls it once; on the serial backend the calling thread calls it.
+        call_timeout_s: the time limit of `Pool.call` and other requests to envs, in seconds.
+        init: a function that each worker calls before it loads and builds its envs, also after a restart. On the thread
+            backend, each thread calls it once. On the serial backend, the calling thread calls it.
     """
 
     _option = "workers"
@@ -146,8 +150,10 @@ class Tuning(Record):
 
     Attributes:
         slots: how many result slots there are for observations that are lent.
-        spin_us: upper bound of spinning before parking; 0 never spins; None lets the engine choose.
-        timers_every: measure one in this many of the outermost timers of `stepmill.timers` in the workers; 0 measures none.
+        spin_us: for how many microseconds a thread spins at most before it parks. 0 never spins; None lets the engine
+            choose.
+        timers_every: one in this many of the outermost timers of `stepmill.timers` in the workers is measured; 0
+            measures none.
     """
 
     _option = "tuning"
@@ -197,13 +203,15 @@ class PoolOptions(Record):
         context: how worker processes start.
         autoreset_mode: when an env is reset after the end of an episode.
         seeding: where the seeds of automatic resets come from.
-        num_episodes: episodes per env, after which the env is not ready again until it is reset. None means no limit.
+        num_episodes: the number of episodes per env, after which the env is exhausted until it is reset. None means no
+            limit.
         copy: True makes every result a copy; False lends large observations (see `Batch`).
         episode_stats: whether the info at the end of an episode contains its return and length. None leaves the choice to
             the front-end: True in a Pool, False in a VectorEnv, whose infos are Gymnasium's.
-        step_timeout_s, reset_timeout_s: time limits of a step and of a reset; None means no limit.
+        step_timeout_s, reset_timeout_s: the time limits of a step and of a reset, in seconds; None means no limit.
         on_fault: what happens to an env that fails.
-        crash_dir: folder for crash capsules, one small file per fault; it is created if it is missing. None writes none.
+        crash_dir: the folder for crash capsules, which are small files, one per fault. It is created if it is missing.
+            None means that no capsules are written.
         restarts: which faults are handled, and how often: see `Restarts`.
         resets: how failed resets are repeated, and how resets are made in advance: see `Resets`.
         start: how workers build their envs: see `Start`.
@@ -216,7 +224,7 @@ class PoolOptions(Record):
     num_workers: int | None = count(None)
     envs_per_worker: int | None = count(None, 1)
     context: Context = choice(Context.FORKSERVER, Context)
-    autoreset_mode: AutoresetMode = choice(AutoresetMode.NEXT_STEP, AutoresetMode)  # or Gymnasium's, of the same values
+    autoreset_mode: AutoresetMode = choice(AutoresetMode.NEXT_STEP, AutoresetMode)  # Gymnasium's have the same values
     seeding: Seeding = choice(Seeding.CONTINUE, Seeding)
     num_episodes: int | None = count(None, 1)
     copy: bool = switch(default=False)
@@ -321,13 +329,13 @@ RECORDS: tuple[type[Record], ...] = (Restarts, Resets, Start, Workers, Tuning, R
 
 
 def merge_options(options: PoolOptions | None, keywords: Mapping[str, object], **defaults: object) -> PoolOptions:
-    """Return options with keywords merged in.
+    """Return the options `options` with the values of `keywords`.
 
     Args:
         options: the user's options; None means all defaults.
-        keywords: options by name. If `options` has the option too, with a value other than its default, both must be
-            equal; so must the fields of records. None counts as not given if None is the default.
-        **defaults: defaults of the caller, for options that neither of the two sets.
+        keywords: options by name. If `options` also has a value for the option that is not the default, the two must be
+            equal. The same applies to the fields of records. None counts as not given if None is the default.
+        **defaults: the caller's defaults for options that neither of the two sets.
     Raises:
         UsageError: a keyword is not an option, or an option is given twice, or a value is not allowed.
     """
@@ -369,10 +377,14 @@ def _leaf_of(kind: type[Record], name: str) -> str | None:
 
 
 def nearest_option(name: str, others: Iterable[str] = (), *, cutoff: float = _MIN_SIMILARITY) -> str | None:
-    """Return the option, or the one of `others`, whose name is most similar, or None. One of a record is returned as it is given.
+    """Return the option, or the name in `others`, that is most similar to a name, or None.
+
+    An option of a record is returned as the user gives it.
 
     Args:
-        cutoff: how similar, at most 1, as difflib measures it.
+        name: the unknown name.
+        others: further names that are possible.
+        cutoff: the least similarity, at most 1, as difflib measures it.
     """
     leaves = {leaf: kind for kind in RECORDS for leaf in kind.__dataclass_fields__}
     found = [leaf for kind in RECORDS if (leaf := _leaf_of(kind, name)) is not None]
@@ -384,7 +396,7 @@ def nearest_option(name: str, others: Iterable[str] = (), *, cutoff: float = _MI
 
 
 def flat_options(keywords: Mapping[str, object]) -> dict[str, object]:
-    """Return options that are given by keyword, those of records under names with a dot."""
+    """Return options that are given by keyword. Those of records get names with a dot."""
     check_option_names(keywords)
     kinds = {kind._option: kind for kind in RECORDS}
     return {

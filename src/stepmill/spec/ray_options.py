@@ -11,19 +11,23 @@ from stepmill.spec.records import Record, amount, checked, count, word
 
 @dataclass(frozen=True, kw_only=True)
 class RayOptions(Record):
-    """Options for backend="ray". The workers run in the cluster to which this program is connected (`ray.init`), else in the cluster of
-    RAY_ADDRESS, else in a cluster that is started on this machine.
+    """Options for backend="ray".
+
+    The workers run in the cluster to which this program is connected (`ray.init`). If there is none, they run in the
+    cluster of RAY_ADDRESS. Without that, a cluster is started on this machine.
 
     Attributes:
-        num_nodes: number of actors, each of which runs an equal part of the workers. None means one per machine of the cluster.
-        resources: the resources that each actor reserves: "CPU", by default one for each of its workers, or all CPUs of its machine
-            if that has fewer; and custom resources.
-        strategy: Ray's scheduling strategy of the actors: "SPREAD", "DEFAULT" or a strategy object, for example of a
-            placement group.
-        host: "process", "thread" or "kernel": which backend runs the envs on each node. With "kernel", each env_fn is a kernel, as
-            for backend="kernel", each node is one worker, and num_workers is the number of threads of all nodes.
-        node_timeout_s: if a node does not answer for this long, its actor is killed, and its workers count as dead. Use a value
-            above the longest time for which a machine may be stopped or disconnected.
+        num_nodes: the number of actors, each of which runs an equal part of the workers. None means one per machine of
+            the cluster.
+        resources: the resources that each actor reserves. They are "CPU" and custom resources. The default of "CPU" is
+            one for each worker of the actor, or all CPUs of its machine if there are fewer.
+        strategy: Ray's scheduling strategy for the actors: "SPREAD", "DEFAULT" or a strategy object, for example that
+            of a placement group.
+        host: the backend that runs the envs on each node, "process", "thread" or "kernel". With "kernel", each env_fn
+            is a kernel, as for backend="kernel", each node is one worker, and num_workers is the number of threads of
+            all nodes.
+        node_timeout_s: if a node does not answer for this many seconds, its actor is killed, and its workers count as
+            dead. Use a value above the longest time for which a machine may be stopped or disconnected.
         replacement: what to do if Ray has no machine for the successor of a lost node. A warning says what is missing. After
             node_timeout_s, "spread" divides the workers among the remaining machines that have `resources`, without
             reserving anything, and "raise" raises WorkerDied. "wait" waits for a machine, and repeats the warning from time to time.
@@ -53,7 +57,7 @@ def check_ray(given: RayOptions, *, is_chosen: bool, is_forked: bool) -> None:
     """Check the option `ray` together with the others.
 
     Args:
-        given: its value.
+        given: the value of the option.
         is_chosen: whether the backend is "ray".
         is_forked: whether the context is "fork".
     Raises:

@@ -36,7 +36,8 @@ class EnvFault:
 class Received:
     """The results and the faults that one call of `Pool.receive` returns.
 
-    An env can have both, if it published a result before its worker died. An env with a fault needs a reset, not an action.
+    An env can have both, if it published a result before its worker died. An env with a fault needs a reset, and not an
+    action.
 
     Attributes:
         batch: the results; None if there are none.
@@ -54,7 +55,7 @@ class Received:
 
 
 def faults_by_env(known: Mapping[int, EnvFault], faults: Iterable[EnvFault]) -> dict[int, EnvFault]:
-    """Add faults to those that are known by env. If an env has two, the newer one's error has the older one in `others`."""
+    """Return the known faults by env, with `faults` added. If an env has two, the newer error has the older in `others`."""
     found = dict(known)
     for fault in faults:
         for env_id in fault.env_ids:

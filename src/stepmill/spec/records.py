@@ -1,4 +1,7 @@
-"""`Record`: a frozen dataclass of options. The functions below make its fields, and define the values that they allow."""
+"""`Record`: a frozen dataclass of options.
+
+The functions below make the fields of records, and define the values that the fields allow.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,13 @@ _SomeRecord = TypeVar("_SomeRecord", bound="Record")
 
 
 class Record:
-    """Base of records: all values are checked when one is made, and a mapping is accepted where a field is a record itself."""
+    """The base class of records. It checks all values when a record is made.
+
+    For a field that is a record, it accepts a mapping.
+    """
 
     _option: ClassVar[str] = ""  # the option that has the record; empty for the options of a pool
-    _gone: ClassVar[Mapping[str, str]] = {}  # what to do in place of fields that earlier versions had
+    _gone: ClassVar[Mapping[str, str]] = {}  # by field of earlier versions, what to do instead
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     if not TYPE_CHECKING:
@@ -58,7 +64,7 @@ class Record:
 
 
 def default_of(kind: type[Record], name: str) -> object:
-    """Return the default of an option; the name of one in a record has a dot."""
+    """Return the default of an option. The name of an option of a record has a dot."""
     name, _, leaf = name.partition(".")
     option = kind.__dataclass_fields__[name]
     value = option.default if option.default_factory is MISSING else option.default_factory()
@@ -66,7 +72,7 @@ def default_of(kind: type[Record], name: str) -> object:
 
 
 def changed(options: Record, names: Iterable[str] = ()) -> list[str]:
-    """Return those of the options, by default of all, whose values are not their defaults."""
+    """Return the names whose options have values other than their defaults. Without `names`, all options are checked."""
     names = names or options.__dataclass_fields__
     return [name for name in names if attrgetter(name)(options) != default_of(type(options), name)]
 
@@ -77,7 +83,7 @@ def merged(options: _SomeRecord, keywords: Mapping[str, object]) -> _SomeRecord:
     Args:
         keywords: values by name. None counts as not given if None is the default.
     Raises:
-        UsageError: a value is given twice, and they differ; or a name or a value is wrong.
+        UsageError: an option is given twice with different values, or a name or a value is wrong.
     """
     kind = type(options)
     kind._check_names(keywords)
@@ -99,10 +105,10 @@ def merged(options: _SomeRecord, keywords: Mapping[str, object]) -> _SomeRecord:
 
 
 def leaves_of(kind: type[Record], value: object) -> Mapping[str, object]:
-    """Return the values that a record, or the mapping that is given in its place, sets.
+    """Return the values that a record, or a mapping in its place, sets.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: `value` is neither.
     """
     if isinstance(value, kind):
         return {name: getattr(value, name) for name in changed(value)}
@@ -115,7 +121,7 @@ def leaves_of(kind: type[Record], value: object) -> Mapping[str, object]:
 
 
 def refuse_unknown(names: Iterable[str], known: Collection[str], what: str) -> None:
-    """Refuse names that are not known, which are `what`; the message suggests the nearest one."""
+    """Refuse names that are not known. `what` says what they name. The message suggests the nearest known name."""
     for name in names:
         if name not in known:
             near = next(iter(difflib.get_close_matches(name, known, n=1)), None)
@@ -124,7 +130,7 @@ def refuse_unknown(names: Iterable[str], known: Collection[str], what: str) -> N
 
 
 def checked(default: object, check: Check) -> Any:
-    """Return a field: `check` gets the name and a value, and returns the value in its final type."""
+    """Return a field. `check` gets the name and a value, and returns the value in its final type."""
     if default == {}:
         return field(default_factory=dict, metadata={"check": check})
     return field(default=default, metadata={"check": check})
@@ -146,7 +152,7 @@ def switch(*, default: bool | None) -> Any:
 
 
 def choice(default: Enum | None, choices: type[Enum]) -> Any:
-    """Return a field for members of an enum, or their values; None is allowed if it is the default."""
+    """Return a field for members of an enum, or their values. None is allowed if it is the default."""
     return checked(
         default,
         lambda name, value: None if value is None and default is None else checked_choice(name, value, choices),

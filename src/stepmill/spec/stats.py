@@ -1,4 +1,6 @@
-"""The statistics that `pool.stats()` returns: counters and times. They are plain data; `slab/counters.py` reads them from shared memory.
+"""The statistics that `pool.stats()` returns: counters and times.
+
+They are plain data, which `slab/counters.py` reads from shared memory.
 
 Letters in shapes: N envs, S env objects (N and the spares), K kinds of faults, B buckets of durations.
 """
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# By number of a fault in native code.
+# By the number of a fault in native code.
 FAULT_KINDS = ("none", "raised", "bad_output", "bad_action", "died", "timed_out", "neighbour", "interrupted")
 NS = 1e-9
 
@@ -26,8 +28,9 @@ class Durations:
     """The durations of calls of one env object, or of several, as a histogram.
 
     Attributes:
-        counts: [B] or [S, B] int64, calls by bucket. Some short calls are not timed; a timed call then also counts for its neighbours.
-        stops_s: [B], for each bucket, the shortest duration in seconds that is above it.
+        counts: [B] or [S, B] int64, the number of calls by bucket. Some short calls are not timed. A timed call then
+            also counts for its neighbours.
+        stops_s: [B], the shortest duration in seconds that is above each bucket.
         total_s: [] or [S], the sum of the durations, in seconds.
         max_s: [] or [S], the longest timed call, in seconds.
     """
@@ -60,7 +63,7 @@ class Durations:
         return Durations(self.counts[server], self.stops_s, self.total_s[server], self.max_s[server])
 
     def __sub__(self, earlier: Self) -> Durations:
-        """Return the calls since an earlier state. `max_s` is then exact only if the longest call was made since."""
+        """Return the calls since an earlier state. `max_s` is exact only if the longest call was made since then."""
         counts = self.counts - earlier.counts
         is_used = counts > 0
         highest = counts.shape[-1] - 1 - np.argmax(is_used[..., ::-1], axis=-1)
@@ -90,13 +93,15 @@ class WorkerStats:
     """Statistics of one worker, or of one of its threads, since the start of the pool. On the serial backend the worker is the caller.
 
     Attributes:
-        worker: its number; with `workers.threads_per_worker` the number of the thread, counted over all workers.
-        pid: the pid of its newest process; that of the learner if the worker is a thread.
-        step_s, reset_s: seconds in the envs' `step` and `reset`. They are estimates, as not every short call is timed.
-        publish_s: seconds in which it built actions and wrote results.
-        wait_s: seconds in which it waited for commands.
-        steps, resets: calls of the envs' `step` and `reset`.
-        reset_retries: repeated attempts of resets.
+        worker: the number of the worker. With `workers.threads_per_worker`, the number of the thread, counted over all
+            workers.
+        pid: the pid of its newest process, or of the learner if the worker is a thread.
+        step_s, reset_s: the seconds in the envs' `step` and `reset`. They are estimates, because not every short call
+            is timed.
+        publish_s: the seconds in which it built actions and wrote results.
+        wait_s: the seconds in which it waited for commands.
+        steps, resets: the number of calls of the envs' `step` and `reset`.
+        reset_retries: the number of repeated attempts of resets.
         restarts, deaths: how often it was replaced, and how often it died or was given up. They are counted for its first thread only.
         current: the env object whose command is running now; None if no command is running.
         is_dead: whether it is dead now.
@@ -120,7 +125,7 @@ class WorkerStats:
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which it did not wait for commands: in envs, building actions and writing results."""
+        """The seconds in which it did not wait for commands, but ran envs, built actions and wrote results."""
         return self.step_s + self.reset_s + self.publish_s
 
     def __sub__(self, earlier: WorkerStats) -> WorkerStats:
@@ -136,10 +141,10 @@ class LearnerStats:
     """Statistics of the program that uses the pool, since the start of the pool.
 
     Attributes:
-        send_s: seconds in which it checked and wrote actions.
-        wait_s: seconds in which it waited for results. On the serial backend the envs run in this time.
-        gather_s: seconds in which it made batches of results.
-        elsewhere_s: the rest of the time since the start: the program itself.
+        send_s: the seconds in which it checked and wrote actions.
+        wait_s: the seconds in which it waited for results. On the serial backend, the envs run in this time.
+        gather_s: the seconds in which it made batches of results.
+        elsewhere_s: the rest of the seconds since the start, in which the program itself ran.
         sends, batches: the number of sends, each to one or more envs, and the number of batches of results.
     """
 
@@ -160,7 +165,7 @@ class NodeStats:
     """The traffic between a pool and one of its nodes, with backend="ray".
 
     Attributes:
-        node: its number.
+        node: the number of the node.
         address: the address of its machine.
         workers: the workers that it runs.
         messages: the number of exchanges that were sent to it.
@@ -188,19 +193,20 @@ class PoolStats:
     """Statistics of a pool since its start or, as the difference of two, between two moments.
 
     Attributes:
-        elapsed_s: seconds since the start of the pool.
+        elapsed_s: the seconds since the start of the pool.
         num_envs: N.
         workers: the statistics of each worker.
         learner: the statistics of the program that uses the pool.
-        step, reset: durations of the envs' `step` and `reset` by env object [S, B]; without spares, an env object is an env. They
-            are not measured on the EnvPool and kernel backends.
-        faults: [N, K] int64, faults by env and by kind in the order of FAULT_KINDS.
-        spilled: [S] int64, results whose payload did not fit in the slab, by env object.
-        spares: [N] int64, episodes that began with a spare.
+        step, reset: the durations of the envs' `step` and `reset` by env object, [S, B]. Without spares, an env object
+            is an env. They are not measured on the EnvPool and kernel backends.
+        faults: [N, K] int64, the number of faults by env, and by kind in the order of FAULT_KINDS.
+        spilled: [S] int64, the number of results whose payload did not fit in the slab, by env object.
+        spares: [N] int64, the number of episodes that began with a spare.
         spares_used, spares_waited: the total number of these episodes, and how many of them had to wait for the reset.
-        lease_copies: batches of all envs whose large observations were copied because no result slot was free.
-        leased_slots: result slots that arrays of the user hold now.
-        replay_log_bytes: size of the logs of `on_fault="replay"` now.
+        lease_copies: the number of batches of all envs whose large observations were copied because no result slot was
+            free.
+        leased_slots: the number of result slots that arrays of the user hold now.
+        replay_log_bytes: the current size of the logs of `on_fault="replay"`.
         nodes: the traffic with each node of backend="ray"; empty on other backends.
     """
 
@@ -222,12 +228,12 @@ class PoolStats:
 
     @property
     def steps(self) -> int:
-        """Env steps of all workers."""
+        """The number of env steps of all workers."""
         return sum(worker.steps for worker in self.workers)
 
     @property
     def resets(self) -> int:
-        """Resets of all workers."""
+        """The number of resets of all workers."""
         return sum(worker.resets for worker in self.workers)
 
     @property
@@ -249,7 +255,7 @@ class PoolStats:
         return [int(server) for server in np.argsort(-means) if is_slow[server]]
 
     def __sub__(self, earlier: PoolStats) -> PoolStats:
-        """Return what happened since earlier statistics of the same pool; states are those of now."""
+        """Return the counts since earlier statistics of the same pool. States are the current ones."""
         counts = "elapsed_s learner step reset faults spilled spares spares_used spares_waited lease_copies"
         return replace(
             _since(self, earlier, counts),
@@ -258,7 +264,7 @@ class PoolStats:
         )
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain numbers, lists and dicts, which JSON can hold. Durations of all envs are merged."""
+        """Return plain numbers, lists and dicts, which JSON can represent. The durations of all envs are merged."""
         return {
             "elapsed_s": self.elapsed_s,
             "num_envs": self.num_envs,

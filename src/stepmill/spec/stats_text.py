@@ -1,4 +1,4 @@
-"""Statistics of a pool as text: for people, and for Prometheus."""
+"""Writes the statistics of a pool as text for people and for Prometheus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from stepmill.spec.stats import Durations, PoolStats, WorkerStats
 
 MAX_WORKER_LINES = 16
-MAX_SLOWEST = 3  # env objects that a summary names
+MAX_SLOWEST = 3  # how many env objects a summary names
 BUCKETS_PER_BOUND = 4  # Prometheus gets one bucket for each doubling of the duration
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 Sample = tuple[Mapping[str, object], float]
@@ -79,7 +79,7 @@ def _worker_line(worker: WorkerStats, span_s: float) -> str:
 
 
 def scalars(stats: PoolStats) -> dict[str, float]:
-    """Return numbers by path. Shares are of the elapsed time, 0 to 1; shares of workers are means."""
+    """Return numbers by path. Shares are parts of the elapsed time, from 0 to 1. Shares of workers are means."""
     span_s, num = max(stats.elapsed_s, 1e-9), max(len(stats.workers), 1)
     learner = stats.learner
     found = {

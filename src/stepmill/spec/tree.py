@@ -3,7 +3,7 @@
     Leaf      an array of fixed dtype and shape: one field of the slab
     DictNode  keys and children
     TupleNode children, and the class that makes the tuple if it is a named tuple
-    Opaque    a value without a fixed size; it is transferred beside the arrays
+    Opaque    a value without a fixed size, which is not in the arrays
 
 Leaves and opaques are numbered separately, each from 0, in depth-first order. That order is the contract between the
 slab, the native loop and the front-ends.
@@ -19,11 +19,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-PLAIN_DTYPE_KINDS = "biufc"  # bool, integers, float, complex: dtypes of fixed size without references
+PLAIN_DTYPE_KINDS = "biufc"  # bool, integers, float, complex: the dtypes of fixed size without references
 
 
 class LeafKind(IntEnum):
-    """How one value of a leaf looks to the env."""
+    """The type of a leaf's value in the env."""
 
     ARRAY = 0  # an array of the leaf's shape
     SCALAR = 1  # a NumPy scalar: a Box of shape ()
@@ -35,9 +35,9 @@ class Leaf:
     """An array of fixed dtype and shape.
 
     Attributes:
-        dtype: of the array; never structured, never object.
-        shape: for one env, without a batch dimension.
-        kind: how one value looks to the env.
+        dtype: the dtype of the array. It is not structured, and not object.
+        shape: the shape for one env, without a batch dimension.
+        kind: the type of one value in the env.
     """
 
     dtype: np.dtype[np.generic]
@@ -95,12 +95,12 @@ def iter_tree(node: Node, path: Path = "") -> Iterator[tuple[Path, Leaf | Opaque
 
 
 def leaves(node: Node) -> list[tuple[Path, Leaf]]:
-    """Return the leaves with their paths; the position in the list is the leaf index."""
+    """Return the leaves with their paths. The position in the list is the leaf index."""
     return [(path, part) for path, part in iter_tree(node) if isinstance(part, Leaf)]
 
 
 def opaques(node: Node) -> list[Path]:
-    """Return the paths of the opaque parts; the position in the list is the opaque index."""
+    """Return the paths of the opaque parts. The position in the list is the opaque index."""
     return [path for path, part in iter_tree(node) if isinstance(part, Opaque)]
 
 
@@ -129,8 +129,10 @@ def unflatten(node: Node, arrays: Sequence[object], opaque_columns: Sequence[obj
     """Return arrays and opaque columns in the tree's structure: dicts, tuples, named tuples.
 
     Args:
-        arrays: one per leaf, in the order of `leaves(node)`; each [B, ...] for a batch.
-        opaque_columns: one per opaque, in the order of `opaques(node)`; each a tuple of B values for a batch.
+        node: the tree.
+        arrays: one array per leaf, in the order of `leaves(node)`. For a batch, each is [B, ...].
+        opaque_columns: one column per opaque, in the order of `opaques(node)`. For a batch, each is a tuple of B
+            values.
     """
     return _unflatten(node, iter(arrays), iter(opaque_columns))
 
@@ -174,8 +176,9 @@ def map_nest(function: Callable[..., Any], nest: Any, *others: Any) -> Any:
     """Return a nest of dicts, lists, tuples and named tuples with the function applied to its leaves.
 
     Args:
-        function: takes a leaf of each nest.
-        others: nests of the same structure.
+        function: a function that takes one leaf of each nest.
+        nest: the first nest.
+        *others: further nests of the same structure.
     """
     if isinstance(nest, Mapping):
         return {key: map_nest(function, child, *(other[key] for other in others)) for key, child in nest.items()}

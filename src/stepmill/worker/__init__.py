@@ -1,21 +1,23 @@
-"""What runs where the envs are: processes or threads that build envs, run the native loop and serve slow requests.
+"""The code of workers: processes or threads that build envs, run the native loop and serve slow requests.
 
-    env_host            builds envs, makes their native loop, serves, closes: the code that all backends share
-    calls               what a slow request does to an env
+    env_host            builds envs, makes their native loop, serves and closes; all backends share this code
+    calls               makes slow requests, and serves them
     native_settings     the settings that the learner's and the workers' native code share
-    build_progress      which env each worker constructs, in shared memory
+    build_progress      shows in shared memory which env each lane constructs
     messages            the messages between learner, launcher and workers
     channel             sends and receives messages over a Unix socket, without blocking sends
     error_records       exceptions as text
     main                the main program of a worker process
     starter             the main program of the process that starts launchers
     launcher            the main program of the process that starts workers
-    child_server        what starter and launcher share: children on request, and how they end
+    child_server        starts children on request and reports how they end; starter and launcher share it
     fresh_interpreter   starts a Python process that runs one of these programs
     process_setup       prepares a new process to be a worker or the launcher
-    module_contents     compares the user's modules in workers with those of the program
+    coroutines          runs envs whose methods are coroutines
+    coroutine_server    the loop of a worker with such envs
+    module_contents     reads the contents of modules in workers, which are compared with those of the program
     program_state       warnings filters and registered envs, sent from the learner to fresh workers
-    signals             defers signal handlers, which may raise, to where that is safe
+    signals             defers signal handlers, which may raise exceptions, to safe places
 
 No module here imports an RL library.
 """

@@ -1,4 +1,4 @@
-"""Slow requests: how they are made, and what they do to an env. All backends use this code."""
+"""Makes slow requests, and serves them. All backends use this code."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def call_payload(
     """Return the payload of a CALL request.
 
     Args:
-        name: a method of the env; an attribute that is not callable, whose value is then the outcome; or a function, which
-            is called with the env as its first argument.
-        args: positional arguments.
-        kwargs: keyword arguments.
+        name: the name of a method of the env; the name of an attribute that is not callable, whose value is then the
+            outcome; or a function, which is called with the env as its first argument.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
     Raises:
         UsageError: `name` is one of RESERVED_NAMES.
     """
@@ -81,12 +81,12 @@ def set_payload(name: str | Callable[..., object], values: Sequence[object]) -> 
 def serve_request(
     loop: ServingLoop, envs: Sequence[object], request: Request, *, should_raise: RaisePredicate = raise_none
 ) -> Reply:
-    """Serve a request, after the commands that were sent to its envs before it and before those that were sent after it.
+    """Serve a request, after the commands that were sent to its envs before, and before those that were sent later.
 
     Args:
-        loop: the native loop of the worker, which does the commands that come first.
+        loop: the native loop of the worker, which runs the commands that come first.
         envs: all envs of the worker, by server.
-        request: with its payload loaded.
+        request: the request, with its payload loaded.
         should_raise: says which exceptions of an env are raised here. All others become records.
     """
     for server, ticket in zip(request.servers, request.after, strict=True):
@@ -106,7 +106,7 @@ def serve_request(
 
 
 def apply_request(loop: ServingLoop, envs: Sequence[object], request: Request) -> tuple[ErrorRecord | None, ...]:
-    """Do a request before the loop serves; return, per env of the request, the record of what it raised, or None."""
+    """Do a request before the loop serves. Return the record of the exception, or None, for each env of the request."""
     outcomes = (
         _outcome(loop, envs[server], request, index, raise_none) for index, server in enumerate(request.servers)
     )
@@ -129,7 +129,7 @@ def _outcome(loop: ServingLoop, env: object, request: Request, index: int, shoul
 
 
 def apply_setting(loop: ServingLoop, env: object, request: Request, index: int) -> object:
-    """Do one env's part of a request of SETTING_KINDS again; return what is to be awaited, if anything is."""
+    """Repeat the part of a request of SETTING_KINDS for one env. Return an awaitable if there is one to await."""
     if request.kind is not RequestKind.SET_RESET_OPTIONS:
         return _perform(env, request, index)
     _set_reset_options(loop, request, index)
@@ -137,7 +137,7 @@ def apply_setting(loop: ServingLoop, env: object, request: Request, index: int) 
 
 
 def finish(value: object, env: object) -> object:
-    """Return what a method of an env returned; if that is awaitable, run it and return its result."""
+    """Return the result of a method of an env. If it is awaitable, run it and return its result."""
     if not inspect.isawaitable(value):
         return value
     from stepmill.worker.coroutines import run_here  # most workers need no asyncio, which takes 40 ms to import
@@ -173,7 +173,7 @@ def _perform(env: object, request: Request, index: int) -> object:
 def get_attr(env: object, name: str | Callable[[object], object]) -> object:
     """Return an attribute of an env, searched through its wrappers if the env supports that.
 
-    "engine.gravity" is an attribute of the attribute `engine`. A function is called with the env.
+    "engine.gravity" names an attribute of the attribute `engine`. A function is called with the env.
     """
     if callable(name):
         return name(env)
@@ -184,7 +184,10 @@ def get_attr(env: object, name: str | Callable[[object], object]) -> object:
 
 
 def set_attr(env: object, name: str | Callable[[object, object], object], value: object) -> None:
-    """Set an attribute of an env, on the wrapper that has it if the env supports that. A function is called instead."""
+    """Set an attribute of an env, on the wrapper that has it if the env supports this.
+
+    If `name` is a function, it is called with the env and the value instead.
+    """
     if callable(name):
         name(env, value)
         return
@@ -196,7 +199,7 @@ def set_attr(env: object, name: str | Callable[[object, object], object], value:
 
 
 def set_property(env: object, name: str, value: object) -> None:
-    """Set a property of an env, by its method `set_property` or else in the dict `properties` of the innermost env."""
+    """Set a property with the env's method `set_property`. Without one, use the dict `properties` of the innermost env."""
     hook = _hook(env, "set_property")
     if hook is not None:
         hook(name, value)
@@ -205,7 +208,7 @@ def set_property(env: object, name: str, value: object) -> None:
 
 
 def get_properties(env: object) -> dict[str, object]:
-    """Return a copy of an env's properties, from its method `get_properties` or else from its dict `properties`."""
+    """Return a copy of the properties from the env's method `get_properties` or else from its dict `properties`."""
     hook = _hook(env, "get_properties")
     return dict(_properties_of(env) if hook is None else hook())
 

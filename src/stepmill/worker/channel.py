@@ -3,12 +3,12 @@
     frame:  magic u32 | number of descriptors u32 | number of bytes u64 | bytes
             descriptors are sent together with the header (SCM_RIGHTS)
 
-What the socket does not accept at once goes to a backlog, which a thread sends; the thread ends when the backlog is empty.
-So two ends can send 100 MB to each other at the same time, and a worker goes on stepping while its reply is unread, which
-the learner may need before it reads the reply.
+Bytes that the socket does not accept at once are stored in a backlog. A thread sends the backlog, and ends when it is
+empty. Therefore two ends can send 100 MB to each other at the same time. A worker also continues to step while its
+reply is unread, and the learner may need these steps before it reads the reply.
 
-Every wait has a deadline, and ends when the peer is gone. That is known by end of file, or by a pidfd of the peer: a process
-that the peer forked may hold a copy of the peer's end of the socket, and then there is no end of file.
+Every wait has a deadline, and ends when the peer is gone. The channel knows this by the end of file, or by a pidfd of
+the peer. If a process that the peer forked has a copy of the peer's end of the socket, there is no end of file.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from stepmill._native import OwnedFd
 HEADER = struct.Struct("<IIQ")
 MAGIC = 0x6D706D73
 MAX_FDS_PER_CALL = 250  # the kernel refuses more than 253
-POLL_SLICE_S = 0.1  # a signal that lands just before a wait is seen after at most this long
+POLL_SLICE_S = 0.1  # a signal that arrives just before a wait is seen after at most this time
 NO_FD = -1
 
 
 class ChannelClosed(Exception):
-    """The peer is gone: nothing more can be received or sent."""
+    """The peer is gone, so nothing can be received or sent."""
 
 
 class ChannelGarbled(ChannelClosed):
-    """The peer sent bytes that are not a frame. The channel cannot be used any more."""
+    """The peer sent bytes that are not a frame. The channel can no longer be used."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One received message. It owns its descriptors: they are closed with it unless the receiver stores them.
+    """One received message. It owns its descriptors, which are closed with it unless the receiver stores them.
 
     `fds` is empty if this process could not receive all of them because of its limit of open files.
     """
@@ -59,11 +59,12 @@ class _Outgoing:
 
 
 class Channel:
-    """One end of a socket pair. Any thread may send; one thread at a time receives."""
+    """One end of a socket pair. Any thread may send, and one thread at a time may receive."""
 
     def __init__(self, sock: socket.socket, *, use_thread: bool = True) -> None:
-        """`sock` belongs to the channel from now on. Without `use_thread` the caller polls the channel, and must call `push`
-        when it is writable.
+        """Make a channel, which owns `sock` from now on.
+
+        Without `use_thread`, the caller polls the channel, and must call `push` when it is writable.
         """
         sock.setblocking(False)
         self._sock = sock
@@ -76,7 +77,7 @@ class Channel:
         self._header = bytearray()
         self._body: bytearray | None = None
         self._filled = 0
-        self._fds: list[OwnedFd] = []  # of the frame that is being received
+        self._fds: list[OwnedFd] = []  # those of the frame that is being received
         self._has_lost_fds = False
 
     @classmethod
@@ -87,18 +88,18 @@ class Channel:
 
     @property
     def fd(self) -> int:
-        """The descriptor to poll, or NO_FD once closed."""
+        """The descriptor to poll, or NO_FD after `close`."""
         return self._sock.fileno()
 
     @property
     def has_backlog(self) -> bool:
-        """Whether something that was passed to `send` has not left this process yet."""
+        """Whether bytes that were passed to `send` have not left this process yet."""
         return bool(self._backlog)
 
     # ---- sending --------------------------------------------------------------------------------------------------
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Send one frame without waiting. `fds` remain the caller's, who may close them at once.
+        """Send one frame without waiting. The caller still owns `fds`, and may close them at once.
 
         Raises:
             ChannelClosed: the peer is known to be gone.
@@ -124,7 +125,7 @@ class Channel:
             self._push_backlog()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the backlog is empty. Return False if it is not in time."""
+        """Wait at most `timeout_s` until the backlog is empty. Return whether it is."""
         deadline = time.monotonic() + timeout_s
         while self._backlog and not self._is_broken and not self._is_closed:
             if time.monotonic() >= deadline:
@@ -181,7 +182,7 @@ class Channel:
     # ---- receiving ------------------------------------------------------------------------------------------------
 
     def poll_frame(self) -> Frame | None:
-        """Return the next frame if it has arrived whole, else None. Never waits.
+        """Return the next frame if all of it has arrived, else None. This does not wait.
 
         Raises:
             ChannelClosed: the peer is gone, and every frame that it sent whole has been returned.
@@ -247,13 +248,13 @@ class Channel:
     # ---- the end --------------------------------------------------------------------------------------------------
 
     def shut(self) -> None:
-        """Shut the connection down and wake every thread that waits for it, here and at the peer. Closes no descriptor."""
+        """Shut the connection down, and wake all threads that wait for it, here and at the peer. Close no descriptor."""
         with contextlib.suppress(OSError):
-            # Closing alone may not end the connection: other processes may have inherited copies of this end.
+            # Closing alone may not end the connection, because other processes may have inherited copies of this end.
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Shut the connection down and close every descriptor. Idempotent."""
+        """Shut the connection down and close all descriptors. Later calls do nothing."""
         with self._lock:
             self._is_closed = True
             self._drop_backlog()
@@ -264,7 +265,7 @@ class Channel:
         self.close_local_copy()
 
     def close_local_copy(self) -> None:
-        """Close the descriptors in this process only. Other processes that inherited them can go on using the connection."""
+        """Close the descriptors in this process only. Other processes that inherited them can still use the connection."""
         self._is_closed = True
         self._sock.close()
         for fd in self._fds:
@@ -273,9 +274,9 @@ class Channel:
 
 
 def wait_ready(wanted: dict[int, int], deadline: float | None) -> set[int]:
-    """Wait until a descriptor is ready for its poll events, has an error or hangs up; return those that are ready.
+    """Wait until a descriptor is ready for its poll events, has an error or hangs up. Return the ready descriptors.
 
-    Waits POLL_SLICE_S at most, and may then return an empty set. NO_FD is ignored.
+    The wait takes at most POLL_SLICE_S, and may then return an empty set. NO_FD is ignored.
     """
     poller = select.poll()
     for fd, events in wanted.items():
@@ -286,5 +287,5 @@ def wait_ready(wanted: dict[int, int], deadline: float | None) -> set[int]:
 
 
 def deadline_after(timeout_s: float | None) -> float:
-    """Return the time.monotonic at which a timeout that begins now ends; infinity for None."""
+    """Return the end of a timeout that begins now, on the clock of time.monotonic. It is infinity for None."""
     return float("inf") if timeout_s is None else time.monotonic() + timeout_s

@@ -1,7 +1,7 @@
-"""Starts child processes on request of the learner, and reports how they end: what a launcher and the starter share.
+"""Starts child processes on request of the learner, and reports how they end. Launchers and the starter share this code.
 
-Such a process has one thread, which waits in one poll, for requests and for the ends of children. It ends when the learner
-closes the channel or is gone.
+Such a process has one thread, which waits in one poll for requests and for the ends of children. It ends when the
+learner closes the channel or is gone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RequestT = TypeVar("RequestT", LaunchWorker, StartLauncher)
 
 @dataclass(frozen=True)
 class Child:
-    """A process that was started, and is not reaped yet."""
+    """A process that was started, and has not been reaped yet."""
 
     number: int
     pid: int
@@ -42,7 +42,7 @@ class Child:
 
     @classmethod
     def watch(cls, number: int, pid: int, interpreter: subprocess.Popen[bytes] | None = None) -> Child:
-        """Return the child for a process that was just started. If its pidfd cannot be opened, kill the process and raise."""
+        """Return the child for a new process. If its pidfd cannot be opened, kill the process and raise the error."""
         try:
             return cls(number, pid, OwnedFd.pidfd(pid), interpreter)
         except OSError:
@@ -51,7 +51,7 @@ class Child:
             raise
 
     def reap(self) -> int | None:
-        """Wait for the end of the child; return its exit code, or None if other code in this process has reaped it."""
+        """Wait for the end of the child. Return its exit code, or None if other code in this process has reaped it."""
         if self.interpreter is not None:
             return self.interpreter.wait()
         try:
@@ -69,10 +69,10 @@ def load_modules(names: Sequence[str]) -> None:
 
 
 class ChildServer(Generic[RequestT]):
-    """Starts one process for each request, and reaps it. Subclasses say how a process is started."""
+    """Starts one process for each request, and reaps it. Subclasses define how a process is started."""
 
     def __init__(self, channel: Channel, learner: int, request: type[RequestT], *, idle_s: float | None = None) -> None:
-        """`learner` is a pidfd. Without children the process ends after `idle_s` seconds."""
+        """`learner` is the pidfd of the learner. Without children, the process ends after `idle_s` seconds."""
         self._channel = channel
         self._learner = learner
         self._request: type[RequestT] = request
@@ -133,7 +133,7 @@ class ChildServer(Generic[RequestT]):
         return True
 
     def _launch(self, request: RequestT, fds: Sequence[OwnedFd]) -> None:
-        """Start a process, and report it. `fds` is empty if this process may open no more files."""
+        """Start a process, and report this. `fds` is empty if this process may open no more files."""
         try:
             if not fds:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

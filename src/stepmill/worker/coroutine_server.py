@@ -1,8 +1,8 @@
-"""The loop of one worker's coroutine envs: their commands run at the same time, in one event loop.
+"""The loop of a worker with coroutine envs, whose commands run at the same time in one event loop.
 
-A command that exceeds its deadline is cancelled. If it goes on all the same, the reaper ends the worker, as with every other env;
-and so if an env blocks the event loop. A request to an env runs after the commands that were sent to it before, in its task; commands
-that were sent later are held until it is served. Other envs go on meanwhile.
+A command that exceeds its deadline is cancelled. If it still continues, or if an env blocks the event loop, the reaper
+ends the worker, as with all other envs. A request to an env runs in the task of the env, after the commands that were
+sent before. Commands that were sent later wait until the request is served. Other envs continue meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stepmill.worker.messages import Reply, Request, RequestKind, WorkerSettings
 if TYPE_CHECKING:
     from stepmill.worker.env_host import Mailbox
 
-_CANCEL_GRACE_S = 2.0  # how long a command may clean up that its deadline has cancelled
+_CANCEL_GRACE_S = 2.0  # how long a command that was cancelled at its deadline may clean up
 _CLOSING_GRACE_S = 0.5  # the same when the pool ends
 _LONGEST_TICK_S = 0.25
 _TICKS_PER_LIMIT = 8
@@ -56,7 +56,7 @@ class _Watched:
 
 
 class CoroutineServer:
-    """Runs commands for `env_host.serve`: it is the worker's loop, and passes requests on."""
+    """The worker's loop for `env_host.serve`. It runs commands, and receives requests."""
 
     def __init__(
         self,
@@ -71,23 +71,23 @@ class CoroutineServer:
         self._retry_wait_s = settings.reset_retry_wait_s
         self._tasks = [task_of(env) for env in envs]
         self._loop = self._tasks[0].loop
-        self._deadlines: dict[int, float] = {}  # of commands that run
+        self._deadlines: dict[int, float] = {}  # those of running commands
         self._cancelled: set[int] = set()
-        self._stale: set[int] = set()  # cancelled: their envs are made again
+        self._stale: set[int] = set()  # servers with cancelled commands, whose envs are made again
         self._settings: defaultdict[int, dict[object, tuple[Request, int]]] = defaultdict(dict)
-        self._mailbox: Mailbox  # given to `begin`
-        self._requests: deque[Request | None] = deque()  # None: the learner has exited
+        self._mailbox: Mailbox  # the argument of `begin`
+        self._requests: deque[Request | None] = deque()  # None if the learner has exited
         self._holds: defaultdict[int, deque[int]] = defaultdict(deque)  # by server: tickets after which requests come
         self._served: Request | None = None
         self._call_limit_s = settings.call_timeout_s or _FOREVER_S
         self._call_deadline = _FOREVER_S
-        self._is_told = False  # to stop
+        self._is_told = False  # whether the worker must stop
         self._error: BaseException | None = None
 
     # ---- for env_host.serve ----------------------------------------------------------------------------------------------
 
     def begin(self, mailbox: Mailbox, num_requests: int) -> None:
-        """Begin to receive commands, and requests from a mailbox."""
+        """Begin to receive commands, and to receive requests from a mailbox."""
         self._mailbox = mailbox
         self._native.requests_seen(num_requests)
         self._loop.add_reader(self._native.event_fd, self._guard, self._receive)
@@ -96,7 +96,7 @@ class CoroutineServer:
         self._guard(self._receive)
 
     def run(self) -> int:
-        """Run commands until there is a request, or the worker is to stop; return LOOP_REQUEST or LOOP_STOP."""
+        """Run commands until there is a request or the worker must stop. Return LOOP_REQUEST or LOOP_STOP."""
         while not self._requests and not self._is_told:
             self._loop.run_forever()
             if self._error is not None:
@@ -116,13 +116,13 @@ class CoroutineServer:
         return request
 
     def keep_settings(self, request: Request) -> None:
-        """Keep what a request sets, for envs that are made again."""
+        """Store the settings of a request, for envs that are made again."""
         if request.kind in SETTING_KINDS and isinstance(request.payload, tuple):
             for index, server in enumerate(request.servers):
                 self._settings[server][request.kind, request.payload[0]] = request, index
 
     def reply(self, reply: Reply) -> None:
-        """Pass a reply on."""
+        """Send a reply through the mailbox."""
         self._mailbox.reply(reply)
 
     def requests_seen(self, _count: int) -> None:
@@ -140,17 +140,17 @@ class CoroutineServer:
         run_here(asyncio.sleep(0), self._envs[local])
 
     def refresh(self) -> None:
-        """Do nothing: methods are looked up in each call."""
+        """Do nothing, because methods are looked up in each call."""
 
     def restart_early_reset(self, local: int) -> None:
-        """Do nothing: no episode begins before its command."""
+        """Do nothing, because no episode begins before its command."""
 
     def set_default_options(self, local: int, options: bytes | None) -> None:
-        """Set the options of resets without options of their own."""
+        """Set the options for resets that have no options."""
         self._native.set_default_options(local, options)
 
     def _end(self) -> None:
-        """Cancel the commands that run. Those that go on are abandoned."""
+        """Cancel the running commands. Those that continue are abandoned."""
         self._timer.cancel()
         self._loop.remove_reader(self._native.event_fd)
         self._native.stop()
@@ -163,7 +163,7 @@ class CoroutineServer:
             abandon(self._envs[server])
 
     def _guard(self, callback: Callable[[], None]) -> None:
-        """Call a callback of the event loop. What it raises is raised by `run`."""
+        """Call a callback of the event loop. `run` raises its exceptions."""
         try:
             callback()
         except BaseException as exc:
@@ -172,7 +172,7 @@ class CoroutineServer:
             self._return()
 
     def _return(self) -> None:
-        """Stop the event loop if `run` runs it, and not the service of a request."""
+        """Stop the event loop if `run` runs it. Do nothing if a request is being served."""
         if self._loop.is_running() and self._served is None:
             self._loop.stop()
 
@@ -219,7 +219,7 @@ class CoroutineServer:
         self._deadlines[server] = self._loop.time() + limit_s
         try:
             returned = await _Watched(self._native, server, self._call(server, arguments, is_reset=is_reset))
-        except GeneratorExit:  # the thread has ended without this command
+        except GeneratorExit:  # the thread ends, and this command does not
             raise
         except BaseException as exc:
             self._end_command(server)
@@ -248,7 +248,7 @@ class CoroutineServer:
         return await returned if inspect.isawaitable(returned) else returned
 
     async def _renew(self, server: int) -> None:
-        """Make an env again: late replies to the old one, on its connections, must not reach an episode."""
+        """Make an env again, so that late replies on connections of the old object do not reach an episode."""
         old = self._envs[server]
         with suppress(Exception):
             await close(old)
@@ -267,10 +267,10 @@ class CoroutineServer:
             task.uncancel()
 
     def _tick(self) -> None:
-        """Cancel what is too late, and show the reaper that the event loop runs."""
+        """Cancel commands that are too late, and show the reaper that the event loop runs."""
         now = self._loop.time()
         self._native.leave()
-        held_up_s = now - self._ticked - 2 * self._tick_s  # by an env that blocked the event loop, or by the machine
+        held_up_s = now - self._ticked - 2 * self._tick_s  # how long an env, or the machine, blocked the event loop
         for server, deadline in self._deadlines.items():
             if held_up_s > 0:
                 self._deadlines[server] += held_up_s
@@ -283,7 +283,7 @@ class CoroutineServer:
                 self._cancelled.add(server)
                 self._tasks[server].cancel()
                 self._deadlines[server] = now + _CANCEL_GRACE_S
-        if self._served is not None and now > self._call_deadline:  # the caller has stopped to wait for it
+        if self._served is not None and now > self._call_deadline:  # the caller no longer waits for it
             for server in self._served.servers:
                 self._tasks[server].cancel()
         self._ticked = now

@@ -1,7 +1,7 @@
-"""Envs whose `reset`, `step` and `close` are coroutines.
+"""Runs envs whose `reset`, `step` and `close` are coroutines.
 
-All coroutines of one env run in one task, since libraries bind connections and cancel scopes to the task that opened them. The
-tasks of all envs of a thread run in one event loop.
+All coroutines of one env run in one task, because libraries bind connections and cancel scopes to the task that opened
+them. The tasks of all envs of a thread run in one event loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.tasks: dict[int, EnvTask] = {}  # by id of the env
+        self.tasks: dict[int, EnvTask] = {}  # by the id() of the env
 
 
 _HERE = _Thread()
@@ -45,21 +45,21 @@ class EnvTask:
         self._task = loop.create_task(self._coroutine)
 
     def begin(self, work: Work | None) -> None:
-        """Run `work`, which must not raise, after what was begun before; None ends the task."""
+        """Run `work` after all earlier work. It must not raise exceptions. None ends the task."""
         self._work.put_nowait(work)
 
     def run(self, value: Awaitable[Any]) -> asyncio.Future[Any]:
-        """Await `value` after what was begun before; return the future of what it returns."""
+        """Await `value` after all earlier work, and return the future of its result."""
         done: asyncio.Future[Any] = self.loop.create_future()
         self.begin(partial(_run_for, done, value))
         return done
 
     def cancel(self) -> None:
-        """Cancel what runs now."""
+        """Cancel the work that runs now."""
         self._task.cancel()
 
     def drop(self) -> None:
-        """End what runs now, without the event loop."""
+        """End the work that runs now, without the event loop."""
         self._coroutine.close()
 
     def finish(self) -> None:
@@ -71,7 +71,7 @@ class EnvTask:
         while True:
             try:
                 work = await self._work.get()
-            except asyncio.CancelledError:  # for what has ended
+            except asyncio.CancelledError:  # the cancellation was meant for work that has ended
                 continue
             if work is None:
                 return
@@ -106,7 +106,7 @@ def _runs_event_loop() -> bool:
 
 
 def run_here(value: Awaitable[Any], env: object) -> Any:
-    """Run an awaitable in the task of its env, and return what it returns. This thread must run no event loop."""
+    """Run an awaitable in the task of its env, and return its result. This thread must not run an event loop."""
     task = task_of(env)
     return task.loop.run_until_complete(task.run(value))
 
@@ -119,20 +119,21 @@ async def _run_for(done: asyncio.Future[Any], value: Awaitable[Any]) -> None:
 
 
 def abandon(env: object) -> None:
-    """Drop the task of an env, which does not end. What follows runs in a new one."""
-    with suppress(RuntimeError):  # it ignores even this
+    """Drop the task of an env, which does not end. Later work of the env runs in a new task."""
+    with suppress(RuntimeError):  # the coroutine ignores even this
         _HERE.tasks.pop(id(env)).drop()
 
 
 def rename_task(old: object, new: object) -> None:
-    """Give the task of an env to the one that takes its place."""
+    """Give the task of an env to the env that replaces it."""
     _HERE.tasks[id(new)] = _HERE.tasks.pop(id(old))
 
 
 def close_all(envs: Sequence[Any]) -> list[BaseException | None]:
-    """Close coroutine envs at the same time, and end their tasks; return what each of them raised.
+    """Close coroutine envs at the same time, and end their tasks. Return the exception of each env, or None.
 
-    With the last task of a thread its event loop ends. If the thread runs another event loop, another thread closes the envs.
+    The event loop of a thread ends with its last task. If the thread runs another event loop, another thread closes the
+    envs.
     """
     if _runs_event_loop():
         with ThreadPoolExecutor(1) as other:

@@ -1,11 +1,12 @@
-"""What every worker does, whether it is a process, a thread or the calling thread: build envs, run the native loop over
-them and answer its requests, close the envs.
+"""The work of every worker, which may be a process, a thread or the calling thread.
+
+A worker builds envs, runs the native loop over them, answers its requests, and closes the envs.
 
     build_envs(plan)               calls worker_init, returns BuiltEnvs: envs, specs, faults
     make_loop(slab, …)             returns the loop over those envs
     apply_requests(…)              applies requests that must come before the first command; returns faults
-    serve(loop, …)                 runs the loop, answers requests that it cannot handle, returns when told to stop
-    close_envs(…)                  returns the faults of envs that raised in close()
+    serve(loop, …)                 runs the loop, answers requests that it cannot handle, returns when the stop word is
+    set close_envs(…)                  returns the faults of envs that raised an exception in close()
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ Fault = tuple[int | None, ErrorRecord]  # env_id, or None for the whole worker, 
 
 _native.register_errors(UsageError, BusyEnvError, ClosedPoolError, EngineBug)
 
-EXIT_STRAY_COPY = 67  # of a copy that an env forked; must match the value in _native/shared/forks.hpp
+EXIT_STRAY_COPY = 67  # the exit status of a copy that an env forked; _native/shared/forks.hpp has the same value
 REQUEST_COUNTER_MASK = 0xFFFFFFFF  # the slab's counter of requests has 32 bits
 
 
 class AdapterPackage(Protocol):
-    """The functions of `stepmill.envs`, which is imported at run time: adapters import RL libraries, and this package must not."""
+    """The functions of `stepmill.envs`. That package is imported at run time, because adapters import RL libraries."""
 
     def describe(self, env: object, like: EnvSpec | None = None) -> EnvSpec: ...
     def adapt(self, env: object) -> object: ...
@@ -53,7 +54,7 @@ class Mailbox(Protocol):
     """Receives slow requests and sends replies."""
 
     def next(self) -> Request | None:
-        """Wait for the request that was announced; return None if the learner has exited."""
+        """Wait for the request that was announced. Return None if the learner has exited."""
 
     def reply(self, reply: Reply) -> None:
         """Send a reply without waiting until it is read."""
@@ -61,7 +62,7 @@ class Mailbox(Protocol):
 
 @dataclass
 class BuiltEnvs:
-    """The envs of one worker, all built if there are no faults. If there are faults, all of them have been closed."""
+    """The envs of one worker. Without faults, all of them are built. If there are faults, all of them have been closed."""
 
     env_fns: Sequence[Callable[[], object]] = ()
     envs: list[object] = field(default_factory=list)
@@ -75,13 +76,14 @@ def build_envs(
     on_begin: Callable[[int], None] = lambda _: None,
     should_raise: RaisePredicate = raise_none,
 ) -> BuiltEnvs:
-    """Call `plan.init`, then build the envs one after the other. If one raises, continue with the rest, so that all faults are
-    reported together.
+    """Call `plan.init`, and then build the envs one after the other.
+
+    If a constructor raises an exception, the others are still called, so that all faults are reported together.
 
     Args:
-        plan: of the worker.
+        plan: the plan of the worker.
         on_begin: called with the env_id before each construction, and with IN_WORKER_INIT before `plan.init` is called.
-        should_raise: returns True for exceptions to raise again after closing the envs; all others become faults.
+        should_raise: returns True for exceptions to raise again after closing the envs. All others become faults.
     """
     built = BuiltEnvs(plan.env_fns, faults=list(call_worker_init(plan, on_begin, should_raise)))
     if built.faults:
@@ -112,7 +114,7 @@ def build_envs(
 def call_worker_init(
     plan: WorkerPlan, on_begin: Callable[[int], None], should_raise: RaisePredicate = raise_none
 ) -> tuple[Fault, ...]:
-    """Call the function of the option `workers.init`, if there is one; return its fault if it raised. See `build_envs`."""
+    """Call the function of the option `workers.init`, if there is one, and return its fault. See `build_envs`."""
     if plan.init is None:
         return ()
     try:
@@ -127,16 +129,15 @@ def call_worker_init(
 
 
 def map_slab(plan: Mapping[str, object], num_lanes: int, lane: int, fds: Sequence[int]) -> _native.Slab:
-    """Map a slab in a worker process for one lane, which uses its own words and rows only, without the memory files of others.
+    """Map a slab in a worker process for one lane, which uses only its own words, rows and memory files.
 
-    The memory of other lanes is read-only: an env that writes to it ends this process by SIGSEGV.
+    The memory of other lanes is read-only. An env that writes to it ends this process by SIGSEGV.
 
     Args:
         plan: the layout of the slab, with the ranges of bytes that each lane may write.
         num_lanes: the number of lanes in the pool.
         lane: the lane that uses the mapping.
         fds: four descriptors: the slab, this lane's commands, its results, the pool's eventfd. They may be closed afterwards.
-
     Raises:
         RuntimeError: the memory is not a slab of this version.
     """
@@ -188,7 +189,7 @@ def _is_coroutine_env(env: object) -> bool:
 
 
 def loop_settings(spec: EnvSpec, settings: WorkerSettings) -> dict[str, object]:
-    """Return the settings of a native loop over envs of a spec."""
+    """Return the settings of a native loop over envs with this spec."""
     return {
         **native_settings(spec, settings.autoreset, settings.seeding),
         "time_step": spec.time_step,
@@ -201,10 +202,10 @@ def loop_settings(spec: EnvSpec, settings: WorkerSettings) -> dict[str, object]:
 
 
 def serve(loop: WorkerLoop, envs: Sequence[object], mailbox: Mailbox, *, num_requests: int = 0) -> bool:
-    """Run the loop until the pool tells it to stop or to end. Return False if the learner exits first.
+    """Run the loop until the pool sets the stop word or requests the end. Return False if the learner exits first.
 
     Args:
-        loop: over `envs`.
+        loop: the loop over `envs`.
         envs: the worker's envs.
         mailbox: receives the requests that the slab announces.
         num_requests: how many requests were announced to this worker's predecessors.
@@ -224,7 +225,7 @@ def serve(loop: WorkerLoop, envs: Sequence[object], mailbox: Mailbox, *, num_req
             mailbox.reply(Reply(request.id, (Value(None),)))
             return True
         reply = calls.serve_request(loop, envs, request)
-        if os.getpid() != own_pid:  # the call forked, and this is the child: it must not send a second reply
+        if os.getpid() != own_pid:  # the call forked, and this is the child, which must not send a second reply
             os._exit(EXIT_STRAY_COPY)
         num_seen = (num_seen + 1) & REQUEST_COUNTER_MASK
         loop.requests_seen(num_seen)
@@ -235,7 +236,7 @@ def serve(loop: WorkerLoop, envs: Sequence[object], mailbox: Mailbox, *, num_req
 def apply_requests(
     loop: calls.ServingLoop, env_ids: Sequence[int], envs: Sequence[object], requests: Iterable[Request]
 ) -> tuple[Fault, ...]:
-    """Apply requests to newly built envs before the loop starts; return the faults of envs that raised."""
+    """Apply requests to new envs before the loop starts. Return the faults of envs that raised an exception."""
     faults: list[Fault] = []
     for request in requests:
         if keep_settings := getattr(loop, "keep_settings", None):
@@ -246,7 +247,7 @@ def apply_requests(
 
 
 def close_envs(env_ids: Sequence[int], envs: Sequence[object]) -> tuple[Fault, ...]:
-    """Close all envs that have a method `close`; return the faults of those that raised."""
+    """Close all envs that have a method `close`. Return the faults of those that raised an exception."""
     errors = [None if _is_coroutine_env(env) else _close_env(env) for env in envs]
     coroutine_envs = [env for env in envs if _is_coroutine_env(env)]
     if coroutine_envs:
@@ -269,5 +270,5 @@ def _close_env(env: object) -> BaseException | None:
 
 
 def worker_fault(exc: BaseException, phase: str) -> tuple[Fault, ...]:
-    """Return the fault of a worker that cannot serve, for a reason that is not one of its envs."""
+    """Return the fault of a worker that cannot serve for a reason other than its envs."""
     return ((None, describe_error(exc, phase)),)

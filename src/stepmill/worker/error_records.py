@@ -1,5 +1,7 @@
-"""Exceptions as text. They are sent to other processes in this form, because an unknown exception class may not be picklable
-or may run any code when it is loaded.
+"""Converts exceptions to text and back to errors.
+
+Exceptions are sent to other processes as text, because an unknown class may not be picklable, or may run code when it
+is loaded.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ RaisePredicate = Callable[[BaseException], bool]
 """Says which exceptions are raised instead of becoming a record."""
 
 _OLD_RESET = re.compile(r"unexpected keyword argument '(seed|options)'")
-MAX_TEXT = 65_536  # characters of a message or traceback in a record: half from its beginning, half from its end
+MAX_TEXT = 65_536  # a record has at most this many characters of a message or traceback: its beginning and its end
 
 
 def raise_none(_error: BaseException) -> bool:
-    """Raise no exception of an env. This is the choice of workers, where every exception is an env's."""
+    """Return False, so that no exception of an env is raised. Workers use this: all their exceptions are of envs."""
     return False
 
 
@@ -28,7 +30,7 @@ def describe_error(exc: BaseException, phase: str, *, should_raise: RaisePredica
     """Return the record of an exception: phase, type, message, traceback.
 
     Args:
-        exc: its own methods may raise; the record then says that a part could not be read.
+        exc: the exception. If its methods raise exceptions, the record says that a part could not be read.
         phase: what the env was doing.
         should_raise: says which exceptions of those methods are raised here.
     """
@@ -74,7 +76,7 @@ def _format(exc: BaseException, should_raise: RaisePredicate) -> str:
     trace = _skip_own_frames(exc.__traceback__)
     try:
         return _cut("".join(traceback.format_exception(type(exc), exc, trace)))
-    except BaseException as failure:  # __str__, __cause__ or __notes__ is broken: show the frames alone
+    except BaseException as failure:  # __str__, __cause__ or __notes__ is broken, so only the frames are shown
         if should_raise(failure):
             raise
         frames = "".join(traceback.format_tb(trace))

@@ -37,10 +37,10 @@ class InterpreterStart:
     """How to start a fresh interpreter.
 
     Attributes:
-        entry: the function, as "module:name"; it is called with the descriptor of the channel's socket and `arguments`.
+        entry: the function, as "module:name". It is called with the descriptor of the channel's socket and `arguments`.
         arguments: numbers, strings, and lists of them.
-        inherited_fds: descriptors that the process inherits under the same numbers, in addition to the socket.
-        environ: its environment variables.
+        inherited_fds: descriptors that the process inherits with the same numbers, in addition to the socket.
+        environ: the environment variables of the process.
     """
 
     entry: str
@@ -78,7 +78,7 @@ def start_interpreter(start: InterpreterStart, fd: int) -> subprocess.Popen[byte
 
 
 def interpreter_flags() -> list[str]:
-    """Return the options of this interpreter's command line that another one is started with."""
+    """Return the options of this interpreter's command line with which another interpreter must be started."""
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return flags
 
@@ -98,8 +98,8 @@ def _dump_setup(start: InterpreterStart, fd: int) -> bytes:
 def _import_path() -> list[str]:
     """Return sys.path for a fresh interpreter.
 
-    An empty entry, as in notebooks, stands for the working directory, which may not be the one that it was when the program imported
-    its modules. The folders of these come before it.
+    An empty entry, as in notebooks, means the working directory, which may have changed since the program imported its
+    modules. The folders of these modules come before it.
     """
     path = [str(entry) for entry in sys.path]
     if "" in path:
@@ -110,7 +110,7 @@ def _import_path() -> list[str]:
 
 
 def _import_folder(name: str, file: object) -> str:
-    """Return the folder in which a module or package was found; "" if it is not a file of its own name."""
+    """Return the folder in which a module or package was found, or "" if its file has another name."""
     folder, base = os.path.split(file) if isinstance(file, str) else ("", "")
     if base == "__init__.py" and os.path.basename(folder) == name:
         return os.path.dirname(folder)
@@ -118,9 +118,9 @@ def _import_folder(name: str, file: object) -> str:
 
 
 def run_entry(boot: Mapping[str, object]) -> None:
-    """Call the entry function. Runs in the fresh interpreter."""
+    """Call the entry function. This runs in the fresh interpreter."""
     module, _, name = str(boot["entry"]).partition(":")
     entry = getattr(import_module(module), name)
-    gc.freeze()  # modules stay; to search them for garbage would take a twentieth of the time of the imports
+    gc.freeze()  # modules stay; searching them for garbage would take a twentieth of the time of the imports
     gc.enable()
     entry(boot["fd"], boot["arguments"])

@@ -1,11 +1,11 @@
-"""The launcher: the process that starts the workers of one pool, and reports to the learner how they end.
+"""The launcher, the process that starts the workers of one pool and reports to the learner how they end.
 
     forkserver   a fork of the starter, which has imported what every worker needs; workers are forks of it
     spawn        a fork of the starter; it starts each worker as a fresh interpreter
     fork         a fork of the learner, made at the start of the pool before stepmill has threads; workers are forks of it
 
-The launcher is the parent of the workers. So the learner need not fork later, when it may have threads and a GPU, and needs
-no signal handler for child processes.
+The launcher is the parent of the workers. Therefore the learner need not fork later, when it may have threads and use a
+GPU, and it needs no signal handler for child processes.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from stepmill.worker.messages import LaunchWorker, WorkerPlan
 
 @dataclass(frozen=True)
 class InheritedState:
-    """What a launcher that is a fork of the learner inherits in memory."""
+    """The data in memory that a launcher inherits if it is a fork of the learner."""
 
     plans: Sequence[WorkerPlan]
     environ: Mapping[str, str]
 
 
 def main_forked(channel: Channel, learner: int, inheritance: InheritedState) -> None:
-    """Run a launcher in a fork of the learner. Never returns."""
+    """Run a launcher in a fork of the learner. This does not return."""
     try:
         process_setup.remove_parent_cleanup()
         process_setup.reset_signal_handlers()

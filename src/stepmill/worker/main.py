@@ -1,7 +1,7 @@
-"""The main program of a worker process: set the process up, build envs, attach to the slab, serve, close, exit.
+"""The main program of a worker process: sets the process up, builds envs, attaches to the slab, serves, closes, exits.
 
-What a worker does with envs is in `env_host.py`, which all backends share. This module adds what only a process has: a channel
-to the learner, a thread that ends the process when the learner is gone, and an exit code.
+`env_host.py`, which all backends share, has the code for envs. This module adds the parts that only a process has: a
+channel to the learner, a thread that ends the process when the learner is gone, and an exit code.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ def main(fd: int, arguments: Mapping[str, int]) -> None:
 
 
 def run_worker(channel: Channel, learner: int, plan: WorkerPlan | None) -> None:
-    """Run a worker and end the process. Never returns.
+    """Run a worker and end the process. This does not return.
 
     Args:
-        channel: to the learner.
-        learner: pidfd of the learner.
-        plan: if this process is a fork of the learner, the plan that it has inherited; else None, and the plan is received.
+        channel: the channel to the learner.
+        learner: the pidfd of the learner.
+        plan: the plan that this process has inherited, if it is a fork of the learner. None if the plan is received.
     """
     code = EXIT_BUG
     try:
@@ -88,7 +88,7 @@ def run_worker(channel: Channel, learner: int, plan: WorkerPlan | None) -> None:
     except BaseException as exc:
         _end_process(exc)
     finally:
-        # Code of the process that this one was forked from must not go on here, whatever is raised.
+        # Whatever is raised, the code of the process from which this one was forked must not continue here.
         process_setup.exit_process(code)
 
 
@@ -105,14 +105,14 @@ class _Lane:
         self._thread: Executor | None = None
 
     def start(self) -> None:
-        """Start the thread, which is then used by `submit`."""
-        from concurrent.futures import ThreadPoolExecutor  # most workers have one thread, and need no module for more
+        """Start the thread, which `submit` then uses."""
+        from concurrent.futures import ThreadPoolExecutor  # most workers have one thread, and do not need this module
 
         self._thread = ThreadPoolExecutor(1, f"stepmill-lane-{self.number}")
         self._thread.submit(int).result()
 
     def submit(self, work: Callable[[_Lane], T]) -> Future[T]:
-        """Call `work(self)` in the thread. The process ends if it raises."""
+        """Call `work(self)` in the thread. The process ends if this raises an exception."""
         assert self._thread is not None  # `start` comes first
         return self._thread.submit(self._run, work)
 
@@ -130,13 +130,13 @@ class _Lane:
         self._worker.send(Reply(reply.id, tuple(_dump_value(outcome) for outcome in reply.outcomes)))
 
     def close_envs(self) -> tuple[Fault, ...]:
-        """Close the envs, once; return the faults of those that raised."""
+        """Close the envs once. Return the faults of those that raised an exception."""
         envs, self.built.envs = self.built.envs, []
         return close_envs(self.env_ids, envs)
 
 
 class _Worker:
-    """One worker process. Its first lane runs in the calling thread, further ones in threads of their own."""
+    """One worker process. Its first lane runs in the calling thread, and each other lane has its own thread."""
 
     def __init__(self, channel: Channel, learner: int) -> None:
         self._channel = channel
@@ -166,16 +166,16 @@ class _Worker:
         return self._attach_and_serve(build_message.settings)
 
     def _for_lanes(self, work: Callable[[_Lane], T], *, is_serial: bool = False) -> list[T]:
-        """Call `work` with each lane in the lane's thread, one after the other if `is_serial`; return the results."""
+        """Call `work` with each lane in its thread, one after the other if `is_serial`, and return the results."""
         if is_serial:
             return [work(self._lanes[0]), *(lane.submit(work).result() for lane in self._lanes[1:])]
         others = [lane.submit(work) for lane in self._lanes[1:]]
         return [work(self._lanes[0]), *(other.result() for other in others)]
 
     def _build(self, message: Build, inherited: WorkerPlan | None, fd: OwnedFd | None) -> tuple[list[Fault], Contents]:
-        """Build the envs; return the faults, and the content of the user's modules, which is empty in a fork of the learner.
+        """Build the envs. Return the faults, and the contents of the user's modules (none in a fork of the learner).
 
-        `fd` is that of the pool's BuildProgress; None if this process may open no more files.
+        `fd` is the descriptor of the pool's BuildProgress, or None if this process may open no more files.
         """
         with contextlib.ExitStack() as stack:
             progress = None if fd is None else stack.enter_context(contextlib.closing(BuildProgress(fd)))
@@ -213,7 +213,7 @@ class _Worker:
         faults = [fault for lane in self._lanes for fault in lane.built.faults]
         if (
             not faults and inherited is None
-        ):  # an env may have imported more; what it has changed itself is no difference
+        ):  # an env may have imported more; its own changes do not count as differences
             envs = () if loaded.has_init else [env for lane in self._lanes for env in lane.built.envs]
             return [], {**loaded.modules, **module_contents.read_contents(loaded.modules, envs)}
         return faults, loaded.modules
@@ -270,14 +270,17 @@ class _Worker:
             map_slab(message.plan, message.num_lanes, lane.number, [first, *own[2 * at : 2 * at + 2], event])
             for at, lane in enumerate(self._lanes)
         ]
-        for fd in fds:  # so that an env that writes to a closed descriptor of its own cannot write into the slab
+        for fd in fds:  # otherwise an env that writes to a closed descriptor could write to the slab
             fd.close()
         return slabs
 
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def receive_request(self, lane: _Lane) -> Request | None:
-        """Wait for the next request of a lane; return None if the learner has exited. A lane that waits receives those of all."""
+        """Wait for the next request of a lane. Return None if the learner has exited.
+
+        The lane that waits also receives the requests of the other lanes.
+        """
         with self._receiving:
             while not lane.inbox:
                 try:
@@ -307,7 +310,7 @@ class _Worker:
 
 
 def _end_process(exc: BaseException) -> NoReturn:
-    """End the process because of an exception that is not one of its envs."""
+    """End the process because of an exception that no env has raised."""
     if not isinstance(exc, ChannelClosed):
         traceback.print_exception(exc)
     process_setup.exit_process(_native.EXIT_LEARNER_GONE if isinstance(exc, ChannelClosed) else EXIT_BUG)
@@ -322,8 +325,8 @@ class _LoadedPlan(NamedTuple):
     """The plan of a worker, after `workers.init` was called.
 
     Attributes:
-        plan: None if there are faults.
-        modules: the content of the user's modules; empty in a fork of the learner.
+        plan: the plan; None if there are faults.
+        modules: the contents of the user's modules; empty in a fork of the learner.
         register_all: see `ProgramState.load_registries`.
         has_init: whether a function of the user was called.
     """
@@ -355,9 +358,9 @@ def _load_plan(message: Build, inherited: WorkerPlan | None, begin: Callable[[in
             return _LoadedPlan(None, faults)
         begin(None)
         plan = packed.unpack()
-        program.apply_filters()  # a second time, because loading them has imported modules that filters refer to
+        program.apply_filters()  # a second time, because loading has imported modules to which filters refer
         register_all = program.load_registries()
-        # What worker_init has changed on purpose is no difference.
+        # The changes that worker_init has made on purpose do not count as differences.
         modules = module_contents.unchanged(module_contents.read_contents(), before)
     except BaseException as exc:
         return _LoadedPlan(None, worker_fault(exc, phase))

@@ -1,6 +1,7 @@
 """The messages between a pool, its launcher and its workers, sent as cloudpickle bytes.
 
-They are named tuples, since each program waits for the starter to make these classes: those of dataclasses take five times as long.
+They are named tuples, because each program waits until the starter has made these classes, and dataclasses take five
+times as long.
 
 learner ──► starter    StartLauncher (+ the launcher's socket, stdout and stderr)
 learner ──► launcher   LaunchWorker (+ the worker's socket) · Quit
@@ -38,7 +39,7 @@ def dump(message: object) -> bytes:
 
 
 def load(data: bytes | bytearray) -> object:
-    """Return the message of bytes from a process of this pool. Loading bytes from elsewhere could run any code."""
+    """Return the message from bytes of a process of this pool. Loading bytes from elsewhere could run any code."""
     message: object = cloudpickle.loads(data)
     return message
 
@@ -51,18 +52,20 @@ class WorkerSettings:
     """The settings that are the same for all workers of a pool.
 
     Attributes:
-        entropy: together with the worker's number it seeds the worker's global random generators.
-        worker_env: environment variables of all workers in addition to the learner's.
-        worker_threads: threads of numeric libraries in a worker; None does not limit them.
+        entropy: a number that, together with the worker's number, seeds the worker's global random generators.
+        worker_env: the environment variables of all workers, in addition to those of the learner.
+        worker_threads: the number of threads of numeric libraries in a worker; None does not limit it.
         affinity: cores that the threads of a kernel may use; None does not limit them.
         timers_every: measure every Nth outermost timer of `stepmill.timers`; 0 measures none.
-        overlap_resets: an idle worker begins the next episode of an env whose episode is over, before it is asked to.
-        start_serially: start one worker after the other.
-        reset_retries, reset_retry_wait_s: how often a worker repeats a reset that raised, and the time between attempts.
-        step_timeout_s, reset_timeout_s, start_timeout_s, call_timeout_s: None is no limit.
-        show_progress: the learner shows on a terminal how many envs are built.
-        measures_memory: read the size of the process at the end of each episode.
-        has_trace: Build comes with a further descriptor, to which a worker that crashes or hangs writes its traceback.
+        overlap_resets: whether an idle worker begins the next episode of an env before a command requests it.
+        start_serially: whether workers start one after the other.
+        reset_retries, reset_retry_wait_s: how often a worker repeats a reset that raised an exception, and the seconds
+            between attempts.
+        step_timeout_s, reset_timeout_s, start_timeout_s, call_timeout_s: time limits in seconds; None means no limit.
+        show_progress: whether the learner shows on a terminal how many envs are built.
+        measures_memory: whether a worker reads the size of its process at the end of each episode.
+        has_trace: whether Build comes with a further descriptor. A worker that crashes or hangs writes its traceback to
+            it.
     """
 
     autoreset: AutoresetMode = AutoresetMode.NEXT_STEP
@@ -91,10 +94,11 @@ class WorkerPlan:
     """The envs of one worker, in the order of its servers. A spare has an env_id of num_envs or more.
 
     Attributes:
-        first_lane, num_lanes: the numbers of its threads among those of all workers; without the first, that of the worker.
+        first_lane, num_lanes: the number of its first lane, and how many lanes it has. If first_lane is None, the
+            worker has one lane with the number of the worker.
         init: the option `workers.init`; None if there is none, or if it has been called.
-        affinity: cores that the worker may use; None does not limit them.
-        environ: environment variables that are the worker's own. Only a process sets them.
+        affinity: the cores that the worker may use; None does not limit them.
+        environ: the environment variables of this worker only. Only a process sets them.
     """
 
     worker: int
@@ -108,7 +112,7 @@ class WorkerPlan:
 
     @property
     def lanes(self) -> dict[int, tuple[int, ...]]:
-        """The envs of each thread of the worker, by the number of the lane: contiguous, and as even as possible."""
+        """The envs of each lane of the worker, by the number of the lane, in contiguous ranges of almost equal size."""
         first = self.worker if self.first_lane is None else self.first_lane
         bounds = [lane * len(self.env_ids) // self.num_lanes for lane in range(self.num_lanes + 1)]
         return {first + lane: self.env_ids[begin:end] for lane, (begin, end) in enumerate(itertools.pairwise(bounds))}
@@ -122,7 +126,7 @@ class PackedPlan:
     env_fns: bytes
 
     def unpack(self) -> WorkerPlan:
-        """Return the whole plan. Raises whatever loading raises."""
+        """Return the whole plan. Exceptions of loading are raised."""
         found = load(self.env_fns)
         return dataclasses.replace(self.plan, env_fns=cast("tuple[EnvFn, ...]", found))
 
@@ -160,7 +164,7 @@ class RequestKind(IntEnum):
     GET_ATTR = 2  # payload name
     SET_ATTR = 3  # payload (name, values), one value per env
     RENDER = 4  # payload None
-    SET_RESET_OPTIONS = 5  # payload ("options", values): for resets without options of their own; None removes them
+    SET_RESET_OPTIONS = 5  # payload ("options", values): for resets that have no options; None removes them
     SET_PROPERTY = 6  # payload (name, values)
     GET_PROPERTIES = 7  # payload None
     TIMERS = 8  # payload None: the outcome is the timers of the worker, for any of its envs
@@ -172,12 +176,12 @@ class Request:
     """A slow request to some envs of one lane.
 
     Attributes:
-        id: unique within the pool.
-        kind: what to do.
+        id: a number that is unique in the pool.
+        kind: what the request does.
         servers: the envs, as local indices in the lane (0 is its first env).
-        after: per env, the ticket of the command last sent to it. The request runs after that command.
-        payload: see `kind`; between processes as bytes made by `dump`.
-        lane: which thread of the worker, counted from 0.
+        after: for each env, the ticket of the last command that was sent to it. The request runs after that command.
+        payload: see `kind`. Between processes, the payload is bytes made by `dump`.
+        lane: the index of the lane in the worker, counted from 0.
     """
 
     id: int
@@ -190,7 +194,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Value:
-    """The result of a request for one env; between processes as bytes made by `dump`."""
+    """The result of a request for one env. Between processes, it is bytes made by `dump`."""
 
     value: object
 
@@ -213,7 +217,7 @@ class Build(NamedTuple):
     """Build these envs. The descriptor of the pool's `BuildProgress` comes first with the message.
 
     Attributes:
-        lanes: the envs of each thread, by the number of the lane in the pool.
+        lanes: the envs of each lane, by the number of the lane in the pool.
         plan: a PackedPlan as bytes; None for a fork of the learner, which has inherited it.
         program: the state of the learner's program; None for a fork, which has inherited it.
     """
@@ -229,11 +233,11 @@ class Attach(NamedTuple):
     """Serve this slab.
 
     Attributes:
-        plan: of the slab's layout. "writable" has what each lane of this worker may write. The descriptors of the slab and of
-            two memory files for each lane come with the message.
-        num_lanes: of the pool.
-        num_requests: by lane of this worker, how many requests were posted to it before.
-        settings_requests: requests to do before the worker serves.
+        plan: the plan of the slab's layout. "writable" has the ranges that each lane of this worker may write. The
+            descriptors of the slab, of two memory files for each lane, and of the pool's eventfd come with the message.
+        num_lanes: the number of lanes of the pool.
+        num_requests: for each lane of this worker, how many requests were posted to it before.
+        settings_requests: requests that the worker does before it serves.
     """
 
     plan: Mapping[str, object]
@@ -246,9 +250,9 @@ class Attach(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """All envs are built. Env i has the spec `distinct_specs[spec_indices[i]]`; specs are bytes made by `dump`.
+    """All envs are built. Env i has the spec `distinct_specs[spec_indices[i]]`. Specs are bytes made by `dump`.
 
-    `modules` is the content of the user's modules that the worker has imported; empty in a fork of the learner.
+    `modules` has the contents of the user's modules that the worker has imported. It is empty in a fork of the learner.
     """
 
     pid: int
@@ -258,7 +262,7 @@ class Ready(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The worker cannot serve: (env_id, record) for each env that failed; env_id is None if the reason is not an env."""
+    """The worker cannot serve. There is (env_id, record) for each env that failed. Without such an env, env_id is None."""
 
     faults: tuple[tuple[int | None, ErrorRecord], ...]
 
@@ -268,7 +272,7 @@ class Attached:
 
 
 class Closed(NamedTuple):
-    """The worker has closed its envs and ends now: (env_id, record) for each env that raised in close()."""
+    """The worker has closed its envs and ends now. There is (env_id, record) for each env that raised in close()."""
 
     faults: tuple[tuple[int | None, ErrorRecord], ...]
 
@@ -286,9 +290,9 @@ class StartLauncher(NamedTuple):
     """Start a launcher. The socket of its channel and the learner's open files of `stdio` come with the message.
 
     Attributes:
-        number: unique for the starter.
+        number: a number that is unique for the starter.
         environ: the environment variables of the launcher.
-        preload: modules to import before the launcher is forked.
+        preload: the modules to import before the launcher is forked.
         stdio: the descriptors that the files replace in the launcher: 1, 2 or both.
     """
 

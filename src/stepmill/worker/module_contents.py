@@ -1,13 +1,14 @@
-"""Reads the content of modules in a worker, to compare it with that of the learner's program.
+"""Reads the contents of modules in a worker, to compare them with those of the learner's program.
 
-A fresh worker imports modules itself. What the program changed in a module after the import, such as `config.LIMIT = 99` or a
-patched method, is not in the worker.
+A fresh worker itself imports modules. It does not have changes that the program made to a module after the import, such
+as `config.LIMIT = 99` or a patched method.
 
     worker   read_contents() ──► Ready ──► learner   backends/module_differences.py
 
-Only modules that the worker has imported are compared, and nothing is imported for it: all of the user's, and of installed packages
-those that define the classes of the envs. Of these only code and constants, in capitals, are compared, because packages may change
-other values while they are used, as any module may change names that begin with an underscore.
+Only modules that the worker has imported are compared, and the comparison imports nothing. These are all modules of the
+user, and the modules of installed packages that define the classes of the envs. Of installed packages, only code and
+constants in capitals are compared, because packages may change other values while they are used. Names that begin with
+an underscore are not compared.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from typing import Any, NamedTuple, cast
 
 MAX_ENTRIES = 600  # names compared per worker, in at most 2 ms
 _MAX_TEXT = 60
-_MAX_ITEMS = 100  # longer containers are not compared, nor those within others that have more than a tenth of it
-_MAX_LENGTH = 10_000  # of strings and bytes
+_MAX_ITEMS = 100  # longer containers are not compared; in other containers the limit is a tenth of this
+_MAX_LENGTH = 10_000  # the limit for strings and bytes
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _PATHS = (
     "PosixPath",
@@ -44,13 +45,13 @@ class Entry(NamedTuple):
     text: str
 
 
-Contents = Mapping[str, Mapping[str, Entry]]  # by module and name; a name may be "Class.attribute"
+Contents = Mapping[str, Mapping[str, Entry]]  # by module, and by name, which may be "Class.attribute"
 
 
 def read_contents(left_out: Collection[str] = (), envs: Iterable[object] = ()) -> dict[str, dict[str, Entry]]:
-    """Return the contents of the user's modules that this process has imported, except those of the names `left_out`.
+    """Return the contents of the user's modules that this process has imported, except the modules `left_out`.
 
-    Also of the packages' modules that define the classes of `envs`, of their wrappers and of the bases of these.
+    The result also has the modules of packages that define the classes of `envs`, of their wrappers and of their bases.
     """
     contents: dict[str, dict[str, Entry]] = {}
     num_left = MAX_ENTRIES
@@ -69,7 +70,7 @@ def _packages_of(envs: Iterable[object]) -> Iterator[str]:
     for each in dict.fromkeys(base for layer in layers for base in layer.__mro__):
         name = vars(each).get("__module__")
         if type(name) is str and _has_source(name, names_of(sys.modules.get(name))):
-            yield from (name, name.partition(".")[0])  # the package has functions such as gymnasium.make
+            yield from (name, name.partition(".")[0])  # the package itself has functions such as gymnasium.make
 
 
 def _layers_of(env: object) -> Iterator[object]:
@@ -92,7 +93,7 @@ def unchanged(contents: Contents, before: Contents) -> dict[str, dict[str, Entry
 
 
 def names_of(module: object) -> dict[str, Any]:
-    """Return the names of a module without running its code: modules may load themselves when an attribute is read."""
+    """Return the names of a module without running its code. Modules may load themselves when an attribute is read."""
     if not issubclass(type(module), ModuleType):
         return {}
     found: dict[str, Any] = ModuleType.__getattribute__(cast("ModuleType", module), "__dict__")
@@ -100,13 +101,13 @@ def names_of(module: object) -> dict[str, Any]:
 
 
 def is_users(name: str, names: Mapping[str, object]) -> bool:
-    """Whether a module is the user's own: it has a source file outside the folders of Python and of installed packages."""
+    """Return whether a module is the user's, with a source file outside the folders of Python and installed packages."""
     path = str(names.get("__file__"))
     return _has_source(name, names) and "site-packages" not in path and not path.startswith(_installed_folders())
 
 
 def _has_source(name: str, names: Mapping[str, object]) -> bool:
-    """Whether a module comes from a file of the user or of an installed package, and not of Python or stepmill."""
+    """Return whether a module comes from a file of the user or of an installed package, and not of Python or stepmill."""
     path = names.get("__file__")
     if type(path) is not str or name == "__main__" or name.partition(".")[0] == _OWN_PACKAGE:
         return False
@@ -115,14 +116,14 @@ def _has_source(name: str, names: Mapping[str, object]) -> bool:
 
 @functools.cache
 def _installed_folders() -> tuple[str, ...]:
-    # Without sysconfig, whose tables take each worker milliseconds to load.
+    # sysconfig is not used, because loading its tables takes each worker milliseconds.
     extensions = [entry for entry in sys.path if type(entry) is str and entry.endswith("lib-dynload")]
     return (os.path.dirname(os.__file__), *extensions, *getattr(site, "getsitepackages", list)(), "<")
 
 
 def entries_of(names: Mapping[str, Any], limit: int) -> Iterator[tuple[str, Entry | None]]:
-    """Yield the names of a module with their contents; None is content that cannot be compared."""
-    has_plain_code = type(names.get("__loader__")) is SourceFileLoader  # pytest, for one, rewrites code
+    """Yield the names of a module with their contents. None is a content that cannot be compared."""
+    has_plain_code = type(names.get("__loader__")) is SourceFileLoader  # import hooks, such as pytest's, rewrite code
     is_own = is_users(str(names.get("__name__")), names)
     yield "__file__", plain_entry(names.get("__file__"))
     for name, value in itertools.islice(_names_and_attributes(names), limit):
@@ -167,7 +168,7 @@ def _plain_text(value: object, max_items: int = _MAX_ITEMS) -> str | None:
         is_long = isinstance(value, (str, bytes)) and len(value) > _MAX_LENGTH
         return None if is_long else repr(value)
     if kind not in _CONTAINERS or not 0 < len(value) <= max_items:  # type: ignore[arg-type]
-        return None  # also if it is empty: it is often a registry or a cache that is filled later
+        return None  # an empty container is often a registry or a cache that is filled later
     items: Iterable[object] = value  # type: ignore[assignment]
     if isinstance(value, dict):
         items = [each for item in value.items() for each in item]

@@ -1,4 +1,4 @@
-"""The settings that the learner's and the workers' native code share: what is stepped, and by which rules."""
+"""The settings that the native code of the learner and of the workers shares."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from stepmill.spec.env import EnvSpec
 from stepmill.spec.tree import Node, leaves, program
 from stepmill.worker.messages import dump, load
 
-# As in `_native/worker/loop.hpp`.
+# The numbers are those of `_native/worker/loop.hpp`.
 _AUTORESET_NUMBERS = {AutoresetMode.NEXT_STEP: 0, AutoresetMode.SAME_STEP: 1, AutoresetMode.DISABLED: 2}
 _SEEDING_NUMBERS = {Seeding.CONTINUE: 0, Seeding.PER_EPISODE: 1, Seeding.FIXED: 2}
 
 
 def native_settings(spec: EnvSpec, autoreset: AutoresetMode, seeding: Seeding) -> dict[str, object]:
-    """Return the settings that native code needs to step envs of a spec."""
+    """Return the settings that native code needs to step envs with this spec."""
     return {
         "observation": program(spec.observation),
         "observation_leaves": _leaf_types(spec.observation),

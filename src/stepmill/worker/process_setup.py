@@ -24,7 +24,7 @@ import numpy as np
 from stepmill.worker.signals import DEFERRED
 
 STDERR = 2
-DUMP_SIGNAL = int(signal.SIGRTMAX) - 2  # asks a worker for the traceback of its threads; envs are unlikely to use it
+DUMP_SIGNAL = int(signal.SIGRTMAX) - 2  # requests the traceback of a worker's threads; envs are unlikely to use it
 # Numeric libraries read these variables when they are imported.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -38,7 +38,7 @@ THREAD_VARIABLES = (
 def worker_environ(
     base: Mapping[str, str], worker_env: Mapping[str, str], worker_threads: int | None
 ) -> dict[str, str]:
-    """Return the environment variables of workers: the learner's, the thread counts, and those that the user chose."""
+    """Return the environment variables of workers: those of the learner, the thread counts, and those of the user."""
     threads = {} if worker_threads is None else dict.fromkeys(THREAD_VARIABLES, str(worker_threads))
     return {**base, **threads, **worker_env}
 
@@ -57,7 +57,7 @@ def block_signals() -> Iterator[None]:
 
 
 def fork() -> int:
-    """Flush stdout and stderr, and fork. Return 0 in the child, and the child's pid in the parent."""
+    """Flush stdout and stderr, and fork. Return 0 in the child, and the pid of the child in the parent."""
     flush_stdio()
     with warnings.catch_warnings():
         # Python 3.12 warns of other threads. The user has chosen context='fork', and the child runs none of their code.
@@ -68,24 +68,24 @@ def fork() -> int:
 def remove_parent_cleanup() -> None:
     """Prevent the parent's exit functions and finalizers from running in this fork."""
     atexit._clear()
-    # The garbage collector ignores the objects that exist now: their finalizers are to run in the parent only.
+    # The garbage collector ignores the objects that exist now, because their finalizers must run only in the parent.
     gc.freeze()
 
 
 def reset_signal_handlers() -> None:
-    """Ignore Ctrl-C, and restore the default of every other signal that has a Python handler. Unblocks all signals."""
+    """Ignore Ctrl-C, restore the default of every other signal that has a Python handler, and unblock all signals."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, exit codes of children would be lost
-    # A handler that does nothing, not SIG_IGN: programs that an env starts would inherit SIG_IGN.
+    # The handler does nothing. It is not SIG_IGN, which programs that an env starts would inherit.
     signal.signal(signal.SIGINT, _do_nothing)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
 
 def restore_sigint_in_children() -> None:
-    """Restore the default handler of Ctrl-C in processes that an env forks. Called in workers."""
+    """Restore the default handler of Ctrl-C in processes that an env forks. Workers call this."""
     os.register_at_fork(after_in_child=_restore_sigint)
 
 
@@ -98,7 +98,7 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
 
 
 def detach_stdin() -> None:
-    """Replace stdin by an empty file, so that only the learner reads its input."""
+    """Replace stdin with an empty file, so that only the learner reads its input."""
     null = os.open(os.devnull, os.O_RDONLY)
     # Replace the descriptor before the file object: closing the old object would move the learner's file position.
     os.dup2(null, 0)
@@ -114,7 +114,7 @@ def enable_crash_traceback() -> None:
 
 
 def write_traces_to(fd: int) -> None:
-    """Write the traceback of a crash to `fd`, and that of all threads on DUMP_SIGNAL. `fd` must stay open."""
+    """Write the traceback of a crash to `fd`, and on DUMP_SIGNAL that of all threads. `fd` must stay open."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         faulthandler.enable(fd)
         faulthandler.register(DUMP_SIGNAL, fd)
@@ -157,7 +157,7 @@ def flush_stdio() -> None:
 
 
 def exit_process(code: int) -> NoReturn:
-    """End this process at once. Exit functions that it has registered run; the parent's do not, nor do finalizers."""
+    """End this process at once. Only the exit functions that it has registered run, and no finalizers."""
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
     flush_stdio()

@@ -2,7 +2,7 @@
 
     learner   ProgramState.read()  ──► Build ──►  worker   apply_filters(), load_registries()
 
-A fork of the learner inherits it.
+A fork of the learner inherits this state.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Literal, Protocol, cast
 
-# Library with a registry of envs → the module that dumps and loads it. By name, because this package imports neither.
+# Maps each library with a registry of envs to the module that dumps and loads the registry. This package imports
+# neither.
 _REGISTRIES = {
     "gymnasium": "stepmill.envs.gymnasium_registry",
     "stepmill.envs.registered": "stepmill.envs.registered",
@@ -44,7 +45,7 @@ class WarningFilter:
 
 @dataclass(frozen=True)
 class ProgramState:
-    """The warnings filters of a program, and the registries of libraries, by the name of the library."""
+    """The warnings filters of a program, and the registries of libraries by the name of the library."""
 
     filters: tuple[WarningFilter, ...]
     registries: Mapping[str, bytes]
@@ -67,7 +68,7 @@ class ProgramState:
     def apply_filters(self) -> None:
         """Replace the warnings filters of this process.
 
-        Filters whose category is in a module that is not imported are left out, since importing it may take seconds.
+        Filters whose category is in a module that is not imported are omitted, because the import may take seconds.
         """
         warnings.resetwarnings()
         for each in self.filters:

@@ -1,11 +1,11 @@
-"""Defers signal handlers of the user's program, which may raise, like that of Ctrl-C.
+"""Defers the signal handlers of the user's program. A handler may raise an exception, as that of Ctrl-C does.
 
     with defer_signals():               no handler runs, so that a resource is stored before anything can raise
         pool.fd = OwnedFd.eventfd()
         with allow_signals():           handlers run here, and may raise: for waits and code of the user
             poller.poll()
 
-Python runs handlers in the main thread, between two byte codes. In other threads both blocks do nothing.
+Python runs handlers in the main thread, between two bytecodes. In other threads, both blocks do nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-# Signals that programs handle in Python, by handlers that may raise.
+# Signals that programs handle in Python, with handlers that may raise exceptions.
 DEFERRED = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -34,8 +34,8 @@ class _Deferral:
     """Replaces the handlers of signals, and collects the signals that arrive.
 
     Handlers are replaced because signals that are blocked in this thread would be delivered to another one. A handler that
-    raises can interrupt the replacement itself, which is then repeated. A deferral that is over but still installed calls
-    the original handler.
+    raises an exception can interrupt the replacement itself, which is then repeated. A deferral that has ended and is
+    still installed calls the original handler.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ def _retry_if_interrupted(exchange: Callable[[], None]) -> None:
 
 
 class _SignalBlock:
-    """A class and not a generator: if `__enter__` of a generator is interrupted, its end runs when the traceback is freed."""
+    """A block as a class. If `__enter__` of a generator were interrupted, its end would run when the traceback is freed."""
 
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
         self._begin = begin
@@ -121,9 +121,9 @@ def allow_signals() -> contextlib.AbstractContextManager[None]:
 
 
 def wait_event(event: threading.Event, seconds: float) -> bool:
-    """Wait at most `seconds` for an event; return whether it is set. Signal handlers run when the wait is over.
+    """Wait at most `seconds` for an event, and return whether it is set. Signal handlers run after the wait.
 
-    An exception inside of Event.wait could leave the event's lock held, and a thread that sets the event would block.
+    An exception inside Event.wait could leave the event's lock held, and a thread that sets the event would then block.
     """
     with defer_signals():
         is_set = event.wait(seconds)

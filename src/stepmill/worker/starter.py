@@ -1,8 +1,8 @@
-"""The starter: a process that starts launchers. A program has one, which serves all its pools.
+"""The starter, a process that starts launchers. A program has one starter, which serves all its pools.
 
-It is a fresh interpreter, which imports what every worker needs, once for all pools, and forks a launcher for each of them.
-Its own files for output are empty: a launcher writes to those that the learner has when its pool is made. Without launchers
-it ends after a while.
+The starter is a fresh interpreter. It imports once the modules that every worker needs, and forks a launcher for each
+pool. Its own output is discarded. A launcher writes to the files that the learner has when its pool is made. Without
+launchers, the starter ends after some time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Starter(ChildServer[StartLauncher]):
     def start(self, request: StartLauncher, fds: Sequence[OwnedFd]) -> Child:
         _attach_output(zip(fds[1:], request.stdio, strict=True))
         try:
-            invalidate_caches()  # of the import system: files may have appeared since the last pool
+            invalidate_caches()  # there may be new files to import since the last pool
             load_modules(request.preload)
             gc.freeze()
             pid = process_setup.fork()
@@ -64,14 +64,14 @@ class Starter(ChildServer[StartLauncher]):
 
 
 def _attach_output(files: Iterable[tuple[OwnedFd, int]]) -> None:
-    """Write output to these files, by the descriptors that they replace."""
+    """Replace these descriptors with these files, so that output is written to them."""
     for file, number in files:
         os.dup2(file.fileno(), number)
         file.close()
 
 
 def _detach_output() -> None:
-    """Hold no file of the learner, so that the reader of a pipe sees its end."""
+    """Replace the learner's files for output with /dev/null, so that the reader of a pipe sees its end."""
     process_setup.flush_stdio()
     null = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):
