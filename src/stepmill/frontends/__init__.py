@@ -1,4 +1,4 @@
-"""Front-ends: one module or package for each library in which learners are written, on top of `Pool`.
+"""Front-ends on top of `Pool`: one module or package for each library in which learners are written.
 
 gymnasium      `VectorEnv` and `make_vec`
 alf            ALF's parallel and process environments

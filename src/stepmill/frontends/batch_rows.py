@@ -42,7 +42,7 @@ def select_rows(node: Node, actions: Any, rows: Sequence[int], num_rows: int) ->
 
 
 def stack_rows(node: Node, values: Sequence[Any]) -> Any:
-    """Return values of single envs, one or more, as a batch.
+    """Return the values of one or more single envs as a batch.
 
     Raises:
         UsageError: a value does not have the structure of the tree.

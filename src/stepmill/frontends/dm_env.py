@@ -47,8 +47,8 @@ class DmEnvironment(dm_env.Environment):
     call raised a fault.
 
     Args:
-        env_fn: makes the env, in its worker: an env of Gymnasium, dm_env or another library that stepmill supports, with one
-            agent.
+        env_fn: a function that makes the env. Its worker calls it. The env has one agent, and is of Gymnasium, dm_env
+            or another library that stepmill supports.
         seed: the seed of the first reset; None does not seed. Later episodes do not seed the env's generator.
         options: how the env is run. The default backend is "process"; "serial" runs the env in the caller's thread. The
             autoreset mode is always DISABLED: `step` and `reset` reset the env as dm_env specifies.
@@ -56,7 +56,7 @@ class DmEnvironment(dm_env.Environment):
 
     Raises:
         UsageError: the env has agents, is a vector env, or has a space that no spec can describe.
-        EnvError: the constructor raised.
+        EnvError: the constructor raised an exception.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Refuses subclasses that override a method which only the original library's class calls.
 
-A front-end's class lists such methods in its attribute `NOT_CALLED`, with what to do instead, and its `__init__` calls
-`refuse_overrides(type(self))`.
+A front-end's class lists such methods in its attribute `NOT_CALLED`, with a text that says what to do instead. Its
+`__init__` calls `refuse_overrides(type(self))`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class OverrideError(UsageError, TypeError):
 
 
 def refuse_overrides(cls: type) -> None:
-    """Check that a class overrides no method in `NOT_CALLED` of its bases: a dict of texts by name.
+    """Check that a class overrides no method in `NOT_CALLED` of its bases, which is a dict of texts by name.
 
     Raises:
-        OverrideError: it overrides such a method. The message contains the method's name and the text.
+        OverrideError: the class overrides such a method. The message contains the method's name and the text.
     """
     for home in cls.__mro__:
         for name, way_out in vars(home).get("NOT_CALLED", {}).items():

@@ -1,4 +1,4 @@
-"""PettingZoo's parallel envs: one as a `ParallelEnv` in a worker, or many as one vector env with a row per agent.
+"""Runs PettingZoo's parallel envs: one as a `ParallelEnv` in a worker, or many as a vector env with one row per agent.
 
     from stepmill.frontends.pettingzoo import AgentVectorEnv, StepmillParallelEnv
     env = StepmillParallelEnv(make_env)          # dicts by agent
@@ -54,9 +54,9 @@ class StepmillParallelEnv(ParallelEnv):
     """Runs one parallel env in its own worker.
 
     Args:
-        env_fn: makes the env; its worker calls it.
+        env_fn: a function that makes the env. Its worker calls it.
         options: how the env is run. The default backend is "process"; "serial" runs the env in the caller's thread. The
-            autoreset mode is always DISABLED: the caller resets, as PettingZoo specifies.
+            autoreset mode is always DISABLED, because the caller resets the env, as PettingZoo specifies.
         **keywords: fields of PoolOptions by name, in place of `options` or in addition.
 
     Attributes:
@@ -65,7 +65,7 @@ class StepmillParallelEnv(ParallelEnv):
 
     Raises:
         UsageError: the env is not a parallel env.
-        EnvError: the constructor raised.
+        EnvError: the constructor raised an exception.
     """
 
     def __init__(
@@ -181,13 +181,13 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
     (NEXT_STEP).
 
     Args:
-        env_fns: functions that make the envs; each runs in the worker that owns the env.
+        env_fns: functions that make the envs. Each runs in the worker that owns its env.
         options: how the envs are run.
         **keywords: fields of PoolOptions by name, in place of `options` or in addition.
 
     Raises:
         UsageError: the agents' spaces or the envs' spaces differ, or the autoreset mode is not NEXT_STEP.
-        EnvError: a constructor raised.
+        EnvError: a constructor raised an exception.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""`RayRollout`: rollouts that are collected where the envs run, on the nodes of a Ray cluster.
+"""`RayRollout`: collects rollouts on the nodes of a Ray cluster, where the envs run.
 
     program ──policy, version──► actor of node 0: Pool, Rollout, policy ──Fragment──► program
                              └─► actor of node 1: Pool, Rollout, policy ──Fragment──►
 
-Each node sends one message per T steps instead of one per step. It runs an ordinary Pool of its own envs, which the policy steps
-there. Ray is imported when the first RayRollout is made.
+Each node sends one message per T steps instead of one per step. It runs an ordinary Pool of its own envs, and the
+policy. Ray is imported when the first RayRollout is made.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Fragment:
         node: the number of the node.
         env_ids: [n] int64, the envs of the columns of `batch`.
         version: the version of the policy that acted in all T steps.
-        is_first: whether the node's envs were reset first: at the start, and after the node was replaced.
+        is_first: whether the node's envs were reset before these steps, at the start or after the node was replaced.
         batch: the steps. Its arrays are read-only and stay valid.
     """
 
@@ -98,19 +98,22 @@ class RolloutHost:
 
 
 class RayRollout(CloseAtEnd):
-    """Collects T steps at a time from envs on the nodes of a Ray cluster. `from_pool` makes a RayRollout of a Pool with backend="ray".
+    """Collects T steps at a time from envs on the nodes of a Ray cluster.
+
+    `from_pool` makes a RayRollout from a Pool with backend="ray".
 
     Args:
         env_fns: functions without arguments, one per env. They are divided evenly among the nodes.
         num_steps: T.
-        policy: as for `Rollout.collect`: it takes observations [B, ...] and env ids [B] of a node, and returns actions, or actions and
-            a dict of further arrays. It is pickled (cloudpickle) and runs on the nodes. The ids count from 0 on each node.
+        policy: a function as for `Rollout.collect`. It takes observations [B, ...] and env ids [B] of a node, and
+            returns actions, or actions and a dict of further arrays. It is pickled with cloudpickle and runs on the
+            nodes. The ids count from 0 on each node.
         seed: the seed of the envs' first resets, as for `Pool.reset`.
         is_double_buffered: as for `Rollout`.
         nodes: where the nodes run; None means RayOptions().
-        **keywords: fields of PoolOptions by name, for the pool of each node; `backend` is "auto" by default. on_fault="raise"
-            raises the errors of a node in `recv`; with the other policies a lost node is replaced, and its envs begin new
-            episodes.
+        **keywords: fields of PoolOptions by name, for the pool of each node. `backend` is "auto" by default. With
+            on_fault="raise", `recv` raises the errors of a node. With the other policies, a lost node is replaced, and
+            its envs begin new episodes.
     Raises:
         UsageError: an env_fn or the policy cannot be pickled, or an option is wrong.
         EnvTimeout: the nodes did not start in time.
@@ -354,7 +357,7 @@ def _dumped(what: str, values: Sequence[object]) -> list[bytes]:
 
 
 def joined(fragments: Sequence[Fragment]) -> RolloutBatch:
-    """Return the fragments of all nodes as one batch [T, N, ...], in the order of env_ids; arrays are copied."""
+    """Return the fragments of all nodes as one batch [T, N, ...], in the order of env_ids. The arrays are copies."""
     from stepmill.spec.tree import map_nest
 
     def stack(*parts: Any) -> Any:

@@ -4,8 +4,8 @@
     double-buffered    policy(A) │ policy(B) │ policy(A) │ ...        A and B are halves of the envs: one half
                                  └ A steps ──┘└ B steps ─┘            steps while the policy computes for the other
 
-Each `recv` writes its results into row t+1 of the buffer. Both modes are deterministic: which envs one call of the policy gets
-does not depend on timing or on the number of workers.
+Each `recv` writes its results into row t+1 of the buffer. Both modes are deterministic: the envs that a call of the
+policy gets do not depend on timing or on the number of workers.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Policy: TypeAlias = Callable[[Any, NDArray[np.int64]], Any]
 
 @dataclass(frozen=True, eq=False)
 class RolloutBatch:
-    """T steps of N envs. The arrays belong to the rollout: the next `collect` overwrites them.
+    """T steps of N envs. The arrays belong to the rollout, and the next `collect` overwrites them.
 
     Attributes:
-        obs: [T+1, N, ...] in the structure of the observation; obs[t] is the policy's input at step t.
+        obs: [T+1, N, ...] in the structure of the observation. obs[t] is the policy's input at step t.
         action: [T, N, ...] in the structure of the action.
         reward: [T, N] float32.
         terminated, truncated: [T, N] bool, whether step t ended the episode.
-        valid: [T, N] bool. With NEXT_STEP autoreset the step after the end of an episode only resets the env and ignores its
-            action; `valid` is False there. Leave these steps out of a loss.
+        valid: [T, N] bool. With NEXT_STEP autoreset, the step after the end of an episode only resets the env and
+            ignores its action. `valid` is False for such a step, which a loss must leave out.
         final_at: [K, 2] int64, (t, n) of each step whose next observation is in final_obs instead of obs[t+1, n]. These are the
             ends of episodes with SAME_STEP autoreset. K is 0 with NEXT_STEP.
         final_obs: [K, ...] in the structure of the observation.
@@ -116,7 +116,7 @@ class Rollout:
     Args:
         pool: a pool with NEXT_STEP or SAME_STEP autoreset. Do not use it elsewhere while the rollout collects.
         num_steps: T.
-        is_double_buffered: step one half of the envs while the policy computes for the other half.
+        is_double_buffered: whether one half of the envs is stepped while the policy computes for the other half.
 
     Raises:
         UsageError: the pool's autoreset is DISABLED, or its observations or actions have parts of no fixed size.

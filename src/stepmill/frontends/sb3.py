@@ -3,8 +3,9 @@
     from stepmill.frontends.sb3 import SB3VecEnv
     envs = make_vec_env("CartPole-v1", n_envs=64, vec_env_cls=SB3VecEnv)
 
-Intended differences from `SubprocVecEnv`: many envs share a worker; `set_attr` sets an attribute on the wrapper that has it; an
-error names the env that failed, hung or died, and `PoolOptions(on_fault=...)` chooses what happens then.
+There are intended differences from `SubprocVecEnv`. Many envs share a worker. `set_attr` sets an attribute on the
+wrapper that has it. An error names the env that failed, hung or died, and `PoolOptions(on_fault=...)` chooses what
+happens in this case.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ class SB3VecEnv(VecEnv):
     """Runs many Gymnasium envs for Stable-Baselines3.
 
     Args:
-        env_fns: functions that make the envs; each runs in the worker that owns the env.
+        env_fns: functions that make the envs. Each runs in the worker that owns its env.
         start_method: "forkserver", "fork" or "spawn", as for `SubprocVecEnv`; None uses the context in `options`.
         options: how the envs are run. The autoreset mode is SAME_STEP, which SB3's algorithms expect.
         **keywords: fields of PoolOptions by name, in place of `options` or in addition.
 
     Raises:
         UsageError: the envs differ in their spaces, or an option is invalid.
-        EnvError: a constructor raised.
+        EnvError: a constructor raised an exception.
     """
 
     def __init__(

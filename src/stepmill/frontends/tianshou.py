@@ -3,8 +3,8 @@
     from stepmill.frontends.tianshou import StepmillVectorEnv
     envs = StepmillVectorEnv([lambda: gym.make("CartPole-v1")] * 64)
 
-Intended differences from `SubprocVectorEnv`: many envs share a worker; reading spaces needs no worker; rebuilt envs get the
-attributes that were set; after `timeout`, `step` waits for only one result.
+There are intended differences from `SubprocVectorEnv`. Many envs share a worker. Spaces are read without a worker.
+Rebuilt envs get the attributes that were set. After `timeout`, `step` waits for only one result.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _SPACES = ("observation_space", "action_space")
 
 
 class StepmillVectorEnv(BaseVectorEnv):
-    """Runs many Gymnasium envs for Tianshou. Envs are not reset automatically; Tianshou's Collector calls `reset(env_id)`.
+    """Runs many Gymnasium envs for Tianshou. They are not reset automatically: Tianshou's Collector calls `reset(env_id)`.
 
     Args:
-        env_fns: functions that make the envs; each runs in the worker that owns the env.
+        env_fns: functions that make the envs. Each runs in the worker that owns its env.
         wait_num: `step` returns as soon as at least this number of envs have results; None waits for all. A number below the
             number of envs makes the vector env asynchronous.
         timeout: seconds after which `step` returns with fewer results, but at least one. It makes the vector env asynchronous.

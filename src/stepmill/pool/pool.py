@@ -50,7 +50,7 @@ class Pool:
         **keywords: fields of PoolOptions by name, instead of `options` or in addition.
     Raises:
         UsageError: the envs differ, or an option is wrong.
-        EnvError: a constructor raised.
+        EnvError: a constructor raised an exception.
         EnvTimeout: the envs were not built within `start.timeout_s`.
         WorkerDied: a worker ended while it built its envs.
     """

@@ -1,8 +1,8 @@
-"""The keyword arguments of both classes, and how `FastParallelEnvironment` becomes part of ALF where ALF can be imported.
+"""Defines the keyword arguments of both classes, and joins `FastParallelEnvironment` to ALF if ALF can be imported.
 
-`alf.config("FastParallelEnvironment", ...)` must stay unambiguous while ALF's own class of that name is registered. So the
-arguments that both classes have are configured once, for both, through ALF's class; only the arguments that ALF's class
-lacks are registered for ours.
+`alf.config("FastParallelEnvironment", ...)` must stay unambiguous while ALF's own class of that name is registered.
+Therefore the arguments that both classes have are configured once, through ALF's class. Only the arguments that ALF's
+class lacks are registered for ours.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ _GIN_SWITCH = "ALF_USE_GIN"
 
 
 def join_to_alf(cls: Any, module: str) -> Any:
-    """Return a configurable subclass of `cls` and of ALF's class, which ALF's trainer asks for; `cls` where ALF is not installed.
+    """Return a configurable subclass of `cls` and of ALF's class, which ALF's trainer needs. Without ALF, return `cls`.
 
     ALF's class is the last base, so that no method of `cls` is replaced.
     """

@@ -20,7 +20,7 @@ class InterruptedEnvError(EnvError, RuntimeError):
 
 
 class InterruptedWorkerError(WorkerDied, RuntimeError):
-    """A process ended; ALF would wait without limit."""
+    """A process ended. ALF's own class would wait without limit."""
 
 
 class EnvTimeoutError(EnvTimeout, RuntimeError):
@@ -60,10 +60,10 @@ _RUNTIME: dict[type[StepmillError], type[StepmillError]] = {
 
 
 def as_runtime_error(error: StepmillError, fields: Sequence[str] = ()) -> StepmillError:
-    """Return an error of an env or a worker as a RuntimeError; other errors unchanged.
+    """Return an error of an env or a worker as a RuntimeError. Return other errors unchanged.
 
     Args:
-        error: as the pool raised it.
+        error: the error that the pool raised.
         fields: names of the fields of a TimeStep, which replace their numbers in the text.
     """
     cls = _RUNTIME.get(unmixed(type(error)))

@@ -1,4 +1,4 @@
-"""One env of a parallel environment: calls of its methods as promises, and its attributes."""
+"""Gives access to one env of a parallel environment: to its methods as promises, and to its attributes."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class EnvMethods(HasSpecs):
 
 
 class EnvHandle(EnvMethods):
-    """The env of a slot of a parallel environment. With spares it is the env in the slot at the time of the call.
+    """The env in a slot of a parallel environment. With spares, it is the env in the slot at the time of the call.
 
     `step` and `reset` run this env alone, and return TimeSteps of NumPy arrays without a batch dimension. The parallel
     environment's own `step` is refused (BusyEnvError) until the promise of such a step is called.

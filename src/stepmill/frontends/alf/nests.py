@@ -1,4 +1,7 @@
-"""Nests of arrays to nests of tensors and back, by functions that are built once per structure; the only import of torch."""
+"""Converts nests of arrays to nests of tensors and back, with functions that are built once per structure.
+
+Only this module imports torch.
+"""
 
 from __future__ import annotations
 

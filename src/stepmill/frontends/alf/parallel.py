@@ -57,7 +57,7 @@ class FastParallelEnvironment(CloseAtEnd, HasSpecs):
         options: the options of the pool; the arguments above take precedence.
     Raises:
         UsageError: the envs' specs differ (a ValueError with ALF's text), or an argument is wrong.
-        EnvError: a constructor raised; also a RuntimeError, with the traceback.
+        EnvError: a constructor raised an exception. The error is also a RuntimeError, with the traceback.
     """
 
     def __init__(

@@ -24,15 +24,15 @@ _LAST = ("torch_num_threads_per_env", "start_method", "name")  # arguments of `*
 
 
 class ProcessEnvironment(CloseAtEnd, EnvMethods):
-    """Runs one ALF environment in a process; `step` and `reset` return its TimeSteps, as NumPy arrays.
+    """Runs one ALF environment in a process. `step` and `reset` return its TimeSteps as NumPy arrays.
 
     Args:
-        env_constructor: called in the process as `constructor(env_id=env_id)`.
-        env_id: its argument.
+        env_constructor: a function that is called in the process as `constructor(env_id=env_id)`.
+        env_id: the argument of the constructor.
         flatten, fast, num_envs, name: without effect.
         torch_num_threads_per_env, start_method, options: as for FastParallelEnvironment. `name` is the last by position.
     Raises:
-        StartMethodError: an unknown start method.
+        StartMethodError: the start method is unknown.
 
     Other attributes are read from the env in its process.
     """

@@ -1,4 +1,4 @@
-"""The specs of ALF envs, which come from the workers, and whether they are equal in all envs."""
+"""Reads the specs of ALF envs, which come from the workers, and checks that they are equal in all envs."""
 
 from __future__ import annotations
 

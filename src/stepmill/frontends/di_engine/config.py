@@ -1,6 +1,7 @@
-"""The settings of the managers: those of DI-engine with their defaults, and some of stepmill. Arguments given per env.
+"""Reads the settings of the managers, which are those of DI-engine with their defaults, and some of stepmill.
 
-Also the methods that DI-engine's classes call on themselves and these do not: a subclass that overrides one is refused.
+The module also reads arguments that are given per env. It lists the methods that DI-engine's classes call on themselves
+and these classes do not. A subclass that overrides such a method is refused.
 """
 
 from __future__ import annotations

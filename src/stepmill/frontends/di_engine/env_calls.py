@@ -1,4 +1,4 @@
-"""Attributes and methods of the envs. A call to an env runs after the commands sent to it before."""
+"""Reads attributes of envs and calls their methods. A call runs after the commands that were sent to its env before."""
 
 from __future__ import annotations
 

@@ -20,16 +20,16 @@ _TASK_SETTINGS = ("episodic_life", "reward_clip", "stack_num", "gray_scale", "fr
 
 
 class PoolEnvManager:
-    """DI-engine's manager "env_pool": `env_num` envs of one EnvPool task; a step returns `batch_size` of them.
+    """DI-engine's manager "env_pool", which runs `env_num` envs of one EnvPool task. A step returns `batch_size` of them.
 
     After the end of an episode, EnvPool ignores the next action, and that step returns the first observation of the next
-    episode, with reward 0. Unlike in DI-engine, info["env_id"] is the env's id and not its place in the batch;
-    settings that cfg does not have are left out; and `close` closes the envs.
+    episode, with reward 0. There are differences from DI-engine. info["env_id"] is the env's id, and not its place in
+    the batch. Settings that cfg does not have are left out. `close` closes the envs.
 
     Args:
         cfg: env_id, the task's name; env_num; batch_size; and settings of Atari tasks: episodic_life, reward_clip,
             stack_num, gray_scale, frame_skip.
-        env_fn: ignored, since EnvPool makes the envs; DI-engine's factory passes it.
+        env_fn: ignored, because EnvPool makes the envs. DI-engine's factory passes it.
     Raises:
         UsageError: env_id is missing, or batch_size is more than env_num.
     """

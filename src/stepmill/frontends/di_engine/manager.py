@@ -28,12 +28,12 @@ logger = logging.getLogger("stepmill.di_engine")
 class Manager(EnvCalls):
     """Runs many envs, each with an env_id, and with DI-engine's states and policies.
 
-    No env is built in this process to learn its spaces: they come from the workers, which `launch` or the first use
-    of a space starts. `env_ref` builds an env when it is first used.
+    No env is built in this process for its spaces. They come from the workers, which `launch` or the first use of a
+    space starts. `env_ref` builds an env when it is first used.
 
     Args:
-        env_fn: functions that make the envs, DI-engine's or Gymnasium's; each runs in the worker that owns the env.
-        cfg: settings; those that are missing have the class's defaults.
+        env_fn: functions that make the envs of DI-engine or Gymnasium. Each runs in the worker that owns its env.
+        cfg: the settings. Missing settings have the class's defaults.
         **keywords: fields of PoolOptions by name. Fields that are also settings (`step_timeout_s`, `copy`) take
             precedence over `cfg`. Fields that a manager sets itself are refused.
     """
@@ -70,7 +70,7 @@ class Manager(EnvCalls):
         Raises:
             AssertionError: the manager is launched already, or reset_param does not have one entry per env.
             RuntimeError: an env could not be reset in `max_retry` attempts; the manager is closed.
-            EnvError: a constructor raised.
+            EnvError: a constructor raised an exception.
         """
         if not self._closed:
             raise ManagerUsageError("please first close the env manager")

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 class BaseEnvManager(Manager):
     """The manager that runs all envs in the caller's thread, one after the other. Use it for debugging, and for very small envs.
 
-    A step that raises is tried `max_retry` times; then a RuntimeError is raised and the env is in ERROR, and the manager stays
-    open. Unlike in DI-engine, the other envs of that call are stepped, and their timesteps are in the error's `timesteps`.
-    Time limits work only in the main thread, and not in native code.
+    A step that raises an exception is tried `max_retry` times. After that, a RuntimeError is raised, the env is in
+    ERROR, and the manager stays open. Unlike in DI-engine, the other envs of that call are stepped, and their timesteps
+    are in the error's `timesteps`. Time limits work only in the main thread, and not in native code.
     """
 
     NOT_CALLED = settings.NOT_CALLED_BY_BASE
@@ -124,17 +124,19 @@ class BaseEnvManagerV2(TreeManager, BaseEnvManager):
 
 
 class AsyncSubprocessEnvManager(Manager):
-    """The asynchronous manager: a step returns when enough envs have replied; a later step returns the others.
+    """The asynchronous manager. A step returns when enough envs have replied, and a later step returns the others.
 
     A step waits for `wait_num` timesteps, or for those of all its envs if they are fewer. Then it waits for more, until all
     have arrived or until `step_wait_timeout` seconds after it began. It does not return only ended episodes while other
-    envs execute actions, since `ready_obs` would be empty. The following is not in DI-engine: after `step_deadline`
-    seconds it returns the timesteps that have arrived, even fewer than `wait_num`; with `step_wait_timeout=None` it waits
-    only for `wait_num`; `linger` waits for more; `max_get` limits their number.
+    envs execute actions, since `ready_obs` would be empty. Some settings are not in DI-engine. After
+    `step_deadline` seconds, a step returns the timesteps that have arrived, even if they are fewer than `wait_num`.
+    With `step_wait_timeout=None`, it waits only for `wait_num`. `linger` waits for more timesteps, and `max_get` limits
+    their number.
 
-    An env that dies returns an abnormal timestep; its next reset starts it in a new process, with its seed, its reset_param
-    and its replay path. An env that raises, or exceeds `step_timeout`, closes the manager; the error has the env's own class
-    and contains the errors of all envs that failed. With `on_error="abnormal"`, it returns an abnormal timestep, too.
+    An env that dies returns an abnormal timestep. Its next reset starts it in a new process, with its seed, its
+    reset_param and its replay path. An env that raises an exception, or exceeds `step_timeout`, closes the manager. The
+    error has the env's own class and contains the errors of all envs that failed. With `on_error="abnormal"`, such an
+    env also returns an abnormal timestep.
     """
 
     config: dict[str, Any] = settings.ASYNC
@@ -238,7 +240,7 @@ class AsyncSubprocessEnvManager(Manager):
 
 
 class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):
-    """The synchronous manager: a step returns the timesteps of exactly the envs that were given actions."""
+    """The synchronous manager. A step returns the timesteps of exactly the envs that were given actions."""
 
     config: dict[str, Any] = settings.SYNC
 
@@ -321,7 +323,7 @@ def manager_class(name: object) -> Any:
 
 
 def register() -> None:
-    """Replace the managers in DI-engine's registry by stepmill's, so that its `create_env_manager` makes those.
+    """Replace the managers in DI-engine's registry with stepmill's, so that its `create_env_manager` makes these.
 
     From then on stepmill's managers are subclasses of `ding.envs.BaseEnvManager`, for code that uses isinstance.
 

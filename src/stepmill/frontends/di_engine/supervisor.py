@@ -68,16 +68,16 @@ class RecvPayload:
 class EnvSupervisor(EnvCalls):
     """A supervisor of envs in processes or threads, with the interface of DI-engine's class.
 
-    A step that fails returns an abnormal timestep, and its env is reset; a reset that fails is tried `max_try` times. Requests
-    to an env that executes a command are queued. Unlike in DI-engine, no env is built in this process to learn its spaces,
-    `recv` is refused if no reply can arrive, and it waits without polling.
+    A step that fails returns an abnormal timestep, and its env is reset. A reset that fails is tried `max_try` times.
+    Requests to an env that executes a command are queued. Unlike in DI-engine, no env is built in this process to learn
+    its spaces, `recv` is refused if no reply can arrive, and it waits without polling.
 
     Args:
         type_: processes or threads. If a thread hangs, it cannot be ended and its env cannot be reset, so the supervisor closes.
         env_fn: functions that make the envs.
         retry_type: "reset", or "renew" for a new env.
-        max_try: attempts at a reset; `max_retry` is its older name.
-        auto_reset: reset an env whose episode ended, until it has finished `episode_num` episodes.
+        max_try: the number of attempts at a reset. `max_retry` is the older name of this argument.
+        auto_reset: whether an env whose episode ended is reset, until it has finished `episode_num` episodes.
         **kwargs: reset_timeout, step_timeout: seconds; retry_waiting_time: seconds before another attempt; shared_memory,
             copy_on_get, episode_num and context as for the managers; and fields of PoolOptions by name.
     """

@@ -1,4 +1,4 @@
-"""Tree arrays of the V2 managers: DI-treetensor's if it is installed, else dicts whose keys are also attributes."""
+"""Makes the tree arrays of the V2 managers: those of DI-treetensor, or, without it, dicts with keys as attributes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the arguments of `VectorEnv` and of its `reset`. They change no argument."""
+"""Checks the arguments of `VectorEnv` and of its `reset`, and changes none of them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class VectorKeywords(OptionKeywords, total=False):
     """The fields of PoolOptions, and further arguments of `gymnasium.vector.AsyncVectorEnv`.
 
     Attributes:
-        shared_memory, daemon: accepted without effect: observations are always in shared memory, and workers may always
-            start processes and always end with the program.
+        shared_memory, daemon: accepted without effect, because observations are always in shared memory, and workers
+            may always start processes and always end with the program.
         worker: must be None.
     """
 
@@ -37,7 +37,7 @@ def check_positions(env_fns: object, misplaced: tuple[object, ...]) -> None:
     """Refuse arguments that follow `env_fns` by position.
 
     Raises:
-        ArgumentTypeError: there are some.
+        ArgumentTypeError: there are such arguments.
     """
     if misplaced and not callable(env_fns):  # a function in place of the list has an error of its own
         raise ArgumentTypeError(
@@ -86,7 +86,7 @@ def read_mask(mask: object, num_envs: int) -> NDArray[np.bool_]:
 
     Raises:
         ArgumentTypeError: the mask is not an array of bools.
-        UsageError: its shape is not [N], or it has no True.
+        UsageError: the shape of the mask is not [N], or the mask has no True.
     """
     expected = (
         f"options['reset_mask'] must be an array or a list of bools, of shape ({num_envs},) with at least one True"

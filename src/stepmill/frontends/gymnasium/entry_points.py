@@ -1,4 +1,4 @@
-"""`install_vector_entry_points`: `gymnasium.make_vec` makes stepmill's vector envs, for programs that call it themselves."""
+"""`install_vector_entry_points`: lets `gymnasium.make_vec` make stepmill's vector envs, for programs that call it."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def install_vector_entry_points(
 ) -> VectorEntryPoints:
     """Let `gymnasium.make_vec(id, num_envs, vectorization_mode="vector_entry_point")` make a `VectorEnv` of stepmill.
 
-    This is for libraries that call `gymnasium.make_vec` themselves, such as RLlib and skrl. The entry points are those of this
-    process: a library that makes its envs in other processes needs this call there.
+    This is for libraries that call `gymnasium.make_vec`, such as RLlib and skrl. It sets the entry points of this
+    process only. If a library makes its envs in other processes, call it in these processes.
 
     Args:
-        ids: ids of registered envs; "module:id" imports the module first.
+        ids: ids of registered envs. "module:id" imports the module first.
         replace_others: whether to replace the vector entry points that envs have already, as CartPole-v1 does.
         **options: keywords of `VectorEnv`, for all of them. Keywords of `gymnasium.make_vec` override them.
 
@@ -73,7 +73,7 @@ def install_vector_entry_points(
         An object whose `uninstall()` restores the entry points that were there before. It is also a context manager.
 
     Raises:
-        UsageError: an env has a vector entry point already, or a keyword is none of `VectorEnv`. Nothing is installed then.
+        UsageError: an env already has a vector entry point, or `VectorEnv` has no such keyword. Nothing is installed.
         gymnasium.error.Error: an id is not registered.
     """
     if unknown := sorted(options.keys() - set(VECTOR_NAMES)):

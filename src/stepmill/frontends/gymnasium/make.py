@@ -64,16 +64,17 @@ def make_vec(
 ) -> VectorEnv:
     """Make a vector env of registered envs, as `gymnasium.make_vec` does.
 
-    With `backend="envpool"` the id is one of EnvPool's tasks, and `**keywords` are passed to `envpool.make`; with
-    `backend="kernel"` it is one of `stepmill.kernels.names()`, and they are passed to `stepmill.kernels.find`.
+    With `backend="envpool"`, the id is one of EnvPool's tasks, and `**keywords` are passed to `envpool.make`. With
+    `backend="kernel"`, the id is one of `stepmill.kernels.names()`, and they are passed to `stepmill.kernels.find`.
 
     Args:
         id: an id; "module:id", which first imports the module that registers the id; or Gymnasium's EnvSpec.
         num_envs: the number of envs.
-        vectorization_mode: "sync" means backend="serial", "async" means backend="process"; None uses the options. If they do not
-            name a backend, up to 17 of Gymnasium's tiny envs, such as CartPole, run on the serial backend.
+        vectorization_mode: "sync" means backend="serial", and "async" means backend="process". None uses the options.
+            If they do not name a backend, up to 17 of Gymnasium's tiny envs, such as CartPole, run on the serial
+            backend.
         vector_kwargs: arguments of `VectorEnv`, as a mapping instead of keywords.
-        wrappers: applied to each env, the first one innermost.
+        wrappers: functions that are applied to each env in this order, so that the first wrapper is the innermost.
         env_kwargs: arguments of the env's constructor. Use it for a name that is also an argument of `VectorEnv`, or where a type
             checker is used, which does not know the arguments of envs.
         **keywords: max_episode_steps and disable_env_checker as for `gymnasium.make`; the arguments of `VectorEnv`, which
@@ -81,7 +82,7 @@ def make_vec(
 
     Raises:
         UsageError: an argument is invalid.
-        gymnasium.error.Error: the id is not registered; the message suggests similar ids.
+        gymnasium.error.Error: the id is not registered. The message suggests similar ids.
     """
     kwargs: dict[str, Any] = {**keywords}
     arguments = {**(vector_kwargs or {})}

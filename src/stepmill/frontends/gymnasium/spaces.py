@@ -1,4 +1,4 @@
-"""The spaces of many envs as the spaces of one vector env, batched by Gymnasium's own functions."""
+"""Batches the spaces of many envs to the spaces of one vector env, with Gymnasium's functions."""
 
 from __future__ import annotations
 

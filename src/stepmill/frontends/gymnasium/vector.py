@@ -1,7 +1,7 @@
 """`VectorEnv`: Gymnasium's vector env on top of `Pool`.
 
-Intended differences from `gymnasium.vector.AsyncVectorEnv` 1.4: no env is built in the parent; `options` is never changed;
-after a timeout the wait can be repeated; errors are both stepmill's and Gymnasium's.
+There are intended differences from `gymnasium.vector.AsyncVectorEnv` 1.4. No env is built in the parent. `options` is
+never changed. After a timeout, the wait can be repeated. Errors are both stepmill's and Gymnasium's.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
     """Runs many Gymnasium envs as one vector env.
 
     Args:
-        env_fns: functions that make the envs; each runs in the worker that owns the env. If all of them make vector envs,
-            each vector env owns as many rows as it has envs.
+        env_fns: functions that make the envs. Each runs in the worker that owns its env. If all of them make vector
+            envs, each vector env owns as many rows as it has envs.
         observation_mode: "same", "different" (same shapes and dtypes, other bounds), or a tuple (batched observation
             space, single observation space).
         options: how the envs are run.
@@ -75,7 +75,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
             autoreset_mode (stepmill's or Gymnasium's), copy, on_fault and so on; and arguments of `AsyncVectorEnv`.
 
     Raises:
-        EnvError: a constructor raised.
+        EnvError: a constructor raised an exception.
         SpaceMismatchError: the envs' spaces cannot be batched.
     """
 

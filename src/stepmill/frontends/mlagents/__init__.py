@@ -1,8 +1,8 @@
-"""stepmill for Unity ML-Agents: managers of many envs, in place of ML-Agents' own.
+"""stepmill for Unity ML-Agents: managers of many envs that replace those of ML-Agents.
 
-The names are loaded on first use: a worker imports this package, too.
+The names are loaded on first use, because a worker also imports this package.
 
-    manager              `EnvManager`, what trainers call; `SimpleEnvManager` for one env in this process
+    manager              `EnvManager`, whose methods trainers call; `SimpleEnvManager` for one env in this process
     subprocess_manager   `SubprocessEnvManager`
     engine_workers       drives workers in stepmill's engine, which is the default
     supervisor           commands, failures and restarts of these workers

@@ -1,8 +1,8 @@
 """Side channels: messages to the env, sent with its next step or reset, and messages from the env.
 
 `UnityEnvironment` of mlagents_envs uses three attributes of a channel: `channel_id`, `message_queue` and
-`on_message_received`. These classes have them. Where mlagents_envs is installed, workers use its channels instead, since the
-bytes of one of them depend on its version.
+`on_message_received`. These classes have them. If mlagents_envs is installed, workers use its channels instead, because
+the bytes of one of them depend on its version.
 
     packed messages   for each message: 16 bytes of the channel's UUID (little-endian fields), int32 length, the message
     message           values one after the other, little-endian; a string is an int32 length and ASCII
@@ -45,25 +45,25 @@ class IncomingMessage:
         return value
 
     def read_bool(self, default_value: bool = False) -> bool:
-        """Return the next bool; the default at the end of the message."""
+        """Return the next bool, or the default at the end of the message."""
         return self._take("<?", default_value)
 
     def read_int32(self, default_value: int = 0) -> int:
-        """Return the next int; the default at the end of the message."""
+        """Return the next int, or the default at the end of the message."""
         return self._take("<i", default_value)
 
     def read_float32(self, default_value: float = 0.0) -> float:
-        """Return the next float; the default at the end of the message."""
+        """Return the next float, or the default at the end of the message."""
         return self._take("<f", default_value)
 
     def read_float32_list(self, default_value: list[float] | None = None) -> list[float]:
-        """Return the next list of floats; the default, or an empty one, at the end of the message."""
+        """Return the next list of floats. At the end of the message, return the default or an empty list."""
         if self.offset >= len(self.buffer):
             return [] if default_value is None else default_value
         return [self.read_float32() for _ in range(self.read_int32())]
 
     def read_string(self, default_value: str = "") -> str:
-        """Return the next string; the default at the end of the message."""
+        """Return the next string, or the default at the end of the message."""
         if self.offset >= len(self.buffer):
             return default_value
         size = self.read_int32()
@@ -105,7 +105,7 @@ class OutgoingMessage:
         self.buffer += struct.pack("<i", len(data)) + data
 
     def set_raw_bytes(self, buffer: bytes | bytearray) -> None:
-        """Replace the message by these bytes."""
+        """Replace the message with these bytes."""
         if self.buffer:
             logger.warning("set_raw_bytes replaces %d bytes that were written before", len(self.buffer))
         self.buffer = bytearray(buffer)
@@ -114,7 +114,7 @@ class OutgoingMessage:
 class SideChannelManager:
     """Packs the messages that channels have queued, and passes messages from the env to their channels.
 
-    `UnityEnvironment` has its own manager; this class is for envs without a manager.
+    `UnityEnvironment` has its own manager. This class is for envs without a manager.
     """
 
     def __init__(self, side_channels: Iterable[Any] = ()) -> None:
@@ -128,7 +128,7 @@ class SideChannelManager:
             self._channels[channel.channel_id] = channel
 
     def generate_side_channel_messages(self) -> bytearray:
-        """Return all queued messages, packed, and empty the queues."""
+        """Return all queued messages in packed form, and empty the queues."""
         packed = bytearray()
         for channel_id, channel in self._channels.items():
             for message in channel.message_queue:
@@ -137,7 +137,7 @@ class SideChannelManager:
         return packed
 
     def process_side_channel_message(self, data: bytes) -> None:
-        """Pass packed messages to their channels; a message for an unknown channel is dropped with a warning.
+        """Pass packed messages to their channels. A message for an unknown channel is dropped with a warning.
 
         Raises:
             UnityEnvironmentException: the bytes end within a message.
@@ -186,7 +186,7 @@ class SideChannel(ABC):
         self.message_queue.append(msg.buffer)
 
     def _queue_values(self, *values: str | float) -> None:
-        """Queue a message of strings, ints and floats; a list of floats is its length and its values."""
+        """Queue a message of strings, ints and floats. A list of floats is written as its length and its values."""
         message = OutgoingMessage()
         for value in values:
             if isinstance(value, str):
@@ -199,7 +199,7 @@ class SideChannel(ABC):
 
     @abstractmethod
     def on_message_received(self, msg: Any) -> None:
-        """Process one message from the env. Called once per message."""
+        """Process one message from the env. This is called once per message."""
 
 
 class _OutwardChannel(SideChannel):
@@ -229,7 +229,7 @@ class FloatPropertiesChannel(SideChannel):
         self._queue_values(key, float(value))
 
     def get_property(self, key: str) -> float | None:
-        """Return a property; None if it was not set."""
+        """Return a property, or None if it was not set."""
         return self._values.get(key)
 
     def list_properties(self) -> list[str]:
@@ -242,7 +242,7 @@ class FloatPropertiesChannel(SideChannel):
 
 
 class EngineConfig(NamedTuple):
-    """Settings of the engine; None leaves a setting unchanged. The first generation lacks capture_frame_rate."""
+    """Settings of the engine. None leaves a setting unchanged. The first generation lacks capture_frame_rate."""
 
     width: int | None = 80
     height: int | None = 80
@@ -383,7 +383,7 @@ class StatsSideChannel(SideChannel):
 
 
 def aggregate_stats(stats: Mapping[str, Sequence[tuple[float, Any]]]) -> dict[str, Any]:
-    """Return one value per name: mean, newest or sum, as the env chose; a histogram's values as a list.
+    """Return one value per name: the mean, the newest or the sum, as the env chose, or the list of a histogram's values.
 
     Args:
         stats: `environment_stats` of a step, or values of many steps under the same names, oldest first.
@@ -402,7 +402,7 @@ def _aggregate(pairs: Sequence[tuple[float, Any]]) -> float | list[float]:
 
 
 def with_methods(stats: Mapping[str, Sequence[tuple[float, int]]]) -> dict[str, list[tuple[float, Any]]]:
-    """Return statistics with numbers of aggregation methods replaced by the methods: mlagents_envs' where it is installed."""
+    """Return statistics with aggregation methods in place of their numbers. The methods are mlagents_envs' if installed."""
     methods: Any = load("side_channel.stats_side_channel", "StatsAggregationMethod") or StatsAggregationMethod
     return {name: [(value, methods(number)) for value, number in values] for name, values in stats.items()}
 

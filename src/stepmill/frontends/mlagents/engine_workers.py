@@ -1,4 +1,4 @@
-"""Drives workers that stepmill's engine runs: commands, results, resets and the end."""
+"""Drives the workers that stepmill's engine runs, with commands, results, resets and their end."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ class EngineWorkers:
     """The workers of a manager in a `Pool`, one env per process.
 
     Args:
-        manager: asked for actions (`_decisions`), and for a reset of all envs after a crash under `on_crash="reset_all"`.
-        workers: made by the manager's `create_worker`.
-        limits: quotas of restarts.
-        options: of the manager.
+        manager: the manager, which chooses actions (`_decisions`) and, under `on_crash="reset_all"`, resets all envs
+            after a crash.
+        workers: the workers that the manager's `create_worker` made.
+        limits: the quotas of restarts.
+        options: the options of the manager.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class EngineWorkers:
     # ---- steps ------------------------------------------------------------------------------------------------------
 
     def step(self) -> list[EnvironmentStep]:
-        """Command each worker that is not busy, and wait for at least one result; for all if `is_deterministic`."""
+        """Command each worker that is not busy. Wait for at least one result, or for all if `is_deterministic`."""
         with self.supervisor:
             self._queue_steps()
             while self._must_wait():
@@ -152,7 +153,7 @@ class EngineWorkers:
         self.supervisor.take_results()
 
     def set_parameters(self, config: Any) -> None:
-        """Send parameters with each worker's next command, and keep them for envs that are rebuilt."""
+        """Send parameters with each worker's next command, and store them for envs that are rebuilt."""
         checked = checked_parameters(config)
         self._manager.env_parameters.update(checked)
         for worker in self._workers:
@@ -180,7 +181,7 @@ class EngineWorkers:
         return [worker.worker_id for worker in self._in(WorkerState.STOPPED)]
 
     def close(self) -> None:
-        """Close all envs at the same time, in `close_timeout_s` at most; then end the processes and hung players."""
+        """Close all envs at the same time, in at most `close_timeout_s`. Then end the processes and hung players."""
         late: list[int] = []
         if not self._is_closed:
             idle = [worker.worker_id for worker in self._in(WorkerState.NEW, WorkerState.READY)]
@@ -192,7 +193,7 @@ class EngineWorkers:
             logger.error("workers %s did not close their envs in time; their processes are ended", late)
         self.pool.close()
         for worker in self._workers:
-            end_players(worker.players)  # of workers that had to be killed; other players have ended
+            end_players(worker.players)  # the players of workers that were killed; other players have ended
             worker.players = []
             worker.closed = True
 

@@ -1,7 +1,7 @@
-"""Exceptions of Unity envs: ML-Agents' classes, and how an env's exception is sent from a worker to the learner.
+"""Defines the exceptions of Unity envs with ML-Agents' classes, and sends exceptions from workers to the learner.
 
-The classes below are those of mlagents_envs where it is installed, so that code written for it catches them; elsewhere they are
-classes of the same names.
+If mlagents_envs is installed, the classes below are its classes, so that code that is written for it catches them.
+Otherwise they are classes of the same names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stepmill.frontends.mlagents.optional_imports import load
 from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, WorkerDied, rebuild_error
 from stepmill.worker.error_records import describe_error, env_error
 
-MAX_PICKLE_BYTES = 1 << 20  # of a larger exception only the text is sent
+MAX_PICKLE_BYTES = 1 << 20  # only the text of a larger exception is sent
 
 Failure = dict[str, Any]
 """An exception as it is sent: its record, the names of its classes, and pickles of it and of its class, or None."""
@@ -56,7 +56,7 @@ class UnityStuckError(StepmillError, TimeoutError):
 
 
 def died(error: WorkerDied, verb: str) -> UnityWorkerDied:
-    """Return the error for a worker's death, which begins with ML-Agents' text. `verb`: what failed, "send" or "recv"."""
+    """Return the error for a worker's death, which begins with ML-Agents' text. `verb` is what failed, "send" or "recv"."""
     return rebuild_error(UnityWorkerDied, f"UnityEnvironment worker: {verb} failed. {error.message}", error.__dict__)
 
 
@@ -69,7 +69,7 @@ def timed_out(error: EnvTimeout) -> UnityWorkerTimeout:
 
 
 def pack(exc: BaseException, phase: str) -> Failure:
-    """Return an exception as it is sent. Does not raise, even if methods of the exception do."""
+    """Return an exception in the form in which it is sent. This raises nothing, even if the exception's methods do."""
     names = [cls.__name__ for cls in type(exc).__mro__]
     return {**describe_error(exc, phase), "names": names, "pickled": _pickled(exc), "cls": _dump(type(exc))}
 
@@ -95,8 +95,8 @@ def _dump(value: object) -> bytes | None:
 def rebuild(failure: Failure, worker_id: int) -> Exception:
     """Return the exception that an env raised, with the remote traceback as its cause.
 
-    If it cannot be pickled, return an EnvError that is also of the env's class where possible; no constructor of that class
-    is called.
+    If the exception cannot be pickled, return an EnvError that is also of the env's class if possible. No constructor
+    of that class is called.
     """
     error = to_env_error(failure, worker_id)
     original = _load(failure["pickled"])
@@ -136,17 +136,20 @@ def closed() -> Exception:
 
 
 def is_restartable(failure: Failure) -> bool:
-    """Whether a restart may help: an error of the env, the connection to it, or a deadline."""
+    """Return whether a restart may help, because the env, its connection or a deadline has failed."""
     return any(name in RESTARTABLE for name in failure["names"])
 
 
 def is_interrupt(failure: Failure) -> bool:
-    """Whether the env raised KeyboardInterrupt."""
+    """Return whether the env raised KeyboardInterrupt."""
     return "KeyboardInterrupt" in failure["names"]
 
 
 def is_stop(failure: Failure) -> bool:
-    """Whether the env was stopped deliberately, as by the editor's stop button. The generations report it differently."""
+    """Return whether the env was stopped deliberately, as by the editor's stop button.
+
+    The two generations report this differently.
+    """
     names: Sequence[str] = failure["names"]
     is_old = "UnityCommunicationException" in names and "Communicator has stopped" in failure["message"]
     return is_old or "UnityCommunicatorStoppedException" in names

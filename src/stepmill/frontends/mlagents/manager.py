@@ -26,9 +26,9 @@ class EnvManager(ABC):
     """Steps envs with the actions of policies, and passes the results to agent managers.
 
     A policy has `get_action(decision_steps, worker_id)`, which returns an ActionInfo. If its class also has
-    `get_action_batch(list of decision_steps, list of worker_ids)`, which returns a list of ActionInfo, that is called
-    once for all workers that need actions. An agent manager has `add_experiences`, `end_episode`, `policy_queue`, and may have
-    `record_environment_stats`; those of ML-Agents have it.
+    `get_action_batch(list of decision_steps, list of worker_ids)`, which returns a list of ActionInfo, that method is
+    called once for all workers that need actions. An agent manager has `add_experiences`, `end_episode` and
+    `policy_queue`, and may have `record_environment_stats`, as those of ML-Agents do.
     """
 
     NOT_CALLED: dict[str, str] = {}
@@ -111,7 +111,7 @@ class EnvManager(ABC):
             )
 
     def on_training_started(self, behavior_name: str, trainer_settings: Any) -> None:  # noqa: B027 - optional for managers
-        """Report to the envs that training of a behaviour begins. Does nothing by default."""
+        """Report to the envs that training of a behaviour begins. By default, this does nothing."""
 
     # ---- decisions --------------------------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class EnvManager(ABC):
         return self._take_steps([last_step])[0]
 
     def _decisions(self, last_steps: Sequence[EnvironmentStep]) -> list[Actions]:
-        """Return the actions of several workers: from `_take_step` of each if it is overridden, else for all at once."""
+        """Return the actions of several workers. If `_take_step` is overridden, it is called for each of them."""
         if getattr(self._take_step, "__func__", None) is not EnvManager._take_step:
             return [self._take_step(step) for step in last_steps]
         return self._take_steps(last_steps)
@@ -172,7 +172,7 @@ class EnvManager(ABC):
 
 
 def _join_to_mlagents() -> None:
-    """Make EnvManager a virtual subclass of ML-Agents' own, if that is imported: importing it takes seconds."""
+    """Make EnvManager a virtual subclass of ML-Agents' class if that is imported already. Its import takes seconds."""
     original = getattr(sys.modules.get("mlagents.trainers.env_manager"), "EnvManager", None)
     if original is not None:
         original.register(EnvManager)
@@ -195,13 +195,13 @@ def _needing_decision(results: Any) -> Any:
 
 
 def _take_newest(queue: Any) -> Any:
-    """Remove all policies from a queue and return the last; None if it was empty."""
+    """Remove all policies from a queue and return the last, or None if the queue was empty."""
     newest = None
     while True:
         try:
             newest = queue.get_nowait()
         except Exception as exc:
-            if type(exc).__name__ != "Empty":  # ML-Agents' queues raise a class of their own
+            if type(exc).__name__ != "Empty":  # ML-Agents' queues have their own class
                 raise
             return newest
 
@@ -244,7 +244,7 @@ class SimpleEnvManager(EnvManager):
         return unpack(read_results(self.env, self._generation))
 
     def set_env_parameters(self, config: Mapping[str, Any] | None = None) -> None:
-        """Send parameters on the channel: floats as float properties or as parameters, depending on the channel."""
+        """Send parameters on the channel. Floats are float properties or parameters, depending on the channel."""
         for name, value in checked_parameters(config).items():
             if not isinstance(value, float):
                 value.apply(name, self.env_params)
@@ -261,7 +261,7 @@ class SimpleEnvManager(EnvManager):
 
     @property
     def get_properties(self) -> dict[str, float]:
-        """A copy of the float properties of the env; empty if its channel has none."""
+        """A copy of the float properties of the env. It is empty if the channel of the env has none."""
         read = getattr(self.env_params, "get_property_dict_copy", None)
         return dict(read()) if callable(read) else {}
 

@@ -1,4 +1,4 @@
-"""The only import of mlagents_envs, which is optional."""
+"""Imports mlagents_envs, which is optional. No other module imports it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @cache  # a failed import searches the whole path again
 def load(module: str, name: str) -> Any:
-    """Return a name of a module of mlagents_envs; None if mlagents_envs is not installed, or this version lacks the name."""
+    """Return a name of a module of mlagents_envs, or None if the library is not installed or lacks the name."""
     try:
         return getattr(import_module(f"mlagents_envs.{module}"), name, None)
     except ImportError:

@@ -1,10 +1,10 @@
-"""Drives workers that a subclass's `create_worker` has started. Commands and results are ML-Agents' messages.
+"""Drives workers that the `create_worker` of a subclass has started. Commands and results are ML-Agents' messages.
 
     manager ── connection: EnvironmentRequest ─────────────────────► worker
             ◄─ connection: EnvironmentResponse (RESET, BEHAVIOR_SPECS, ENV_EXITED)
             ◄─ step queue: EnvironmentResponse (STEP, ENV_EXITED, CLOSED)
 
-Observations are pickled here, not shared. After a crash all envs are reset, as in the original.
+Observations are pickled, and are not in shared memory. After a crash, all envs are reset, as in the original.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _RESTARTABLE = (
 class PipeWorkers:
     """Drives the workers of a manager whose `create_worker` starts processes itself.
 
-    The manager's `env_workers`, `step_queue`, `create_worker` and `_take_step` are looked up on each use: subclasses replace
-    them.
+    The manager's `env_workers`, `step_queue`, `create_worker` and `_take_step` are looked up on each use, because
+    subclasses replace them.
     """
 
     def __init__(self, manager: Any, limits: RestartLimits, options: ManagerOptions) -> None:
@@ -105,8 +105,8 @@ class PipeWorkers:
             try:
                 yield self._manager.step_queue.get_nowait()
             except queue.Empty:
-                # What a process put into the queue before its end would have been there.
-                # The restart of one of them handles all: the others are then no longer waiting.
+                # A response that a process put into the queue before its end would have been there.
+                # The restart of one worker handles all of them, so the others are then no longer waiting.
                 for worker in filter(lambda each: each.waiting, dead):
                     error = worker.died_error("recv")
                     yield EnvironmentResponse(EnvironmentCommand.ENV_EXITED, worker.worker_id, error)
@@ -115,12 +115,12 @@ class PipeWorkers:
     def _wait(self, workers: list[UnityEnvWorker], timeout_s: float | None) -> None:
         """Wait for a response or the end of one of the processes. A queue of an unknown kind is polled, as in the original.
 
-        Processes that have just ended are among them: their ends must not be missed.
+        Processes that have just ended are included, because their ends must not be missed.
         """
         steps = self._manager.step_queue
         handles: list[Any] = [worker.process.sentinel for worker in workers if worker.process is not None]
         if isinstance(steps, multiprocessing.queues.Queue):
-            handles.append(steps._reader)  # type: ignore[attr-defined]  # not public, but what wait() needs
+            handles.append(steps._reader)  # type: ignore[attr-defined]  # not public, but wait() needs it
             multiprocessing.connection.wait(handles, timeout_s)
 
     # ---- crashes ----------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class PipeWorkers:
     def _recreate(self, worker_id: int) -> None:
         old = self._workers[worker_id]
         if old.process is not None:
-            old.process.join(self._options.leave_timeout_s)  # it may still hold ports and files
+            old.process.join(self._options.leave_timeout_s)  # the old process may still hold ports and files
         end_processes([old])
         manager = self._manager
         self._workers[worker_id] = manager.create_worker(
@@ -151,7 +151,7 @@ class PipeWorkers:
         )
 
     def _drain(self) -> dict[int, Exception]:
-        """Wait until no worker is stepping; drop the results. Return the exceptions of workers that failed meanwhile.
+        """Wait until no worker is stepping, and drop the results. Return the exceptions of workers that failed meanwhile.
 
         Raises:
             UnityStuckError: a step takes longer than `drain_timeout_s`.
@@ -190,7 +190,7 @@ class PipeWorkers:
         return [worker.previous_step for worker in self._workers]
 
     def set_parameters(self, config: Any) -> None:
-        """Send parameters to all workers as they are."""
+        """Send parameters to all workers unchanged."""
         self._manager.env_parameters = config
         for worker in self._workers:
             worker.send(EnvironmentCommand.ENVIRONMENT_PARAMETERS, {} if config is None else config)
@@ -202,7 +202,7 @@ class PipeWorkers:
 
     @property
     def behaviors(self) -> dict[str, Any]:
-        """The specs of all behaviours. Waits for the workers."""
+        """The specs of all behaviours. This waits for the workers."""
         found: dict[str, Any] = {}
         for worker in self._workers:
             worker.send(EnvironmentCommand.BEHAVIOR_SPECS)
@@ -216,7 +216,7 @@ class PipeWorkers:
         return {key: float(value) for key, value in sent.items() if isinstance(value, (int, float))} if sent else {}
 
     def close(self) -> None:
-        """Ask all workers to end; terminate those that take longer than `close_timeout_s`."""
+        """Ask all workers to end, and terminate those that take longer than `close_timeout_s`."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -255,7 +255,7 @@ def _receive(worker: UnityEnvWorker, timeout_s: float | None) -> EnvironmentResp
     """Return the next response from a worker's connection.
 
     Raises:
-        UnityTimeOutException: it takes longer than `timeout_s`.
+        UnityTimeOutException: the response takes longer than `timeout_s`.
         UnityCommunicationException: the process has ended.
     """
     if worker.process is not None:
@@ -280,13 +280,13 @@ def worker(
     run_options: Any,
     log_level: int = logging.INFO,
 ) -> None:
-    """Run one env in this process until CLOSE arrives: the target of a Process that a subclass's `create_worker` starts.
+    """Run one env in this process until CLOSE arrives. A subclass's `create_worker` starts a Process with this target.
 
     Args:
         parent_conn: this process's end of the pipe.
         step_queue: the queue of the manager.
         pickled_env_factory: `cloudpickle.dumps(env_factory)`.
-        worker_id: passed to the factory.
+        worker_id: the id of the worker, which is passed to the factory.
         run_options: EngineConfig, RunOptions or None.
         log_level: the level of stepmill's logger for ML-Agents.
     """
@@ -338,11 +338,11 @@ def _answer_requests(env: UnityWorker, conn: Any, step_queue: Any, worker_id: in
 
 
 def _report(failure: Mapping[str, Any], conn: Any, step_queue: Any, worker_id: int) -> None:
-    """Send an exception to both the step queue and the connection: the manager may be reading either."""
+    """Send an exception to the step queue and to the connection, because the manager may be reading either."""
     exception = failures.rebuild(dict(failure), worker_id)
     try:
         pickle.loads(pickle.dumps(exception))
-    except Exception:  # a class that pickle cannot name, or whose constructor takes other arguments
+    except Exception:  # pickle cannot find the class, or its constructor takes other arguments
         exception = failures.to_env_error(dict(failure), worker_id)
     response = EnvironmentResponse(EnvironmentCommand.ENV_EXITED, worker_id, exception)
     step_queue.put(response)

@@ -1,4 +1,4 @@
-"""Settings of a manager: options, engine settings, restart quotas, and parameters of the env."""
+"""The settings of a manager: options, engine settings, restart quotas, and parameters of the env."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_LIMIT = -1
 
 @dataclass(frozen=True)
 class RestartLimits:
-    """How often each worker may be restarted after a crash; -1 means no limit.
+    """How often each worker may be restarted after a crash. -1 means no limit.
 
     Attributes:
         max_lifetime_restarts: the limit while the manager exists.
@@ -65,18 +65,19 @@ class ManagerOptions:
     Attributes:
         restarts: the quotas of restarts; None takes those of the run options, or the defaults.
         on_crash: the effect of a crash on the other workers.
-        is_deterministic: a step waits for all workers and returns results in their order, so that runs with the same seeds
-            are equal. Otherwise a step returns as soon as one worker has a result.
-        seed: worker i seeds its global generators with seed + i, and passes it to an env_factory that takes `seed`.
-        channel_factory: `channel_factory(worker_id)` returns the user's side channels; called in the workers.
+        is_deterministic: whether a step waits for all workers and returns results in their order, so that runs with the
+            same seeds are equal. Otherwise a step returns as soon as one worker has a result.
+        seed: worker i seeds its global generators with seed + i, and passes this number to an env_factory that takes
+            `seed`.
+        channel_factory: `channel_factory(worker_id)` returns the user's side channels. The workers call it.
         context: how worker processes start.
-        step_timeout_s, reset_timeout_s: a worker whose env takes longer is ended, which counts as a crash; None means
-            no limit. The env may have its own timeouts.
-        start_timeout_s: the time limit for building all envs.
-        leave_timeout_s: how long closing an env that has failed may take before its process is ended.
-        drain_timeout_s: how long a reset waits for steps to finish.
-        close_timeout_s: how long `close` waits for envs to be closed before their processes are ended.
-        payload_bytes: space in shared memory for one step of one worker; larger results take a slower path.
+        step_timeout_s, reset_timeout_s: a worker whose env takes longer, in seconds, is ended, which counts as a crash.
+            None means no limit. The env may have its own timeouts.
+        start_timeout_s: the time limit for building all envs, in seconds.
+        leave_timeout_s: how many seconds closing an env that has failed may take before its process is ended.
+        drain_timeout_s: how many seconds a reset waits for steps to finish.
+        close_timeout_s: how many seconds `close` waits for envs to be closed before their processes are ended.
+        payload_bytes: the space in shared memory for one step of one worker. Larger results take a slower path.
         timers_every: one in this many steps of a worker is timed; 0 times none.
     """
 
@@ -104,7 +105,7 @@ def merge_manager_options(options: ManagerOptions | None, keywords: ManagerKeywo
     """Return options with the fields that are given by keyword replaced.
 
     Raises:
-        UsageError: a keyword is not a field of ManagerOptions; the text names the nearest one.
+        UsageError: a keyword is not a field of ManagerOptions. The text names the nearest field.
     """
     refuse_unknown(keywords, [each.name for each in fields(ManagerOptions)], "an option of stepmill")
     return replace(options or ManagerOptions(), **keywords)  # type: ignore[arg-type]  # its __post_init__ makes enums
@@ -124,7 +125,7 @@ def read_settings(given: Any, restarts: RestartLimits | None) -> Settings:
     Args:
         given: an EngineConfig (anything with its fields), ML-Agents' RunOptions (anything with `engine_settings` and
             `env_settings`), or None.
-        restarts: quotas; None takes those of the run options, or the defaults.
+        restarts: the quotas; None takes those of the run options, or the defaults.
     Raises:
         UnitySideChannelException: a width without a height, or the other way round.
         UsageError: `given` is none of these.
@@ -141,7 +142,7 @@ def _read_engine(engine: Any) -> EngineConfig:
         raise UsageError(
             f"engine_configuration is a {type(engine).__name__}; give an EngineConfig, RunOptions, or None for the defaults"
         )
-    # The first generation has no capture_frame_rate: None is not sent.
+    # The first generation has no capture_frame_rate, so None is not sent.
     return EngineConfig(*(getattr(engine, name, None) for name in EngineConfig._fields))
 
 
@@ -169,7 +170,7 @@ class ConstantSettings:
 
 @dataclass(frozen=True)
 class UniformSettings:
-    """A parameter that the env draws from a range, uniformly."""
+    """A parameter that the env draws from a uniform distribution over a range."""
 
     min_value: float = 0.0
     max_value: float = 1.0
@@ -198,7 +199,7 @@ class GaussianSettings:
 
 @dataclass(frozen=True)
 class MultiRangeUniformSettings:
-    """A parameter that the env draws from several ranges, uniformly."""
+    """A parameter that the env draws from a uniform distribution over several ranges."""
 
     intervals: Sequence[tuple[float, float]]
     seed: int = 0
@@ -219,7 +220,7 @@ def _check_range(low: float, high: float) -> None:
 
 
 def checked_parameters(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return env parameters as a dict of floats and samplers; an empty one for None.
+    """Return env parameters as a dict of floats and samplers. None gives an empty dict.
 
     Raises:
         UsageError: a value is neither a number nor a sampler.

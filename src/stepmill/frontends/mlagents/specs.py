@@ -1,4 +1,4 @@
-"""Specs of behaviours in both generations, BrainParameters, and how specs are sent from workers to the learner."""
+"""Defines the specs of behaviours in both generations and BrainParameters, and sends specs from workers to the learner."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ActionSpec(NamedTuple):
         )
 
     def random_action(self, n_agents: int) -> ActionTuple:
-        """Return actions drawn from NumPy's global generator, continuous ones from -1 to 1."""
+        """Return actions that NumPy's global generator draws. Continuous actions are from -1 to 1."""
         action = self.empty_action(n_agents)
         action.continuous[:] = np.random.uniform(-1.0, 1.0, action.continuous.shape)  # noqa: NPY002 - as in ML-Agents
         for branch, size in enumerate(self.discrete_branches):
@@ -51,7 +51,7 @@ class ActionSpec(NamedTuple):
 
 
 class ObservationSpec(NamedTuple):
-    """One observation of an agent. dimension_property and observation_type are values of mlagents_envs' enums."""
+    """One observation of an agent. `dimension_property` and `observation_type` are values of mlagents_envs' enums."""
 
     shape: tuple[int, ...]
     dimension_property: tuple[int, ...] = ()
@@ -67,7 +67,11 @@ class BehaviorSpec(NamedTuple):
 
 
 class AgentGroupSpec(NamedTuple):
-    """A BehaviorSpec of the first generation. action_type: 0 discrete, 1 continuous; action_shape: the branches, or a size."""
+    """A BehaviorSpec of the first generation.
+
+    `action_type` is 0 for discrete actions and 1 for continuous ones. `action_shape` is the tuple of branches, or a
+    size.
+    """
 
     observation_shapes: list[tuple[int, ...]]
     action_type: int
@@ -83,7 +87,7 @@ class AgentGroupSpec(NamedTuple):
 
     @property
     def discrete_action_branches(self) -> tuple[int, ...] | None:
-        """The number of choices of each discrete action; None if actions are continuous."""
+        """The number of choices of each discrete action, or None if actions are continuous."""
         return tuple(self.action_shape) if self.is_action_discrete() else None
 
     @property
@@ -101,7 +105,7 @@ class CameraResolution(NamedTuple):
 
     @property
     def gray_scale(self) -> bool:
-        """Whether it has one channel."""
+        """Whether the image has one channel."""
         return self.num_channels == 1
 
 
@@ -117,7 +121,7 @@ class BrainParameters:
         vector_action_descriptions: list[str],
         vector_action_space_type: int,
     ) -> None:
-        """`vector_action_space_type`: 0 discrete, 1 continuous."""
+        """`vector_action_space_type` is 0 for discrete actions, and 1 for continuous ones."""
         self.brain_name = brain_name
         self.vector_observation_space_size = vector_observation_space_size
         self.number_visual_observations = len(camera_resolutions)
@@ -134,7 +138,7 @@ class BrainParameters:
 
 
 def brain_parameters(name: str, spec: Any) -> BrainParameters:
-    """Return the parameters of a behaviour of either generation. Sizes of vectors are added up; images are cameras."""
+    """Return the parameters of a behaviour of either generation. The sizes of vectors are added; images are cameras."""
     if hasattr(spec, "observation_specs"):
         shapes = [tuple(each.shape) for each in spec.observation_specs]
         branches = [int(size) for size in spec.action_spec.discrete_branches]
@@ -153,10 +157,10 @@ def brain_parameters(name: str, spec: Any) -> BrainParameters:
 
 
 def pack_spec(spec: Any) -> tuple[bytes | None, dict[str, Any]]:
-    """Return a pickle of a spec, and its plain values for a learner without the env's library."""
+    """Return a pickle of a spec, and its plain values, which a learner without the env's library uses."""
     try:
         pickled: bytes | None = cloudpickle.dumps(spec)
-    except Exception:  # a spec may hold anything; the plain values are enough
+    except Exception:  # a spec may contain anything; the plain values are enough
         pickled = None
     return pickled, _plain(spec)
 
@@ -204,5 +208,5 @@ def unpack_spec(packed: tuple[bytes | None, dict[str, Any]]) -> Any:
 def _load(pickled: bytes) -> Any:
     try:
         return pickle.loads(pickled)
-    except Exception:  # its library is not installed here
+    except Exception:  # the library of the spec is not installed here
         return None

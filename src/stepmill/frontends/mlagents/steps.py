@@ -1,7 +1,7 @@
-"""Results of steps in both generations, actions, and batches of several workers' agents.
+"""Results of steps in both generations, actions, and batches of the agents of several workers.
 
-Field names are ML-Agents' own, so that policies and agent managers written for it work. Arrays are [A, ...] for A agents. Their
-number, their ids and their order may change with every step.
+Field names are those of ML-Agents, so that policies and agent managers that are written for it work. Arrays are [A,
+...] for A agents. The number, the ids and the order of the agents may change with every step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DecisionStep(NamedTuple):
 
 
 class TerminalStep(NamedTuple):
-    """One agent whose episode ended. `interrupted`: a limit ended it; Gymnasium calls this truncated."""
+    """One agent whose episode ended. `interrupted` is True if a limit ended it, which Gymnasium calls truncated."""
 
     obs: list[Array]
     reward: float
@@ -57,7 +57,7 @@ class StepResult(NamedTuple):
 
 
 def _one_agent(ours: type[Any]) -> Any:
-    """Return the class for one agent: mlagents_envs' where it has the same fields, since trainers call isinstance()."""
+    """Return the class for one agent: mlagents_envs' if it has the same fields, because trainers call isinstance()."""
     theirs = load("base_env", ours.__name__)
     return theirs if getattr(theirs, "_fields", ()) == getattr(ours, "_fields", None) else ours
 
@@ -101,10 +101,11 @@ class DecisionSteps(_Agents):
     """Agents that need a decision.
 
     Attributes:
-        obs: list of [A, ...] arrays.
-        reward: [A] float32, since each agent's last step.
+        obs: the observations, as a list of arrays [A, ...].
+        reward: [A] float32, the reward since the last step of each agent.
         agent_id: [A] int32.
-        action_mask: list of [A, branch size] bool, True where an action is not allowed; None without discrete actions.
+        action_mask: a list of arrays [A, branch size] bool, True where an action is not allowed; None without discrete
+            actions.
         group_id: [A] int32, 0 for no group.
         group_reward: [A] float32.
     """
@@ -223,7 +224,7 @@ AllStepResult: TypeAlias = dict[str, "tuple[DecisionSteps, TerminalSteps] | Batc
 
 
 def _column(values: object, size: int, dtype: type[np.generic]) -> Array:
-    # Older envs lack some columns: zeros. mlagents_envs gives group ids as a list.
+    # Older envs lack some columns, which become zeros. mlagents_envs gives group ids as a list.
     return np.zeros(size, dtype) if values is None else np.asarray(values, dtype)
 
 
@@ -263,7 +264,7 @@ class ActionInfo(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """The second field, by its name in the first generation."""
+        """The second field, which has this name in the first generation."""
         return self.env_action
 
     @staticmethod
@@ -276,7 +277,7 @@ class EnvironmentStep(NamedTuple):
     """The result of one worker's step or reset, and the actions that led to it.
 
     Attributes:
-        current_all_step_result: agents by behaviour.
+        current_all_step_result: the agents by behaviour.
         worker_id: the id of the worker.
         brain_name_to_action_info: by behaviour, the actions that led to this result; empty after a reset.
         environment_stats: by name, a list of (value, aggregation method) that the env sent since its last step. It may be
@@ -309,7 +310,8 @@ def plain_actions(infos: Mapping[str, Any], *, is_second_generation: bool) -> di
 
     Args:
         infos: by behaviour, the result of its policy.
-        is_second_generation: the generations read actions from different fields of an ActionInfo.
+        is_second_generation: whether the env is of the second generation. The generations use different fields of an
+            ActionInfo.
     """
     actions = {}
     for name, info in infos.items():
@@ -332,9 +334,9 @@ def join_steps(steps: Sequence[DecisionSteps]) -> DecisionSteps:
     """Return the agents of several workers as one batch, in the order of the workers.
 
     Args:
-        steps: of one behaviour, one per worker, with A_w agents each.
+        steps: the steps of one behaviour, one per worker, with A_w agents each.
     Returns:
-        [sum of A_w, ...] in every array. Agents of different workers may have the same agent_id.
+        A batch with [sum of A_w, ...] in every array. Agents of different workers may have the same agent_id.
     """
     first = steps[0]
     masks = [each.action_mask for each in steps if len(each)]
@@ -355,8 +357,9 @@ def split_info(info: ActionInfo, steps: Sequence[DecisionSteps]) -> list[ActionI
     """Return decisions for a joined batch as one ActionInfo per worker.
 
     Args:
-        info: its action, env_action and outputs are arrays [sum of A_w, ...], ActionTuples of such arrays, or dicts of them.
-            Values of another length, or without a length, are given to every worker unchanged.
+        info: the decisions. The action, env_action and outputs are arrays [sum of A_w, ...], ActionTuples of such
+            arrays, or dicts of them. Values of another length, or without a length, are given to every worker
+            unchanged.
         steps: the argument of `join_steps`.
     """
     bounds = np.cumsum([0, *(len(each) for each in steps)]).tolist()

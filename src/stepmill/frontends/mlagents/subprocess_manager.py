@@ -1,4 +1,4 @@
-"""The manager of many Unity envs, each in a process, that returns results as soon as one env has any."""
+"""The manager of many Unity envs, each in a process. It returns results as soon as one env has a result."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class SubprocessEnvManager(EnvManager):
     Every env that is not busy gets the actions of its policies. A step returns when at least one env has a result, with all
     results that are available, at most one per env. A slow env does not delay the others.
 
-    An env that crashes (an exception of the env, its connection or its time limit; a killed process) is rebuilt in another
-    process, within its quota, while the others continue: its agents' episodes end as interrupted, and its first step comes
-    when it is ready. An env that is stopped deliberately is left out, and does not count as a crash. All other exceptions are
-    raised unchanged.
+    An env crashes if it, its connection or its time limit raises an exception, or if its process is killed. It is
+    rebuilt in another process, within its quota, while the others continue. The episodes of its agents end as
+    interrupted, and its first step comes when it is ready. An env that is stopped deliberately is left out, and does
+    not count as a crash. All other exceptions are raised unchanged.
 
-    The differences from the original are: it does not spin while it waits, notices every exception and every death at once,
-    sends timers only on request, can call policies once for all workers, moves observations through shared memory,
-    answers queries while envs are busy, resets only the env that crashed, and can be deterministic.
+    This manager differs from the original. It does not spin while it waits, notices every exception and every death at
+    once, sends timers only on request, can call policies once for all workers, moves observations through shared
+    memory, answers queries while envs are busy, resets only the env that crashed, and can be deterministic.
 
     Subclasses may override `_take_step`, `_reset_env` and `create_worker`. If `create_worker` returns workers that have their
     own processes, these are driven by ML-Agents' messages, and the engine is not used.
@@ -85,7 +85,7 @@ class SubprocessEnvManager(EnvManager):
         self.run_options = engine_configuration if run_options is None else run_options
         self.options = merge_manager_options(options, keywords)
         self.env_parameters: Any = {}
-        # Only processes that a subclass starts use it: the engine's results are in shared memory.
+        # Only processes that a subclass starts use the queue, because the engine's results are in shared memory.
         self.step_queue: Any = None if self.create_worker is _create_engine_worker else multiprocessing.Queue()
         self.env_workers: list[UnityEnvWorker] = []
         limits = read_settings(self.run_options, self.options.restarts).restarts
@@ -117,10 +117,11 @@ class SubprocessEnvManager(EnvManager):
         env_factory: Callable[..., Any],
         run_options: Any,
     ) -> UnityEnvWorker:
-        """Return the worker for an id. Called once for each worker when the manager is made.
+        """Return the worker for an id. The manager calls this once for each worker when it is made.
 
-        A subclass may change the factory and the run options of a worker and call this, or return a UnityEnvWorker with a
-        process that it has started; `worker` is a function for such a process. For these it is called again after a crash.
+        A subclass may change the factory and the run options of a worker and call this method, or return a
+        UnityEnvWorker with a process that it has started. `worker` is a function for such a process. After a crash of
+        such a process, the method is called again.
         """
         return EngineWorker(worker_id, env_factory, run_options)
 
@@ -138,8 +139,9 @@ class SubprocessEnvManager(EnvManager):
         """Send parameters to all envs with their next step or reset, and again to an env that is rebuilt.
 
         Args:
-            config: by name a number, or a sampler: UniformSettings, GaussianSettings, MultiRangeUniformSettings, or
-                ML-Agents' own. Numbers are float properties in the first generation. None sends nothing.
+            config: for each name, a number or a sampler, which is a UniformSettings, GaussianSettings,
+                MultiRangeUniformSettings, or one of ML-Agents' own. Numbers are float properties in the first
+                generation. None sends nothing.
         """
         self._driver.set_parameters(config)
 
@@ -150,12 +152,12 @@ class SubprocessEnvManager(EnvManager):
     def call_channel(
         self, channel: Any, method: str, *args: Any, worker_ids: Sequence[int] | None = None
     ) -> tuple[Any, ...]:
-        """Call a method of a side channel in the workers, after the commands sent to them before.
+        """Call a method of a side channel in the workers, after the commands that were sent to them before.
 
         Args:
-            channel: its UUID, or the name of its class.
+            channel: the UUID of the channel, or the name of its class.
             method: the name of the method.
-            *args: passed to the method.
+            *args: the arguments of the method.
             worker_ids: which workers; None means all.
         Returns:
             One result per worker.
@@ -166,12 +168,12 @@ class SubprocessEnvManager(EnvManager):
 
     @property
     def training_behaviors(self) -> dict[str, Any]:
-        """The specs of all behaviours that any env has had so far, by name. Does not wait for an env of the engine."""
+        """The specs of all behaviours that any env has had so far, by name. This does not wait for an env of the engine."""
         return self._driver.behaviors
 
     @property
     def get_properties(self) -> dict[str, float]:
-        """The float properties of worker 0's env, as of its newest result. Does not wait for the env."""
+        """The float properties of worker 0's env, as of its newest result. This does not wait for the env."""
         return self._driver.properties
 
     @property
@@ -181,13 +183,14 @@ class SubprocessEnvManager(EnvManager):
 
     @property
     def stopped_workers(self) -> list[int]:
-        """Workers whose env was stopped deliberately; they are left out."""
+        """The workers whose env was stopped deliberately. They are left out of steps and resets."""
         return self._driver.stopped_workers if isinstance(self._driver, EngineWorkers) else []
 
     def get_timer_tree(self) -> dict[str, Any]:
         """Return where the time went: the learner's timers, and under `workers` those of all workers merged.
 
-        Times in seconds; gauges are at the root. The learner's own timers are on once it calls `stepmill.timers.enable`.
+        Times are in seconds, and gauges are at the root. The learner's own timers are on once it calls
+        `stepmill.timers.enable`.
 
         Raises:
             UsageError: the workers have their own processes.
@@ -204,7 +207,7 @@ class SubprocessEnvManager(EnvManager):
         )
 
     def close(self) -> None:
-        """Close the envs at the same time, in at most `close_timeout_s`. Idempotent. Workers that take longer are ended."""
+        """Close the envs at the same time, in at most `close_timeout_s`. Workers that take longer are ended."""
         self._driver.close()
         if isinstance(self.step_queue, multiprocessing.queues.Queue):
             self.step_queue.close()

@@ -29,11 +29,11 @@ from stepmill.spec.received import EnvFault
 
 
 class Supervisor:
-    """The states of one manager's workers. Steps and resets are done within its `with` block.
+    """Owns the states of the workers of one manager. Steps and resets run in its `with` block.
 
     Attributes:
         parameters: all env parameters, for envs that are rebuilt.
-        quota: of restarts.
+        quota: the quota of restarts.
         was_crash: whether a worker crashed and was restarted since the last `take_results`.
     """
 
@@ -50,12 +50,12 @@ class Supervisor:
         self._failures: list[Exception] = []
         self._stop: Exception | None = None
         self._was_interrupted = False
-        self._unsent: set[int] = set()  # workers that could not be sent a command, until they are restarted
+        self._unsent: set[int] = set()  # workers to which a command could not be sent, until they are restarted
 
     # ---- after Ctrl-C -----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> None:
-        """Begin a step or a reset. If Ctrl-C ended the last one, correct the workers' states by those of the pool."""
+        """Begin a step or a reset. If Ctrl-C ended the last one, correct the workers' states with those of the pool."""
         if self._was_interrupted:
             self._was_interrupted = False
             states = self._pool.states
@@ -68,13 +68,13 @@ class Supervisor:
         self._was_interrupted = kind is not None and not issubclass(kind, Exception)
 
     def _correct(self, worker: EngineWorker, state: EnvState) -> None:
-        """Ctrl-C may come between a command, or the receipt of a result, and the change of the worker's state."""
+        """Correct a worker's state. Ctrl-C may have come between a command, or the receipt of a result, and its change."""
         is_pending = state in (EnvState.BUSY, EnvState.READY)
         if worker.waiting and state is EnvState.FAULTED:
-            worker.is_gone = True  # its fault was received, and not processed
+            worker.is_gone = True  # its fault was received, but not processed
             self._crash(worker, failures.UnityCommunicationException("UnityEnvironment worker: recv failed."))
         elif worker.waiting and not is_pending:
-            self._end_episodes(worker)  # its result was received, and not processed
+            self._end_episodes(worker)  # its result was received, but not processed
             self.reset(worker)
         elif is_pending and worker.state is WorkerState.READY:
             worker.take_pending_updates()
@@ -86,7 +86,7 @@ class Supervisor:
     # ---- commands ---------------------------------------------------------------------------------------------------
 
     def step(self, actions: Mapping[int, Mapping[str, Any]]) -> None:
-        """Send actions by worker id. If a worker is found to be dead, the others still get theirs."""
+        """Send actions by worker id. If a worker is found dead, the others still get their actions."""
         updates = {each: (self._workers[each].parameters, self._workers[each].calls) for each in actions}
         commands = [(action, *updates[each]) for each, action in actions.items()]
         self._unsent |= actions.keys() - send_living(self._pool, commands, list(actions))
@@ -97,7 +97,7 @@ class Supervisor:
             worker.move(WorkerState.STEPPING)
 
     def reset(self, worker: EngineWorker) -> None:
-        """Command a reset. An env that was rebuilt and reset, and has not stepped since, needs none."""
+        """Command a reset, unless the env was rebuilt and reset, and has not stepped since."""
         if worker.is_fresh and not worker.parameters and not worker.calls:
             return
         parameters, calls = worker.take_pending_updates()
@@ -107,11 +107,11 @@ class Supervisor:
         options = {"parameters": parameters, "calls": calls}
         try:
             self._pool.reset_async(env_ids=[worker.worker_id], options=options)
-        except WorkerDied:  # receive() returns it
+        except WorkerDied:  # receive() returns this fault
             self._unsent.add(worker.worker_id)
 
     def rebuild_env(self, worker: EngineWorker) -> None:
-        """Rebuild a broken worker's env without using its quota: the user has called reset()."""
+        """Rebuild a broken worker's env without using its quota, because the user has called reset()."""
         if worker.is_gone:
             self._restart(worker)
         else:
@@ -139,11 +139,11 @@ class Supervisor:
 
     @property
     def has_results(self) -> bool:
-        """Whether `take_results` would return something."""
+        """Whether `take_results` would return a result."""
         return bool(self._results)
 
     def take_results(self) -> list[EnvironmentStep]:
-        """Return and clear the results received so far, in the order in which they came."""
+        """Return and clear the results that were received, in the order in which they came."""
         results, self._results = self._results, []
         self.was_crash = False
         return results
@@ -197,13 +197,13 @@ class Supervisor:
             self._failures.append(exception)
 
     def _end_players(self, worker: EngineWorker) -> None:
-        """Kill the processes that a dead worker's env has started: a hung player does not notice its end."""
+        """Kill the processes that a dead worker's env has started, because a hung player does not notice the death."""
         end_players(worker.players)
         worker.players = []
 
     def _may_restart(self, worker: EngineWorker, exception: Exception) -> bool:
         if not worker.has_answered:
-            return False  # an env that has never worked needs the user, not a restart
+            return False  # an env that has never worked needs the user, and not a restart
         if not self.quota.take(worker.worker_id):
             logger.error("Worker %d exceeded the allowed number of restarts.", worker.worker_id)
             return False
@@ -228,7 +228,7 @@ class Supervisor:
     # ---- failures ---------------------------------------------------------------------------------------------------
 
     def raise_failure(self) -> None:
-        """Raise the first failure that could not be handled; log the others."""
+        """Raise the first failure that could not be handled, and log the others."""
         if not self._failures:
             return
         first, *rest = self._failures
@@ -242,7 +242,7 @@ class Supervisor:
 
         Raises:
             UnityCommunicatorStoppedException, UnityCommunicationException: all envs were stopped.
-            UsageError: the others have failed before, which was raised.
+            UsageError: the other envs have failed before, and their errors were raised.
         """
         if any(worker.waiting for worker in self._workers):
             return
@@ -262,7 +262,7 @@ class Supervisor:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def close_envs(self, timeout_s: float) -> list[int]:
-        """Close all envs at the same time; return the ids of workers that take longer."""
+        """Close all envs at the same time. Return the ids of workers that take longer than `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         starting_or_ending = (WorkerState.LEAVING, WorkerState.RESETTING)  # the pool ends these
         ids = [w.worker_id for w in self._workers if not w.is_gone and w.state not in starting_or_ending]
@@ -273,6 +273,6 @@ class Supervisor:
                 future.result(max(deadline - time.monotonic(), 0.0))
             except EnvTimeout:
                 late.append(worker_id)
-            except StepmillError as error:  # it has died, or its env raised: it is closed either way
+            except StepmillError as error:  # the worker has died, or its env raised: the env is closed either way
                 logger.warning("worker[%d]: %s", worker_id, error.message)
         return late

@@ -1,4 +1,4 @@
-"""Timers of the learner and the workers, and those of mlagents_envs in both."""
+"""Reads and merges the timers of the learner and the workers, and those of mlagents_envs in both."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LIBRARY_TIMERS = f"{LIBRARY}.timers"
 
 @contextlib.contextmanager
 def time_decisions(name: str, num_workers: int) -> Iterator[None]:
-    """Time the policies' decisions for `num_workers` workers, which count one each; with mlagents_envs' timers, too."""
+    """Time the policies' decisions for `num_workers` workers, each of which counts once, also with mlagents_envs' timers."""
     library = sys.modules.get(_LIBRARY_TIMERS)
     with timers.timed(name, count=num_workers):
         if library is None:
@@ -82,7 +82,7 @@ def _library_trees(pool: Pool, worker_ids: Sequence[int], timeout_s: float | Non
     asked = [pool.call_async("library_timers", env_ids=[worker_id]) for worker_id in worker_ids]
     found: list[dict[str, Any] | None] = []
     for future in asked:
-        with contextlib.suppress(StepmillError):  # it has died, which its next command raises
+        with contextlib.suppress(StepmillError):  # the worker has died, and its next command raises this
             found.extend(future.result(None if deadline is None else max(deadline - time.monotonic(), 0.0)))
     return [tree for tree in found if tree is not None]
 

@@ -1,12 +1,12 @@
-"""The engine's worker: one Unity env with its side channels, in a process.
+"""The worker of the engine, which runs one Unity env with its side channels in a process.
 
     command   step    (actions by behaviour, parameters, calls)
               reset   options {"parameters": …, "calls": …} or {"leave": seconds}
     result    ("step", results, stats, description | None)
               ("failed", failure)                      the env raised, and is not used again
 
-An exception is sent as a result, so that the learner can raise it as it is. The learner decides whether the env is rebuilt: the
-command "leave" makes the worker close its env and end its process, which frees ports and files.
+An exception is sent as a result, so that the learner can raise it unchanged. The learner decides whether the env is
+rebuilt. The command "leave" makes the worker close its env and end its process, which frees ports and files.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class WorkerMaker:
     """An env_fn for `Pool` that builds a UnityWorker.
 
     Attributes:
-        env_factory: builds the env.
-        worker_id: passed to the factories.
-        engine: settings that are queued on the engine's channel before the env is built.
-        seed: for this worker's global generators, and for an env_factory that takes it; None is no seed.
-        channel_factory: makes side channels of the user.
-        payload_bytes: space in shared memory for one step's agents.
+        env_factory: the function that builds the env.
+        worker_id: the id of the worker, which is passed to the factories.
+        engine: the settings that are queued on the engine's channel before the env is built.
+        seed: the seed of this worker's global generators, and of an env_factory that takes it; None means no seed.
+        channel_factory: the function that makes the user's side channels.
+        payload_bytes: the space in shared memory for the agents of one step.
     """
 
     env_factory: EnvFactory
@@ -76,7 +76,7 @@ class WorkerMaker:
 
 
 class Channels:
-    """A worker's side channels: those of mlagents_envs where it is installed, since their bytes depend on its version."""
+    """A worker's side channels. They are mlagents_envs' if it is installed, because their bytes depend on its version."""
 
     def __init__(self, maker: WorkerMaker) -> None:
         self.floats = _make("float_properties_channel", channels.FloatPropertiesChannel)
@@ -89,7 +89,7 @@ class Channels:
         self.all: list[Any] = [*self._of_the_library(), *own]
 
     def _of_the_library(self) -> list[Any]:
-        """Return the channels that ML-Agents passes to factories: with some versions fewer, in another order."""
+        """Return the channels that ML-Agents passes to factories. Some versions pass fewer, in another order."""
         if load("side_channel.environment_parameters_channel", "EnvironmentParametersChannel") is not None:
             return [self.parameters, self.engine, self.stats]
         if load("side_channel.engine_configuration_channel", "EngineConfigurationChannel") is not None:
@@ -100,7 +100,7 @@ class Channels:
         """Queue a float or a sampler, on the channel of the env's generation if the env has it.
 
         Raises:
-            UsageError: a sampler for an env of the first generation's library.
+            UsageError: the value is a sampler, and the env is of the first generation's library.
         """
         has_parameters = self.parameters in self.all
         if not isinstance(value, float):
@@ -142,7 +142,7 @@ class UnityWorker(UnityEnv):
     """The env that the engine's loop steps for a manager.
 
     Attributes:
-        failure: the exception that the env raised, packed; None while it works.
+        failure: the packed exception that the env raised; None while the env works.
     """
 
     def __init__(self, maker: WorkerMaker) -> None:
@@ -150,7 +150,7 @@ class UnityWorker(UnityEnv):
         self.payload_bytes = maker.payload_bytes
         self.generation = Generation.BEHAVIORS
         self.failure: dict[str, Any] | None = None
-        self._described: tuple[list[str], dict[str, float]] = ([], {})  # what the learner knows
+        self._described: tuple[list[str], dict[str, float]] = ([], {})  # the names and properties that the learner has
         try:
             self.channels = Channels(maker)
             self.env = _build_env(maker, self.channels.all)
@@ -161,7 +161,7 @@ class UnityWorker(UnityEnv):
     # ---- methods that the loop calls --------------------------------------------------------------------------------
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, object]]:
-        """Apply parameters and calls, and reset the env; or end the process."""
+        """Apply parameters and calls, and reset the env. With the option "leave", end the process instead."""
         command: Mapping[str, Any] = options or {}
         if "leave" in command:
             self._leave(command["leave"])
@@ -210,7 +210,7 @@ class UnityWorker(UnityEnv):
         return {name: [(value, method.value) for value, method in values] for name, values in stats.items()}
 
     def _describe_changes(self, names: list[str]) -> dict[str, Any] | None:
-        """Return `describe()` if behaviours or properties have changed: so the learner need not ask a busy worker."""
+        """Return `describe()` if behaviours or properties have changed, so that the learner need not ask a busy worker."""
         properties = self.channels.properties
         if (names, properties) == self._described:
             return None
@@ -220,7 +220,7 @@ class UnityWorker(UnityEnv):
     # ---- methods that the learner calls -----------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
-        """Return specs of behaviours, packed, float properties, and players; without an env only players."""
+        """Return the packed specs of behaviours, the float properties and the players, or without an env only players."""
         specs, properties = {}, {}
         if self.failure is None:
             names = behavior_names(self.env, self.generation)
@@ -229,7 +229,7 @@ class UnityWorker(UnityEnv):
         return {"specs": specs, "properties": properties, "players": find_players()}
 
     def call_channel(self, channel: object, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of a side channel, which is given by its id or its class name."""
+        """Call a method of the side channel with this id or class name."""
         return getattr(self.channels.find(channel), method)(*args, **kwargs)
 
     def start_training(self, behavior_name: str, settings: Any) -> None:
@@ -248,7 +248,7 @@ class UnityWorker(UnityEnv):
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def close_env(self) -> None:
-        """Close the env in a call: the manager allows it more time than the end of a pool does."""
+        """Close the env. This is a call, because the manager allows more time for it than the end of a pool does."""
         self.close()
 
     def _leave(self, grace_s: float) -> None:
@@ -306,9 +306,9 @@ def find_players() -> list[Player]:
 
 
 def end_players(players: Iterable[Player]) -> None:
-    """Kill players that are still running: a hung one would outlive a worker that had to be killed."""
+    """Kill players that are still running. A hung player would outlive a worker that was killed."""
     for pid, start_time in players:
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the player has ended
             _kill(pid, start_time)
 
 
@@ -323,7 +323,7 @@ def _kill(pid: int, start_time: int) -> None:
 
 
 def _read_stat(pid: int) -> tuple[int, int] | None:
-    """Return a process's parent and its start time; None if it has ended."""
+    """Return the parent and the start time of a process, or None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

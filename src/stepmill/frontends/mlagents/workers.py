@@ -1,4 +1,4 @@
-"""What a manager knows of each worker: its state, its agents, and how often it may be restarted."""
+"""The record of each worker of a manager: its state, its agents, and how often it may be restarted."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _END_S = 1.0
 class EnvironmentCommand(Enum):
     """The kind of a message between a manager and a worker that a subclass started. Numbers are ML-Agents'."""
 
-    STEP = 1  #: Step the env; the answer has the result.
+    STEP = 1  #: Step the env. The answer has the result.
     BEHAVIOR_SPECS = 2  #: Send the behavior specs.
     ENVIRONMENT_PARAMETERS = 3  #: Set parameters of the env.
     RESET = 4  #: Reset the env.
     CLOSE = 5  #: Close the env, and end.
-    ENV_EXITED = 6  #: The env has failed; the payload is the exception.
+    ENV_EXITED = 6  #: The env has failed. The payload is the exception.
     CLOSED = 7  #: The worker has closed its env.
-    TRAINING_STARTED = 8  #: Tell the env that training has started.
+    TRAINING_STARTED = 8  #: Report to the env that training has started.
 
 
 class EnvironmentRequest(NamedTuple):
@@ -71,10 +71,10 @@ class UnityEnvWorker:
     """A worker process and the connection to it, as `create_worker` of a subclass returns it.
 
     Attributes:
-        process: a multiprocessing.Process.
-        conn: the manager's end of a pipe to it.
-        previous_step: its newest result.
-        previous_all_action_info: by behaviour, the actions that it received last.
+        process: the multiprocessing.Process.
+        conn: the manager's end of a pipe to the process.
+        previous_step: the newest result of the worker.
+        previous_all_action_info: for each behaviour, the last actions that the worker received.
         waiting: whether the manager waits for the result of a step.
         closed: whether the process has ended.
     """
@@ -93,7 +93,7 @@ class UnityEnvWorker:
 
         Raises:
             UnityCommunicationException: the process has ended.
-            Exception: what the worker sent with ENV_EXITED before its process ended.
+            Exception: the exception that the worker sent with ENV_EXITED before its process ended.
         """
         try:
             self.conn.send(EnvironmentRequest(cmd, payload))
@@ -111,7 +111,7 @@ class UnityEnvWorker:
 
         Raises:
             UnityCommunicationException: the process has ended.
-            Exception: what the worker sent with ENV_EXITED.
+            Exception: the exception that the worker sent with ENV_EXITED.
         """
         try:
             response: EnvironmentResponse = self.conn.recv()
@@ -126,10 +126,10 @@ class UnityEnvWorker:
         try:
             self.conn.send(EnvironmentRequest(EnvironmentCommand.CLOSE))
         except (OSError, EOFError):
-            pass  # it has ended already
+            pass  # the worker has ended already
 
     def died_error(self, verb: str) -> Exception:
-        """Return the error for a process that has ended. `verb`: what failed, "send" or "recv"."""
+        """Return the error for a process that has ended. `verb` is what failed, "send" or "recv"."""
         if self.process is not None:
             self.process.join(_END_S)  # a closed connection may be seen before the exit code
         exit_code = None if self.process is None else self.process.exitcode
@@ -140,7 +140,7 @@ class UnityEnvWorker:
 
 
 class WorkerState(Enum):
-    """What a worker of the engine is doing."""
+    """The state of a worker of the engine."""
 
     NEW = "new"  # never reset: its next command is a reset
     READY = "ready"  # its last result was received
@@ -168,13 +168,13 @@ class EngineWorker(UnityEnvWorker):
     """A worker that stepmill's engine runs. `process` and `conn` are None.
 
     Attributes:
-        env_factory: makes its env.
-        run_options: engine settings for its env: an EngineConfig, RunOptions or None.
-        live_agents: agents in the middle of an episode.
-        properties: float properties of its env.
-        players: processes that its env has started.
-        parameters: env parameters to be sent with its next command.
-        calls: methods of the worker to be called before its next command: (name, arguments).
+        env_factory: the function that makes its env.
+        run_options: the engine settings for its env, as an EngineConfig, RunOptions or None.
+        live_agents: the agents that are in an episode.
+        properties: the float properties of its env.
+        players: the processes that its env has started.
+        parameters: the env parameters that are sent with its next command.
+        calls: the methods of the worker, as (name, arguments), that are called before its next command.
         has_answered: whether its env was ever reset.
         is_gone: whether a BROKEN worker's process has ended.
         is_fresh: whether its env was rebuilt after a crash and reset, and has not stepped yet.
@@ -196,14 +196,14 @@ class EngineWorker(UnityEnvWorker):
 
     @property
     def state(self) -> WorkerState:
-        """What it is doing."""
+        """The state of the worker."""
         return self._state
 
     def move(self, state: WorkerState) -> None:
         """Change the state.
 
         Raises:
-            EngineBug: the table of moves does not allow it.
+            EngineBug: the table of moves does not allow the change.
         """
         if state not in _MOVES[self._state]:
             raise EngineBug(
@@ -233,7 +233,7 @@ class EngineWorker(UnityEnvWorker):
         )
 
     def request_close(self) -> None:
-        """Do nothing: the manager's `close` ends the workers of the engine."""
+        """Do nothing, because the manager's `close` ends the workers of the engine."""
 
     def __repr__(self) -> str:
         return f"EngineWorker({self.worker_id}, {self._state.name})"
@@ -249,7 +249,7 @@ class RestartQuota:
         self._clock = clock
 
     def take(self, worker_id: int) -> bool:
-        """Use one restart of a worker's quota. Return False, and use none, if none is left."""
+        """Use one restart of a worker's quota, and return True. If none is left, return False."""
         limits, times, now = self.limits, self._times[worker_id], self._clock()
         while times and now - times[0] > limits.restarts_rate_limit_period_s:
             times.popleft()
@@ -291,11 +291,11 @@ class LiveAgents:
                 _update_from_batch(seen, agents)
 
     def clear(self) -> None:
-        """Remove all agents: a reset has ended all episodes."""
+        """Remove all agents, because a reset has ended all episodes."""
         self._seen.clear()
 
     def make_interrupted(self) -> AllStepResult:
-        """Return the end of each agent's episode: its last observation, no reward, interrupted."""
+        """Return the end of each agent's episode as interrupted, with its last observation and no reward."""
         return {name: _interrupt(seen) for name, seen in self._seen.items() if seen}
 
 

@@ -50,7 +50,7 @@ class MultiEnv(CloseAtEnd):
     """Steps several envs at the same time, without a thread or a pipe for each.
 
     Envs that `create_subprocess_envs` made together are stepped by one pool. SubprocessEnvs that were made one by one are
-    stepped at the same time; any other env is stepped in this process.
+    stepped at the same time. Any other env is stepped in this process.
 
     After the end of an episode, the next `step` of that env begins a new one: it ignores the action, and returns the first
     observation with reward 0. (actorcritic applies the action to the new episode and drops the first observation.)
@@ -66,7 +66,7 @@ class MultiEnv(CloseAtEnd):
         LifeCycleError: an env is not initialized.
 
     Attributes:
-        partial_results: the results of the last step that raised; None in the entries of the envs that failed.
+        partial_results: the results of the last step that raised an error, with None for the envs that failed.
     """
 
     def __init__(

@@ -50,7 +50,8 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
     env usable again.
 
     Args:
-        env_fn: makes the env in the process, and again after the process died. It is pickled with cloudpickle.
+        env_fn: a function that makes the env in the process, and again after the process died. It is sent with
+            cloudpickle.
         options: options of the pool, such as the start method, deadlines and the number of restarts. By default each env
             has its own process, dead processes are restarted, and exceptions are raised.
         **keywords: fields of PoolOptions by name, which take precedence over `options`.
@@ -98,7 +99,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
 
         Raises:
             LifeCycleError: the env was not started, or was closed.
-            EnvError: the constructor raised.
+            EnvError: the constructor raised an exception.
             EnvTimeout, WorkerDied: building the env took too long, or the process died more often than `max_restarts`.
         """
         self._check_closed()

@@ -2,7 +2,7 @@
 
     StepmillEnv              any envs, on any backend
     ParallelEnv              the same, with the arguments of TorchRL's class of that name, which it replaces
-    AsyncStepmillEnv         the same, with asynchronous steps; replaces AsyncEnvPool
+    AsyncStepmillEnv         the same, with asynchronous steps. It replaces AsyncEnvPool.
     MultiThreadedEnv         EnvPool's or Gymnasium's envs by name; replaces TorchRL's class of that name
     MultiThreadedEnvWrapper  an existing EnvPool pool, or stepmill.Pool
 

@@ -1,7 +1,7 @@
-"""`AsyncStepmillEnv`: asynchronous steps and resets of some envs; replaces TorchRL's `AsyncEnvPool`.
+"""`AsyncStepmillEnv`: steps and resets some envs asynchronously, in place of TorchRL's `AsyncEnvPool`.
 
-Differences from it: a timeout limits the whole call and loses nothing; returned tensors are never modified;
-"env_index" is a tensor [B]; data are in shared memory on every backend, and results are not pickled.
+There are differences from that class. A timeout limits the whole call, and nothing is lost. Returned tensors are never
+modified. "env_index" is a tensor [B]. Data are in shared memory on every backend, and results are not pickled.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _TaskKind(Enum):
 
 
 class AsyncStepmillEnv(StepmillEnv):
-    """Steps and resets envs asynchronously: `async_*_send` begins tasks, `async_*_recv` returns results.
+    """Steps and resets envs asynchronously. `async_*_send` begins tasks, and `async_*_recv` returns results.
 
     An env is busy from `async_*_send` until its result is received. The synchronous methods also work while no env is busy.
 

@@ -47,7 +47,7 @@ def with_deadlines(options: PoolOptions, num_envs: int) -> PoolOptions:
     """Return options with the deadlines of BATCHED_PIPE_TIMEOUT, if they have none and the backend supports deadlines.
 
     Raises:
-        UsageError: it is not a positive number of seconds.
+        UsageError: the variable is not a positive number of seconds.
     """
     text = os.environ.get("BATCHED_PIPE_TIMEOUT", "")
     if not text or options.step_timeout_s is not None or options.reset_timeout_s is not None:
@@ -69,10 +69,11 @@ class Engine:
         num_envs: N.
         spaces: (observation space, action space) of each env.
         frame_skip: the number of times that `step` applies an action.
-        infos: by key, the newest value of each env, [N, ...]; the owner sets the keys. The arrays are never modified.
-        states: reads and loads the state of the envs.
-        makers: what `open_pool` makes envs of; None if the pool was given.
-        begins_resets: `step` begins to reset the envs whose episodes end; `wait_resets` waits for them.
+        infos: for each key, the newest value of each env, [N, ...]. The owner sets the keys. The arrays are never
+            modified.
+        states: the object that reads and loads the state of the envs.
+        makers: the env functions from which `open_pool` makes envs; None if the pool was given.
+        begins_resets: whether `step` begins to reset the envs whose episodes end. `wait_resets` waits for them.
     """
 
     def __init__(self, open_pool: Callable[[], Pool], *, frame_skip: int = 1, makers: EnvMakers | None = None) -> None:

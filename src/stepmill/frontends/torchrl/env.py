@@ -64,25 +64,25 @@ class StepmillEnv(PoolEnv):
     "action". Rewards are float32. With `device="cpu"`, large observations are leased by the pool without a copy (see
     `stepmill.Batch`), and stay valid while they are referenced.
 
-    `reset(td)` with a mask "_reset" resets the envs that the mask selects; the others keep their observations and flags. (TorchRL's
-    EnvPool wrapper clears the flags, and overwrites terminal observations that it has returned.) The first `step` of
-    envs that have not been reset resets them first. A step of an env that is done raises `UsageError`.
+    `reset(td)` with a mask "_reset" resets the envs that the mask selects. The others keep their observations and
+    flags. (TorchRL's EnvPool wrapper clears the flags, and overwrites terminal observations that it has returned.) The
+    first `step` of envs that have not been reset resets them first. A step of an env that is done raises `UsageError`.
 
     Attributes that this class does not have are read from the envs: see `FanOut`.
 
     Args:
         env_fns: functions that make envs: single envs of TorchRL, envs of Gymnasium, or others that stepmill supports; or a
             `stepmill.Pool` with `autoreset_mode="Disabled"`. TorchRL's envs keep their specs.
-        categorical_action_encoding: whether actions of Discrete spaces are numbers; otherwise they are one-hot.
-        frame_skip: apply each action this many times, until the episode ends; the step has the last observation and the
-            sum of the rewards.
+        categorical_action_encoding: whether actions of Discrete spaces are numbers. Otherwise they are one-hot.
+        frame_skip: how many times each action is applied, unless the episode ends before. The step has the last
+            observation and the sum of the rewards.
         options: options of the pool, without automatic resets.
         **keywords: fields of PoolOptions by name, which take precedence over `options`; the keywords of `EnvKeywords`; and
             arguments of ParallelEnv, see `parallel_arguments`.
     Raises:
         UsageError: a space has parts without a fixed size or keys that TorchRL reserves, or an argument of ParallelEnv is
             not supported.
-        EnvError: a constructor raised.
+        EnvError: a constructor raised an exception.
     """
 
     NOT_CALLED: ClassVar[dict[str, str]] = {}

@@ -1,4 +1,4 @@
-"""The state of an env that lasts longer than an episode, read and written in its worker. Does not import torch.
+"""Reads and writes, in a worker, the state of an env that lasts longer than an episode. This module does not import torch.
 
 The state has parts, which the env and each of its wrappers contribute, from the outermost wrapper inwards:
 

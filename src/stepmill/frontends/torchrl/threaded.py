@@ -1,10 +1,17 @@
 """`MultiThreadedEnv` and `MultiThreadedEnvWrapper`: TorchRL's classes for EnvPool, here for any backend.
 
-Differences from TorchRL 0.14: any subset of envs can be reset, and asynchronous pools work; observations may be nested
-to any depth; an episode that ended is reset once, and the data contain no empty steps; returned tensors are never
-modified, and envs that are not reset keep their flags; `info_specs` adds infos; all keyword arguments work,
-including `frame_skip`; seeds can be given per env and per reset; actions are cast to EnvPool's dtypes. Rewards
-and flags have shape [N], as in TorchRL.
+There are differences from TorchRL 0.14:
+
+- Any subset of envs can be reset, and asynchronous pools work.
+- Observations may be nested to any depth.
+- An episode that ended is reset once, and the data contain no empty steps.
+- Returned tensors are never modified, and envs that are not reset keep their flags.
+- `info_specs` adds infos.
+- All keyword arguments work, including `frame_skip`.
+- Seeds can be given per env and per reset.
+- Actions are cast to EnvPool's dtypes.
+
+Rewards and flags have the shape [N], as in TorchRL.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from stepmill.pool.resets import Seed
 
 
 class Whole(Protocol):
-    """What a view uses of its `StepmillEnv`."""
+    """The part of a `StepmillEnv` that its views use."""
 
     device: Any
     num_workers: int
