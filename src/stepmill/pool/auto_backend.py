@@ -1,4 +1,4 @@
-"""Chooses the backend for `"auto"`, without measuring, and starts the starter before a pool is imported."""
+"""Chooses the backend for `"auto"` without measuring, and starts the starter before the modules of a pool load."""
 
 from __future__ import annotations
 

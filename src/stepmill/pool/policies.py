@@ -57,7 +57,7 @@ class FaultPolicy:
 
     @property
     def raises(self) -> bool:
-        """Whether each fault is raised once as an error. Other policies handle a limited number of faults per time window."""
+        """Whether each fault is raised once as an error. Other policies handle a limited number per time window."""
         return self.remedy is Remedy.RAISE
 
     @property

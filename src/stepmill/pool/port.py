@@ -182,7 +182,7 @@ class PoolPort:
             raise UsageError(f"the action does not have the structure of the action space: {error!r}") from error
 
     def call_now(self, env_id: int, name: str | Callable[..., Any], args: Any, kwargs: Any) -> PoolFuture | None:
-        """Begin a `Pool.call` of one env without waiting. If this returns None, the env is being rebuilt; try again later."""
+        """Begin a `Pool.call` of one env without waiting. Return None while the env is being rebuilt; try again later."""
         with suppress(EnvTimeout):
             return self.pool._requests.send(RequestKind.CALL, [env_id], call_payload(name, args, kwargs), 0.0)
         return None

@@ -14,7 +14,7 @@ from stepmill.spec.options import EnvState, PoolOptions
 from stepmill.worker.signals import defer_signals
 
 SLOW_S = 30.0  # after this time without a result, a wait warns once per pool
-# How many rounds of events a wait handles after its deadline, because the last may bring what it waits for.
+# How many rounds of events a wait handles after its deadline, because these may bring the awaited result.
 MAX_LATE_ROUNDS = 2
 READY, FAULT, TIMED_OUT, EVENT = range(4)  # what a wait of the core returns
 

@@ -55,7 +55,7 @@ class Recovery:
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
         self.workers = WorkerSupervisor(plans, backend, options)
         self.crash_reporter = CrashReporter(self.workers, backend, options)
-        self.faults: list[EnvFault] = []  # the next call that can raise or return them does so
+        self.faults: list[EnvFault] = []  # the next call that can raises or returns these
         # By env: faults that a call other than `recv` and `receive` has raised. `receive` returns them, too.
         self.raised: dict[int, EnvFault] = {}
         self.notices: list[str] = []  # warnings that the same call issues

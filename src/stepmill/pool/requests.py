@@ -323,10 +323,10 @@ ReadAll = Callable[[Any], "tuple[dict[str, Any], ...]"]
 class PoolProperties:
     """The properties of a pool's envs. `pool.properties` is such an object.
 
-    A property is a named value that is not part of the data, such as a parameter of a simulation. The worker passes it to
-    the method `set_property(name, value)` of an env or of one of its wrappers. If there is no such method, the worker stores
-    it in the dict `env.unwrapped.properties`. The change takes effect after the commands that were sent to the env before
-    it, and before those that are sent after it. Rebuilt envs get their properties again.
+    A property is a named value that is not part of the data, such as a parameter of a simulation. The worker passes it
+    to the method `set_property(name, value)` of an env or of one of its wrappers. If there is no such method, the worker
+    stores it in the dict `env.unwrapped.properties`. The change takes effect after the commands that were sent to the
+    env before it, and before those that are sent after it. Rebuilt envs get their properties again.
     """
 
     def __init__(self, set_column: SetColumn, read_all: ReadAll) -> None:

@@ -19,7 +19,7 @@ _LIBRARY_TIMERS = f"{LIBRARY}.timers"
 
 @contextlib.contextmanager
 def time_decisions(name: str, num_workers: int) -> Iterator[None]:
-    """Time the policies' decisions for `num_workers` workers, each of which counts once, also with mlagents_envs' timers."""
+    """Time the policies' decisions for `num_workers` workers, with mlagents_envs' timers, too. Each worker counts once."""
     library = sys.modules.get(_LIBRARY_TIMERS)
     with timers.timed(name, count=num_workers):
         if library is None:
