@@ -71,8 +71,7 @@ def make_vec(
         id: an id; "module:id", which first imports the module that registers the id; or Gymnasium's EnvSpec.
         num_envs: the number of envs.
         vectorization_mode: "sync" means backend="serial", and "async" means backend="process". None uses the options.
-            If they do not name a backend, up to 17 of Gymnasium's tiny envs, such as CartPole, run on the serial
-            backend.
+            If these name no backend, up to 17 of Gymnasium's tiny envs, such as CartPole, run on the serial backend.
         vector_kwargs: arguments of `VectorEnv`, as a mapping instead of keywords.
         wrappers: functions that are applied to each env in this order, so that the first wrapper is the innermost.
         env_kwargs: arguments of the env's constructor. Use it for a name that is also an argument of `VectorEnv`, or where a type
