@@ -100,7 +100,7 @@ def api_pages() -> dict[str, str]:
     """Return the pages by file name.
 
     Raises:
-        SystemExit: a public name is on no page.
+        SystemExit: a public name is on no page, or an option is in no table.
     """
     names = {name.path: name for name in all_names()}
     shown = {path for page in PAGES for path in _paths(page, names)} | _ALIASES
@@ -164,7 +164,12 @@ def _options(class_name: str) -> list[str]:
         texts[each._option] = values, texts.get(each._option, ("", (each.__doc__ or "").partition("\n")[0]))[1]
     lines = []
     for name in kind.__dataclass_fields__:
-        values, meaning = texts[kind._path(name)]
+        path = kind._path(name)
+        if path not in texts:
+            raise SystemExit(
+                f"no table of {', '.join(f'docs/{page}.md' for page in _OPTION_TABLES)} has a row for the option `{path}`"
+            )
+        values, meaning = texts[path]
         default = default_of(kind, name)
         options = ["      :no-value:"] if isinstance(default, Record) else []
         lines += [f"   .. autoattribute:: stepmill.{class_name}.{name}", *options, "", f"      {meaning}", ""]
