@@ -130,7 +130,7 @@ class PoolWait:
         """Wait for the envs of a reset, drop their results, and restart the workers of those that are lost."""
         self._recovery.raise_errors()  # before results are dropped, because an interrupt may have delayed errors
         self.drain(plan.env_ids)
-        self._revival.prepare_reset(plan.env_ids)
+        self._revival.revive_before_reset(plan.env_ids)
         self._recovery.raise_errors()
         if not self._has_spares:
             return
@@ -138,7 +138,7 @@ class PoolWait:
             self.drain(plan.env_ids)
         plan.release_staged(self._state)
         self.drain(plan.env_ids_to_reset)
-        self._revival.prepare_reset(plan.env_ids_to_reset, wait=not plan.is_whole)
+        self._revival.revive_before_reset(plan.env_ids_to_reset, wait=not plan.is_whole)
         self._recovery.raise_errors()
 
 

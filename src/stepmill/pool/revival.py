@@ -40,7 +40,7 @@ class Revival:
             self._wait_restart(worker)
         return workers.num_restarts > before
 
-    def prepare_reset(self, env_ids: Sequence[int], *, wait: bool = True) -> None:
+    def revive_before_reset(self, env_ids: Sequence[int], *, wait: bool = True) -> None:
         """Before a reset of these envs, revive those that are FAULTED or whose worker is known to be dead.
 
         If this finds a death in which another env has lost its episode, the fault policy decides about it. If the
@@ -73,7 +73,7 @@ class Revival:
     ) -> None:
         """Restart the dead workers of these envs, or all their workers. All envs of restarted workers then need a reset.
 
-        A death that this finds is handled as in `prepare_reset`, unless all envs of the worker are in `reset_ids`, or
+        A death that this finds is handled as in `revive_before_reset`, unless all envs of the worker are in `reset_ids`, or
         the worker would be restarted even if it lived. The default of `reset_ids` is `env_ids`.
 
         Raises:
