@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -47,7 +48,8 @@ def make_pool(where: str, env_fns: EnvFns, **options: Any) -> stepmill.Pool:
 
 def kill_worker(pool: stepmill.Pool, worker: int = 0) -> None:
     """Kill a worker, and wait until the pool knows: a call that is sent before may seem to have begun."""
-    os.kill(pool.stats().workers[worker].pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it was killed before, and the pool does not know yet
+        os.kill(pool.stats().workers[worker].pid, signal.SIGKILL)
     while not pool.stats().workers[worker].is_dead:
         os.sched_yield()
 
