@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 from stepmill import EngineBug, EnvTimeout, Pool, Received, StepmillError, UsageError
 from stepmill.aio.batches import SLICE_S, wait_readable, wake
 from stepmill.aio.on_demand import CLOSE
-from stepmill.pool.infos import rows_of
-from stepmill.pool.port import PoolPort
+from stepmill.pool.port import PoolPort, rows_of
 
 Result = tuple[Any, Any, Any, Any, dict[str, Any]]
 T = TypeVar("T")

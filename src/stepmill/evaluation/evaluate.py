@@ -19,7 +19,7 @@ from stepmill.evaluation.plan import EnvFn, EvaluateOptions, Plan, Tasks, descri
 from stepmill.evaluation.policies import NO_EPISODE, Act, make_act, policy_identity, take_rows
 from stepmill.evaluation.result import Episode, Evaluation
 from stepmill.observe.progress import BarColumn, TextColumn, TimeRemainingColumn, show_progress
-from stepmill.pool.infos import rows_of
+from stepmill.pool.port import rows_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

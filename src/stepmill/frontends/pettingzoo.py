@@ -25,11 +25,8 @@ from numpy.typing import NDArray
 from stepmill.envs.agent_stacking import zeros
 from stepmill.envs.pettingzoo import StackedAgents
 from stepmill.frontends.batch_rows import stack_rows, view_row
-from stepmill.pool.arguments import checked_fns
-from stepmill.pool.infos import OMITTED, merge, rows_of
 from stepmill.pool.pool import Pool
-from stepmill.pool.port import PoolPort
-from stepmill.pool.resets import Options, Seed
+from stepmill.pool.port import OMITTED, Options, PoolPort, Seed, checked_fns, merge, rows_of
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec

@@ -23,10 +23,8 @@ from numpy.typing import NDArray
 from stepmill.backends.ray import cluster
 from stepmill.backends.ray.cluster import CHECK_S, PlaceSearch
 from stepmill.frontends.rollout import Policy, Rollout, RolloutBatch
-from stepmill.pool.arguments import checked_fns
 from stepmill.pool.pool import Pool
-from stepmill.pool.port import PoolPort
-from stepmill.pool.resets import Seed, spread_seed
+from stepmill.pool.port import PoolPort, Seed, checked_fns, spread_seed
 from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import ClosedPoolError, RecvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.options import OPTION_NAMES, BackendName, OnFault, OptionKeywords, merge_options

@@ -17,9 +17,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
-from stepmill.pool.resets import Seed
+from stepmill.pool.port import Seed, rows_of
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import AutoresetMode

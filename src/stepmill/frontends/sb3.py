@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from stepmill.frontends.batch_rows import stack_rows
 from stepmill.frontends.gymnasium.spaces import check_spaces, read_spaces
-from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
-from stepmill.pool.port import PoolPort
+from stepmill.pool.port import PoolPort, rows_of
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import EnvError, MissingExtraError, UsageError, rebuild_error
 from stepmill.spec.options import AutoresetMode, OptionKeywords, PoolOptions, merge_options

@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from stepmill.backends.process import ProcessBackend
-from stepmill.pool.plans import plan_workers
 from stepmill.pool.pool import Pool
-from stepmill.pool.start import CLOSE_TIMEOUT_S, worker_settings
+from stepmill.pool.port import CLOSE_TIMEOUT_S, plan_workers, worker_settings
 from stepmill.spec.errors import EngineBug, StepmillError, WorkerDied
 from stepmill.spec.options import BackendName, PoolOptions
 

@@ -19,10 +19,8 @@ from numpy.typing import NDArray
 
 from stepmill.frontends.batch_rows import stack_rows, view_row
 from stepmill.frontends.gymnasium.spaces import SpacePair, read_spaces
-from stepmill.pool.arguments import checked_fns
-from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
-from stepmill.pool.port import PoolPort
+from stepmill.pool.port import PoolPort, checked_fns, rows_of
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import MissingExtraError, RecvTimeout, UsageError

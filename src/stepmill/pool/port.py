@@ -1,4 +1,4 @@
-"""`PoolPort`: the interface of a pool for front-ends, in addition to its public methods."""
+"""The interface of a pool for front-ends: `PoolPort`, in addition to the public methods, and functions that front-ends share with it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ from numpy.typing import NDArray
 from stepmill import _native
 from stepmill._native import OwnedFd
 from stepmill.backends.base import traits_of
-from stepmill.pool.arguments import check_leaves
+from stepmill.pool.arguments import check_leaves, checked_fns
+from stepmill.pool.auto_backend import auto_backend, begin_start
+from stepmill.pool.infos import OMITTED, merge, rows_of
+from stepmill.pool.plans import choose_backend, plan_workers
 from stepmill.pool.pool import Pool
 from stepmill.pool.receiving import EnvIds
 from stepmill.pool.requests import PoolFuture
-from stepmill.pool.resets import Options, Seed
+from stepmill.pool.resets import Options, Seed, spread_seed
+from stepmill.pool.start import CLOSE_TIMEOUT_S, worker_settings
+from stepmill.pool.stats import read_timers
 from stepmill.pool.workers import WorkerState
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
@@ -25,6 +30,11 @@ from stepmill.spec.errors import EnvTimeout, UsageError
 from stepmill.spec.tree import Leaf, Node, Opaque, map_tree, program
 from stepmill.worker.calls import call_payload
 from stepmill.worker.messages import RequestKind
+
+# Front-ends import the names of `stepmill.pool` from `pool` and from here.
+__all__ = ["CLOSE_TIMEOUT_S", "OMITTED", "Options", "PoolFuture", "PoolPort", "Seed", "StepTuple"]
+__all__ += ["auto_backend", "begin_start", "checked_fns", "choose_backend", "merge", "plan_workers", "read_timers"]
+__all__ += ["rows_of", "spread_seed", "worker_settings"]
 
 StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 

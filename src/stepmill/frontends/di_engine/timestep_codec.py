@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stepmill.envs.di_engine import timestep_class
 from stepmill.envs.di_engine_managed import TIMESTEP_KEY, TimestepFormat
 from stepmill.frontends.di_engine.errors import TornError
-from stepmill.pool.infos import OMITTED, rows_of
+from stepmill.pool.port import OMITTED, rows_of
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import BadOutput
 from stepmill.spec.tree import DictNode, Node, Opaque, TupleNode

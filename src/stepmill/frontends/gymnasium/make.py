@@ -20,7 +20,7 @@ from stepmill.envs.gymnasium_registry import portable_spec
 from stepmill.frontends.gymnasium.arguments import VECTOR_NAMES, VectorKeywords
 from stepmill.frontends.gymnasium.errors import ArgumentTypeError, MissingModuleError
 from stepmill.frontends.gymnasium.vector import VectorEnv
-from stepmill.pool.auto_backend import auto_backend
+from stepmill.pool.port import auto_backend
 from stepmill.spec.errors import EnvError, MissingExtraError, UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.options import BackendName, PoolOptions, merge_options, nearest_option

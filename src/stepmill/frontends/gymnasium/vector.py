@@ -28,9 +28,7 @@ from stepmill.frontends.gymnasium.errors import (
     WaitTimeout,
 )
 from stepmill.frontends.gymnasium.spaces import SpacePair, batch_observations, check_spaces, read_spaces
-from stepmill.pool.arguments import checked_fns
-from stepmill.pool.auto_backend import begin_start
-from stepmill.pool.resets import Seed
+from stepmill.pool.port import Seed, begin_start, checked_fns
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import RecvTimeout, SpecMismatch, UsageError

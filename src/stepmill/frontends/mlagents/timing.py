@@ -10,7 +10,7 @@ from typing import Any
 
 from stepmill import timers
 from stepmill.pool.pool import Pool
-from stepmill.pool.stats import read_timers
+from stepmill.pool.port import read_timers
 from stepmill.spec.errors import StepmillError
 
 LIBRARY = "mlagents_envs"

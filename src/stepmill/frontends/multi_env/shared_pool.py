@@ -11,9 +11,7 @@ from stepmill.envs.opaque import OpaqueEnvMaker
 from stepmill.frontends.batch_rows import send_living
 from stepmill.frontends.starting_pool import StartingPool
 from stepmill.pool.pool import Pool
-from stepmill.pool.port import PoolPort
-from stepmill.pool.requests import PoolFuture
-from stepmill.pool.start import CLOSE_TIMEOUT_S
+from stepmill.pool.port import CLOSE_TIMEOUT_S, PoolFuture, PoolPort
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import StepmillError

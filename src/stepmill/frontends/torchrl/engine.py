@@ -18,10 +18,8 @@ from stepmill.frontends.gymnasium.spaces import read_spaces
 from stepmill.frontends.torchrl.errors import translated
 from stepmill.frontends.torchrl.makers import EnvMakers, Kwargs
 from stepmill.frontends.torchrl.states import States
-from stepmill.pool.plans import choose_backend
 from stepmill.pool.pool import Pool
-from stepmill.pool.port import PoolPort
-from stepmill.pool.resets import Seed, spread_seed
+from stepmill.pool.port import PoolPort, Seed, choose_backend, spread_seed
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
 from stepmill.spec.options import AutoresetMode, BackendName, PoolOptions, merge_options

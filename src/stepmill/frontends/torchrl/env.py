@@ -22,9 +22,8 @@ from stepmill.frontends.torchrl.makers import EnvMakers, Kwargs
 from stepmill.frontends.torchrl.parallel_arguments import ParallelKeywords, pop_parallel_arguments
 from stepmill.frontends.torchrl.specs import ActionReader, action_spec, observation_packer, observation_spec, with_infos
 from stepmill.frontends.torchrl.views import EnvView, PoolEnv
-from stepmill.pool.arguments import checked_fns
 from stepmill.pool.pool import Pool
-from stepmill.pool.resets import Seed
+from stepmill.pool.port import Seed, checked_fns
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import UsageError
 from stepmill.spec.notices import warn

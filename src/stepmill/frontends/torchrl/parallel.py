@@ -11,7 +11,7 @@ from torchrl._utils import seed_generator
 
 from stepmill.frontends.torchrl.env import StepmillEnv, replace_class
 from stepmill.frontends.torchrl.errors import ArgumentCountError
-from stepmill.pool.arguments import checked_fns
+from stepmill.pool.port import checked_fns
 
 
 class ParallelEnv(StepmillEnv):

@@ -32,7 +32,7 @@ from stepmill.frontends.torchrl.errors import ArgumentTypeError, MissingEnvPoolE
 from stepmill.frontends.torchrl.makers import BoundMaker, EnvMakers, Kwargs
 from stepmill.frontends.torchrl.views import FanOut
 from stepmill.pool.pool import Pool
-from stepmill.pool.resets import Seed
+from stepmill.pool.port import Seed
 from stepmill.spec.errors import MissingExtraError
 from stepmill.spec.options import BackendName, PoolOptions, pop_options
 

@@ -16,7 +16,7 @@ from torchrl.envs import EnvBase
 from stepmill.frontends.torchrl.engine import Engine, take_rows
 from stepmill.frontends.torchrl.env_state import has_named
 from stepmill.pool.pool import Pool
-from stepmill.pool.resets import Seed
+from stepmill.pool.port import Seed
 
 
 class Whole(Protocol):
