@@ -47,8 +47,8 @@ class DmEnvironment(dm_env.Environment):
     call raised a fault.
 
     Args:
-        env_fn: a function that makes the env. Its worker calls it. The env has one agent, and is of Gymnasium, dm_env
-            or another library that stepmill supports.
+        env_fn: a function that makes the env. Its worker calls it. The env has one agent, and comes from Gymnasium,
+            dm_env or another library that stepmill supports.
         seed: the seed of the first reset; None does not seed. Later episodes do not seed the env's generator.
         options: how the env is run. The default backend is "process"; "serial" runs the env in the caller's thread. The
             autoreset mode is always DISABLED: `step` and `reset` reset the env as dm_env specifies.
@@ -88,7 +88,7 @@ class DmEnvironment(dm_env.Environment):
         return dm_env.restart(view_row(self._spec.observation, batch.obs))
 
     def step(self, action: Any) -> dm_env.TimeStep:
-        """Step the env; return a MID or LAST time step, or a FIRST time step if the last episode was over.
+        """Step the env; return a MID or LAST time step, or a FIRST time step if the last episode is over.
 
         Args:
             action: a value with the structure of `action_spec()`.

@@ -84,7 +84,7 @@ class StepmillParallelEnv(ParallelEnv):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[Agent, Any], dict[Agent, dict[str, Any]]]:
-        """Begin an episode; return observations and infos of the agents that take part."""
+        """Begin an episode; return a dict of observations and a dict of infos, by agent that takes part."""
         self.agents = []
         batch = self._pool.reset(seed=seed, options=options)
         self.agents = self._alive(batch)
@@ -94,7 +94,7 @@ class StepmillParallelEnv(ParallelEnv):
         """Step with an action for each of `agents`.
 
         Returns:
-            observations, rewards, terminations, truncations and infos of the agents that acted.
+            Five dicts by agent that acted: observations, rewards (float), terminations and truncations (bool), infos.
 
         Raises:
             UsageError: an agent that is alive has no action, an agent is unknown, or the episode is over. The env is not
@@ -136,11 +136,11 @@ class StepmillParallelEnv(ParallelEnv):
         return {agent: view_row(self._observation[agent], batch.obs[agent]) for agent in agents}
 
     def observation_space(self, agent: Agent) -> Space[Any]:
-        """Return an agent's observation space; the same object each time."""
+        """Return an agent's observation space, which is the same object each time."""
         return self.observation_spaces[agent]
 
     def action_space(self, agent: Agent) -> Space[Any]:
-        """Return an agent's action space; the same object each time."""
+        """Return an agent's action space, which is the same object each time."""
         return self.action_spaces[agent]
 
     def render(self) -> Any:
@@ -240,7 +240,7 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         """Step all envs.
 
         Args:
-            actions: an element of `action_space`: [N * A, ...]; actions of agents that are not alive are ignored.
+            actions: an element of `action_space`, [N * A, ...]. Actions of agents that are not alive are ignored.
 
         Returns:
             observations [N * A, ...], rewards [N * A] float64, terminations and truncations [N * A] bool, infos.
@@ -281,15 +281,15 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         return [(slot, info) for slot, info in enumerate(of_slots) if info]
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of every env, through wrappers; one result per env, not per row."""
+        """Call a method of every env, through wrappers, and return one result per env, not per row."""
         return self._pool.call(name, *args, **kwargs)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return an attribute of every env, through wrappers; one value per env, not per row."""
+        """Return an attribute of every env, through wrappers, with one value per env, not per row."""
         return self._pool.get_attr(name)
 
     def render(self) -> tuple[Any, ...]:
-        """Return the results of the envs' `render`; one result per env, not per row."""
+        """Return the results of the envs' `render`, with one result per env, not per row."""
         return self._pool.render()
 
     def stats(self) -> PoolStats:

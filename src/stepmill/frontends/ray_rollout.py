@@ -34,8 +34,8 @@ from stepmill.worker.messages import dump, load
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-MAX_WAIT_S = 3600.0  # of one call of Ray
-MAX_IN_FLIGHT = 2  # fragments of a node that are being collected, or were ordered and not received
+MAX_WAIT_S = 3600.0  # that one call of Ray waits at most
+MAX_IN_FLIGHT = 2  # fragments of a node that were ordered and have not been received
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ class RayRollout(CloseAtEnd):
 
     Args:
         env_fns: functions without arguments, one per env. They are divided evenly among the nodes.
-        num_steps: T.
+        num_steps: T, the number of steps in a fragment.
         policy: a function as for `Rollout.collect`. It takes observations [B, ...] and env ids [B] of a node, and
             returns actions, or actions and a dict of further arrays. It is pickled with cloudpickle and runs on the
             nodes. The ids count from 0 on each node.
@@ -152,9 +152,9 @@ class RayRollout(CloseAtEnd):
         self._policy = _dumped("policy", [policy])[0]
         self._restarts = [0] * num_nodes
         self._times: list[list[float]] = [[] for _ in range(num_nodes)]
-        self._orders: dict[Any, int] = {}  # by reference: the node
-        self._collected: dict[int, Fragment] = {}  # by node: of a `collect` that raised
-        self._searches: dict[int, PlaceSearch] = {}  # by node: of a new actor, which has not returned steps yet
+        self._orders: dict[Any, int] = {}  # the node of each fragment that was ordered, by Ray's reference
+        self._collected: dict[int, Fragment] = {}  # by node, the fragments of a `collect` that raised
+        self._searches: dict[int, PlaceSearch] = {}  # by node, for a new actor that has not returned steps yet
         self._actors: list[Any] = [None] * num_nodes
         self._is_closed = False
         for node in range(num_nodes):
@@ -214,7 +214,7 @@ class RayRollout(CloseAtEnd):
         return sum(self._restarts)
 
     def _start(self, node: int, *, is_replacement: bool = False, machine: str | None = None) -> None:
-        """Start the actor of a node. `machine`: where it runs without reserving anything; None lets Ray choose."""
+        """Start the actor of a node. It runs on `machine` without a reservation; None lets Ray choose."""
         self._orders = {ref: owner for ref, owner in self._orders.items() if owner != node}
         self._searches.pop(node, None)
         cluster.kill(self._module, self._actors[node])
@@ -237,7 +237,7 @@ class RayRollout(CloseAtEnd):
     def set_policy(self, policy: Policy) -> int:
         """Send a new policy to all nodes, which use it from their next fragment on; return its version, which counts from 1.
 
-        Fragments that are being collected are completed with the policy that began them: `Fragment.version` says which.
+        Fragments that are being collected are completed with the policy that began them. See `Fragment.version`.
         """
         self._check_open()
         self._policy, self.version = _dumped("policy", [policy])[0], self.version + 1
@@ -251,7 +251,7 @@ class RayRollout(CloseAtEnd):
 
         Raises:
             RecvTimeout: no fragment is complete within `timeout_s` seconds. Nothing is lost.
-            EnvError, WorkerDied: a node's pool raised it; or the node was lost, with on_fault="raise" or too often.
+            EnvError, WorkerDied: a node's pool raised it, or the node was lost, with on_fault="raise" or too often.
             Exception: the policy raised it. It has the traceback of the node. The node's envs are reset.
         """
         self._check_open()
@@ -302,7 +302,7 @@ class RayRollout(CloseAtEnd):
             result = self._module.get(ref)
         except self._module.exceptions.RayTaskError:
             self._orders[self._actors[node].collect.remote()] = node
-            raise  # it is of the class of what the policy raised, too
+            raise  # the error also has the class of the policy's error
         except self._module.exceptions.RayError as exc:
             self._replace(node, exc)
             return None

@@ -114,7 +114,7 @@ class Rollout:
 
     Args:
         pool: a pool with NEXT_STEP or SAME_STEP autoreset. Do not use it elsewhere while the rollout collects.
-        num_steps: T.
+        num_steps: T, the number of steps that `collect` runs.
         is_double_buffered: whether one half of the envs is stepped while the policy computes for the other half.
 
     Raises:
@@ -189,7 +189,7 @@ class Rollout:
         obs = unflatten(spec.observation, [buffer[step, group.rows] for buffer in self._obs])
         result = policy(obs, group.ids if spec.batch_size == 1 else np.repeat(group.ids, spec.batch_size))
         action, extras = result if _has_extras(result) else (result, {})
-        self.pool.send(action, group.ids)  # which checks it
+        self.pool.send(action, group.ids)  # this checks the actions
         for buffer, part in zip(self._action, flatten(spec.action, action), strict=True):
             buffer[step, group.rows] = part
         for name, value in extras.items():

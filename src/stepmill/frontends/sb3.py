@@ -154,7 +154,7 @@ class SB3VecEnv(VecEnv):
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Call a method of the envs at `indices`, through wrappers; one result per env."""
+        """Call a method of the envs at `indices`, through wrappers, and return one result per env."""
         return self._call(indices, _call_method, method_name, method_args, method_kwargs)
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:

@@ -78,4 +78,4 @@ class StartingPool:
 
 
 def _do_nothing() -> None:
-    """Finalizer before the start."""
+    """Be the finalizer before the start."""

@@ -40,7 +40,7 @@ class SpareEnvError(UsageError, RuntimeError):
 
 
 class StartMethodError(UsageError, AssertionError):
-    """An unknown start method."""
+    """The start method is unknown."""
 
 
 class ArgumentTypeError(UsageError, TypeError):

@@ -61,10 +61,10 @@ class EnvMethods(HasSpecs):
     """The methods of ALF's ProcessEnvironment for one env of a pool. Other attributes are read from the env in its process."""
 
     _env_id = 0
-    _fields: Sequence[str] = ()  # of a TimeStep, for errors
+    _fields: Sequence[str] = ()  # the fields of a TimeStep, for errors
 
     def _running_pool(self) -> Pool:
-        """Return the pool, when the env may be used."""
+        """Return the pool if the env may be used."""
         raise NotImplementedError
 
     def step(self, action: Any, blocking: bool = True) -> Any:
@@ -106,7 +106,7 @@ class EnvMethods(HasSpecs):
             raise as_runtime_error(error) from error
 
     def _idle_pool(self) -> Pool:
-        """Return the pool, when a step may begin."""
+        """Return the pool if a step may begin."""
         return self._running_pool()
 
     def _promised(self, command: Callable[[], object], blocking: bool) -> Any:

@@ -94,9 +94,9 @@ def check_actions(node: Node, actions: Any, num_rows: int, path: str = "action")
 
     Args:
         node: the structure of one row's action.
-        actions: nest of arrays.
-        num_rows: length of the leading dimension.
-        path: of `actions`, for errors.
+        actions: a nest of arrays.
+        num_rows: the length of the leading dimension.
+        path: the name of `actions` in errors.
     Raises:
         ActionError: for the first wrong part.
     """

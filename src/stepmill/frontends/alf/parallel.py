@@ -253,7 +253,7 @@ class FastParallelEnvironment(CloseAtEnd, HasSpecs):
 
     @property
     def is_tensor_based(self) -> bool:
-        """Whether TimeSteps hold tensors."""
+        """Whether TimeSteps contain tensors."""
         return self._is_tensor_based
 
     @property
@@ -263,22 +263,22 @@ class FastParallelEnvironment(CloseAtEnd, HasSpecs):
 
     @property
     def batch_size(self) -> int:
-        """N: the number of envs times the batch size of each."""
+        """N, the number of envs times the batch size of each env."""
         return self._batch_size
 
     @property
     def num_tasks(self) -> int:
-        """Of env 0."""
+        """The number of tasks of env 0."""
         return self._specs.num_tasks
 
     @property
     def task_names(self) -> Sequence[str]:
-        """Of env 0."""
+        """The names of the tasks of env 0."""
         return self._specs.task_names
 
     @property
     def metadata(self) -> Any:
-        """Of env 0, read from its process."""
+        """The metadata of env 0, read from its process."""
         return self._envs[0].metadata
 
     def _env_specs(self) -> AlfSpecs:

@@ -63,7 +63,7 @@ class ProcessEnvironment(CloseAtEnd, EnvMethods):
         """Start the process, which builds the env; wait until it is built if `wait_to_start`.
 
         Raises:
-            NotStartedError: it was started before.
+            NotStartedError: the process was started before.
             EnvError: the constructor raised; also a RuntimeError.
         """
         if self._is_started:
@@ -77,7 +77,7 @@ class ProcessEnvironment(CloseAtEnd, EnvMethods):
         """Wait until the env is built. Missing methods of the env are reported when it is used, as in ALF.
 
         Raises:
-            NotStartedError: it was not started.
+            NotStartedError: the process was not started.
             EnvError: the constructor raised; also a RuntimeError.
         """
         try:

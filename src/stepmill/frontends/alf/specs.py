@@ -62,7 +62,7 @@ class HasSpecs:
         return self._env_specs().env_info_spec
 
 
-# What must be equal in all envs, in the order in which it is checked, and ALF's name for it.
+# The fields that must be equal in all envs, in the order of the checks, and ALF's names for them.
 _MUST_BE_EQUAL = {
     "action_spec": "action spec",
     "time_step_spec": "time_step_spec",
@@ -76,7 +76,7 @@ def check_specs(all_specs: Sequence[AlfSpecs]) -> None:
     """Check that all envs and spares can be stepped together.
 
     Raises:
-        UsageError: ALF's text, with the first env that differs.
+        UsageError: an env differs. The message is ALF's, and names the first such env.
     """
     for env_id, specs in enumerate(all_specs):
         if specs.is_tensor_based:

@@ -17,7 +17,7 @@ from stepmill.spec.options import OptionKeywords, PoolOptions, flat_options, mer
 
 BASE: dict[str, Any] = {
     "episode_num": float("inf"),  # episodes per env
-    "max_retry": 1,  # attempts at a reset; of the base managers at a step, too
+    "max_retry": 1,  # attempts at a reset, and with the base managers also at a step
     "retry_type": "reset",  # or "renew": a new process for the next attempt
     "auto_reset": True,
     "step_timeout": None,  # seconds
@@ -41,7 +41,7 @@ ASYNC: dict[str, Any] = {
     "on_error": "close",  # or "abnormal": an env that raises returns an abnormal timestep, and the manager stays open
 }
 SYNC: dict[str, Any] = {**ASYNC, "wait_num": float("inf"), "step_wait_timeout": None}
-# Keyword arguments of a supervisor, beside those that it names.
+# Keyword arguments of a supervisor, in addition to those that it names.
 SUPERVISOR: dict[str, Any] = {
     **dict.fromkeys(("num_workers", "reset_timeout", "retry_waiting_time", "step_timeout")),
     **{name: ASYNC[name] for name in ("context", "copy_on_get", "episode_num", "linger", "shared_memory")},
@@ -105,7 +105,7 @@ _SETTING_OF_OPTION = {
     "reset_timeout_s": "reset_timeout",
     "step_timeout_s": "step_timeout",
 }
-# Options that a manager sets itself, beside all of `resets`: where envs run, and how episodes begin, end and fail.
+# Options that a manager sets itself, besides all of `resets`: where envs run, and how episodes begin, end and fail.
 _CHOSEN_BY_MANAGER = (
     *("autoreset_mode", "backend", "envs_per_worker", "episode_stats", "on_fault", "seeding"),
     *("restarts.max_env_errors", "restarts.on_raise", "restarts.replay_log_bytes"),

@@ -30,17 +30,17 @@ class EnvCalls(EnvLifecycle):
 
     @property
     def observation_space(self) -> Any:
-        """That of env 0; reading it starts the workers."""
+        """The observation space of env 0. Reading it starts the workers."""
         return self._start().spaces[0]
 
     @property
     def action_space(self) -> Any:
-        """That of env 0; reading it starts the workers."""
+        """The action space of env 0. Reading it starts the workers."""
         return self._start().spaces[1]
 
     @property
     def reward_space(self) -> Any:
-        """The reward space of env 0; None if it has none. Reading it starts the workers."""
+        """The reward space of env 0, or None if it has none. Reading it starts the workers."""
         return self._start().spaces[2]
 
     @property

@@ -100,7 +100,7 @@ class EnvLifecycle:
     """
 
     _marks_abnormal = False  # whether an abnormal timestep sets its env to ERROR
-    _forgets_seeds = True  # whether `_env_seed` has only those that were not sent yet
+    _forgets_seeds = True  # whether `_env_seed` has only the seeds that were not sent yet
     _attempts_name = "max retries"  # in the text of an error
     _auto_reset, _retry_type, _retry_waiting_time, _reset_timeout, _step_timeout, _connect_timeout = map(
         _setting, ("auto_reset", "retry_type", "retry_waiting_time", "reset_timeout", "step_timeout", "connect_timeout")
@@ -146,7 +146,7 @@ class EnvLifecycle:
     # ---- launch ------------------------------------------------------------------------------------------------------
 
     def _start(self) -> PoolClient:
-        """Return the client of the pool; start the envs if there is none."""
+        """Return the client of the pool; start the envs if there is no client."""
         if self._client is None:
             self._client = self._make_client()
             self._seed_action_space()
@@ -178,7 +178,7 @@ class EnvLifecycle:
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed, or not launched yet."""
+        """Whether the envs are closed, or not launched yet."""
         return self._closed
 
     def enable_save_replay(self, replay_path: str | Path | Sequence[str | Path]) -> None:
@@ -282,7 +282,7 @@ class EnvLifecycle:
         """Handle the replies that have arrived, without waiting.
 
         Raises:
-            RetriesError: as `_process_replies`.
+            RetriesError: as for `_process_replies`.
         """
         if self._closed or self._client is None:
             return
@@ -369,7 +369,7 @@ class EnvLifecycle:
             self._env_states.move(env_id, _DONE)
         elif not self._cfg.auto_reset:
             self._env_states.move(env_id, _NEED_RESET)
-        elif self._cfg.get("reset_inplace"):  # in its step
+        elif self._cfg.get("reset_inplace"):  # the step has reset the env
             self._ready_obs[env_id] = timestep[0]
         else:
             self._begin_reset(env_id)

@@ -25,7 +25,7 @@ class ManagerUsageError(UsageError, AssertionError):
 
 
 class SeedTypeError(UsageError, TypeError):
-    """Seeds that are neither a number, a list nor a dict."""
+    """The seeds are neither a number, a list nor a dict."""
 
 
 class MissingAttributeError(UsageError, AttributeError):
@@ -33,11 +33,11 @@ class MissingAttributeError(UsageError, AttributeError):
 
 
 class MethodError(UsageError, RuntimeError):
-    """A method of the envs that is not in `method_name_list`."""
+    """A method of the envs is not in `method_name_list`."""
 
 
 class UnknownCommandError(UsageError, KeyError):
-    """A command that is not in `method_name_list`."""
+    """A command is not in `method_name_list`."""
 
 
 class RetriesError(EnvError, RuntimeError):
@@ -72,7 +72,7 @@ class StepTimeout(EnvTimeout, TimeoutError):
 
 
 class TornError(BadOutput):
-    """A timestep that cannot be read."""
+    """A timestep cannot be read."""
 
 
 def with_closing_hint(error: StepmillError) -> StepmillError:
@@ -90,8 +90,8 @@ def as_payload_error(error: StepmillError, hint: str = "") -> StepmillError:
 def without_traceback(error: StepmillError) -> StepmillError:
     """Return a copy of a payload's error without traceback and cause, which an object array may contain.
 
-    A traceback refers to frames, and these to the array. Python's garbage collector cannot free that cycle, since arrays do
-    not report the objects that they contain.
+    A traceback refers to frames, and the frames to the array. Python's garbage collector cannot free that cycle,
+    because arrays do not report the objects that they contain.
     """
     return with_env_class(error) if isinstance(error, EnvError) else copy.copy(error)
 

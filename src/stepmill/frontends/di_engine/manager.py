@@ -198,7 +198,7 @@ class Manager(EnvCalls):
 
     @property
     def ready_obs_id(self) -> list[int]:
-        """Envs that need an action. The first value after `ready_obs` has the envs of that, in its order; later values are current."""
+        """Envs that need an action. The first value after `ready_obs` has its envs and order; later ones are current."""
         ids, self._offered_ids = self._offered_ids, None
         return self.ready_env if ids is None else ids
 
@@ -264,7 +264,7 @@ class Manager(EnvCalls):
         """Check that envs need an action.
 
         Raises:
-            AssertionError: they do not; with DI-engine's text and the states of the envs.
+            AssertionError: an env does not. The message is DI-engine's, with the states of the envs.
         """
         waiting = self._unreturned_steps()
         states = self._env_states

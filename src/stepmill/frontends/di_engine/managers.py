@@ -52,7 +52,7 @@ class BaseEnvManager(Manager):
 
     @property
     def _envs(self) -> list[Any]:
-        """The env objects, after `close` too."""
+        """The env objects, which are still there after `close`."""
         return [self._inline_envs[env_id] for env_id in range(self._env_num)]
 
     def _make_client(self) -> PoolClient:
@@ -89,7 +89,7 @@ class BaseEnvManager(Manager):
         """Step envs. An env whose episode ends begins its next episode before this returns.
 
         Args:
-            actions: by env_id; any object, which the env receives unchanged.
+            actions: by env_id, any object, which the env receives unchanged.
         Returns:
             Timesteps by env_id.
         Raises:

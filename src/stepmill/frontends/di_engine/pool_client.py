@@ -61,8 +61,8 @@ class PoolClient:
         """Start the envs.
 
         Args:
-            env_fns: one per env.
-            options: of the pool. Unless its autoreset mode is SAME_STEP, no env resets itself.
+            env_fns: the functions that make the envs.
+            options: the options of the pool. Unless its autoreset mode is SAME_STEP, no env resets itself.
             managed: settings for each env.
             linger_s: how long the pool waits for more replies when enough have come.
         """
@@ -112,7 +112,7 @@ class PoolClient:
             if renews_process or self.pool.states[env_id] is EnvState.FAULTED:
                 # Its worker starts while the other envs run.
                 self.pool.revive([env_id], wait=False, restart_living=renews_process)
-        except StepmillError as error:  # it cannot be replaced, for example a thread that hangs
+        except StepmillError as error:  # the env cannot be replaced, for example because its thread hangs
             self._lost_envs[env_id] = error
         else:
             try:

@@ -73,7 +73,7 @@ class EnvSupervisor(EnvCalls):
     its spaces, `recv` is refused if no reply can arrive, and it waits without polling.
 
     Args:
-        type_: processes or threads. If a thread hangs, it cannot be ended and its env cannot be reset, so the supervisor closes.
+        type_: processes or threads. If a thread hangs, it cannot be ended nor its env be reset, so the supervisor closes.
         env_fn: functions that make the envs.
         retry_type: "reset", or "renew" for a new env.
         max_try: the number of attempts at a reset. `max_retry` is the older name of this argument.
@@ -354,7 +354,7 @@ class EnvSupervisor(EnvCalls):
         self._queues[env_id].appendleft(payload)
 
     def _wait_until_idle(self, env_ids: Mapping[int, Any]) -> None:
-        """Wait until these envs execute nothing: the resets that follow their steps have ended."""
+        """Wait until these envs execute nothing, so that the resets that follow their steps have ended."""
         self._process_replies(lambda: not any(env_id in self._running_commands for env_id in env_ids), lambda: 1)
         for payload in [one for one in self._received if one.method == "reset" and one.proc_id in env_ids]:
             self._received.remove(payload)

@@ -33,7 +33,7 @@ def worker_fn(
     """Make an env and run the requests that arrive, until "close", or until the other end of the pipe is closed.
 
     Args:
-        p, c: the two ends of the pipe: the other end, which is closed here, and this end.
+        p, c: the other end of the pipe, which is closed here, and this end.
         env_fn_wrapper: `env_fn_wrapper.data` makes the env.
         obs_buffer: `obs_buffer.fill(obs)` receives observations, which are then None in replies; None sends them.
         method_name_list: the names that requests may have, in addition to "getattr".
@@ -143,7 +143,7 @@ def _serve(server: _Server) -> None:
                 reply = _portable_error(exc)
             pipe.send(reply)
     except (EOFError, KeyboardInterrupt):
-        pass  # the manager is gone, or ends with this process
+        pass  # the manager has ended, or ends with this process
     finally:
         pipe.close()
 

@@ -74,8 +74,8 @@ def make_vec(
             If these name no backend, up to 17 of Gymnasium's tiny envs, such as CartPole, run on the serial backend.
         vector_kwargs: arguments of `VectorEnv`, as a mapping instead of keywords.
         wrappers: functions that are applied to each env in this order, so that the first wrapper is the innermost.
-        env_kwargs: arguments of the env's constructor. Use it for a name that is also an argument of `VectorEnv`, or where a type
-            checker is used, which does not know the arguments of envs.
+        env_kwargs: arguments of the env's constructor. Use it for names that are also arguments of `VectorEnv`, or
+            with a type checker, which does not know the arguments of envs.
         **keywords: max_episode_steps and disable_env_checker as for `gymnasium.make`; the arguments of `VectorEnv`, which
             include all fields of PoolOptions. All other keywords are passed to the env's constructor.
 
@@ -148,7 +148,7 @@ def _open(env_fns: Sequence[GymnasiumEnvMaker], arguments: Mapping[str, Any], un
 
 
 def _is_faster_in_line(make_env: GymnasiumEnvMaker, num_envs: int) -> bool:
-    """Return whether the steps of the envs are known to take less than to wake workers. Decision 19."""
+    """Return whether the steps of the envs are known to take less time than waking workers. See decision 19."""
     step_s = None if make_env.wrappers else known_step_s(make_env.spec)
     return step_s is not None and auto_backend(num_envs, step_s=step_s) is BackendName.SERIAL
 
@@ -200,7 +200,7 @@ def _make_kernel(
 
 
 def _check_other(id_: object, wrappers: Wrappers, *, wanted: str, owner: str) -> str:
-    """Return the id, of an env that is not in Gymnasium's registry, if it is a str and no env is to be wrapped."""
+    """Return the id of an env that is not in Gymnasium's registry, if the id is a str and there are no wrappers."""
     if not isinstance(id_, str):
         raise ArgumentTypeError(f"id={id_!r} is a {type(id_).__name__}; give {wanted}, a str")
     if wrappers:

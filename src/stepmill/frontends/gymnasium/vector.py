@@ -46,7 +46,7 @@ _ENV_API = frozenset({"reset", "step", "close"})
 
 
 class _Waiting(Enum):
-    """What a `..._wait` method must be called for. Moves: NOTHING to any other and back; anything to CLOSED."""
+    """The pending result. It moves from NOTHING to any other member and back, and from any member to CLOSED."""
 
     NOTHING = "default"
     RESET = "reset"
@@ -154,7 +154,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
 
         Returns:
             observations [N, ...], rewards [N] float64, terminations [N] bool, truncations [N] bool, infos. If the envs have a
-            `reward_space` of k numbers, rewards are [N, k], and float32 if the space is.
+            `reward_space` of k numbers, rewards are [N, k], and float32 if the space is float32.
         """
         if self._waiting is not _NOTHING:
             self._refuse("step")
@@ -298,7 +298,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         return self._flat(tuple(results))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return an attribute of every env; as in Gymnasium, a method is called."""
+        """Return an attribute of every env. If it is a method, it is called, as in Gymnasium."""
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
@@ -329,7 +329,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         return self._flat(self._pool.render())
 
     def _flat(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return one result per row from one per env: a batched env's is a tuple of its rows' results."""
+        """Return one result per row. The result of a batched env is a tuple with one per row."""
         if not self._pool.spec.is_batched:
             return results
         return tuple(result for rows in results for result in (rows or ()))

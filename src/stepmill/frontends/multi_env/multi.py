@@ -31,9 +31,9 @@ class _PoolShare:
     """The envs of a MultiEnv that one shared pool runs.
 
     Attributes:
-        ids: their numbers in the shared pool, in order.
+        ids: the numbers of these envs in the shared pool, in order.
         positions: by number in the shared pool, the env's index in the MultiEnv.
-        is_whole: they are all envs of the shared pool, in its order.
+        is_whole: whether these are all envs of the shared pool, in its order.
     """
 
     shared: SharedPool
@@ -162,7 +162,7 @@ class MultiEnv(CloseAtEnd):
                 if ids:
                     share.shared.send([actions[share.positions[env_id]] for env_id in ids], ids, is_driven=True)
                     sent.append((share, ids))
-            except StepmillError as refusal:  # what the other pools were sent must be received
+            except StepmillError as refusal:  # the results of the other pools must still be received
                 refusals.append(_with_position(refusal, share))
         return self._columns(self._collect(sent, refusals))
 

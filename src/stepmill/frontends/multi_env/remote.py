@@ -133,13 +133,13 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
 
     @property
     def observation_space(self) -> Any:  # type: ignore[override]
-        """That of the env, fetched by `initialize`; reading it never waits."""
+        """The observation space of the env, which `initialize` fetches. Reading it never waits."""
         self._check_initialized("observation_space")
         return self._spaces[0]
 
     @property
     def action_space(self) -> Any:  # type: ignore[override]
-        """That of the env, fetched by `initialize`; reading it never waits."""
+        """The action space of the env, which `initialize` fetches. Reading it never waits."""
         self._check_initialized("action_space")
         return self._spaces[1]
 
@@ -170,8 +170,8 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
 
         Raises:
             EnvError: the env raised.
-            WorkerDied: the process died. Unlike in actorcritic this is raised, since a new process could only render another
-                episode. The next `step` returns the end of the episode, and the step after it begins another.
+            WorkerDied: the process died. Unlike in actorcritic, this is raised, because a new process could only render
+                another episode. The next `step` returns the end of the episode, and the step after it begins another.
         """
         self._check_initialized("render()")
         with self._shared.lock:
@@ -182,7 +182,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         return self.call("seed", seed)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the env, or read another attribute."""
+        """Call a method of the env and return its result, or return another attribute."""
         self._check_initialized(name)
         with self._shared.lock:
             return self._shared.pool.call(name, *args, env_ids=[self._index], **kwargs)[0]

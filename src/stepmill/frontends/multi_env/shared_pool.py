@@ -40,9 +40,9 @@ class SharedPool:
         """Check the options. Nothing runs before `launch`.
 
         Args:
-            env_fns: one per env.
-            options: of the pool. Those at their defaults are replaced by others that suit envs that may crash: each env has
-                its own process, dead processes are restarted, and exceptions are raised.
+            env_fns: the functions that make the envs.
+            options: the options of the pool. Those at their defaults are replaced by others that suit envs that may
+                crash: each env has its own process, dead processes are restarted, and exceptions are raised.
         """
         self.lock = threading.RLock()
         self.num_envs = len(env_fns)
@@ -88,8 +88,8 @@ class SharedPool:
         """Wait for all pending results. Hot path: the results are pairs, not EnvResults.
 
         Returns:
-            By env, whether it was stepped, and what it returned; by env whose episode a fault ended, the fault; and the errors
-            of `wanted` envs without a result.
+            By env, whether it was stepped, and what it returned; by env, the fault that ended its episode; and the
+            errors of `wanted` envs without a result.
         """
         received = self.pool.receive(None)
         errors, batch = received.errors(wanted), received.batch
@@ -102,7 +102,7 @@ class SharedPool:
     def close_envs(self, indices: Sequence[int]) -> None:
         """Close some envs; closing the last ones closes the pool. Idempotent. It takes about two seconds at most.
 
-        Errors are warnings: the envs count as closed, and the end of the pool ends their processes.
+        Errors become warnings. The envs then count as closed, and their processes end with the pool.
         """
         with self.lock:
             leaving = sorted(self._open_ids & set(indices))

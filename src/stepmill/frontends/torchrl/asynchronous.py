@@ -54,7 +54,7 @@ class AsyncStepmillEnv(StepmillEnv):
         self.min_get = min_get
 
     def _set_up(self, engine: Engine, **kwargs: Any) -> None:
-        self._tasks: dict[int, _TaskKind] = {}  # of busy envs, until their results are received
+        self._tasks: dict[int, _TaskKind] = {}  # the tasks of busy envs, until their results are received
         self._roots: dict[int, tuple[TensorDictBase, int]] = {}  # by env, the tensordict of its step, and its row in it
         self._ended: dict[int, TensorDictBase] = {}  # STEP_AND_RESET: the result of the step, while the env is reset
         self._done: dict[_TaskKind, list[tuple[Ids, Any]]] = {task: [] for task in _TaskKind}  # in the order of arrival

@@ -102,13 +102,13 @@ class Engine:
 
     @property
     def port(self) -> PoolPort:
-        """The port of the pool; as `pool`."""
+        """The port of the pool, with the same errors as `pool`."""
         if self._port is None:
             raise UsageError("the env is closed; reset() opens it again")
         return self._port
 
     def open(self) -> Pool:
-        """Return the pool; make one if there is none."""
+        """Return the pool, and make it if there is none."""
         if self._port is None:
             try:
                 pool = self._open_pool()
@@ -134,7 +134,7 @@ class Engine:
         self._open_for(self.num_envs)
 
     def _open_for(self, num_resets: int) -> Pool:
-        """Return the pool for a reset of `num_resets` envs; a new pool if these are all and `update_kwargs` has been called."""
+        """Return the pool for a reset of `num_resets` envs: a new one if these are all and the arguments changed."""
         if self._is_outdated and num_resets == self.num_envs:
             self.close()
         return self.open()
@@ -197,7 +197,7 @@ class Engine:
     # ---- resets ------------------------------------------------------------------------------------------------------
 
     def reset(self, mask: Mask | None, seed: Seed = None, options: Mapping[str, Any] | None = None) -> Any:
-        """Reset the envs of a mask [N], or all; return the newest observations of all envs, fresh arrays."""
+        """Reset the envs of a mask [N], or all; return the newest observations of all envs in new arrays."""
         if mask is None or (self._seeds and self.is_envpool):
             mask = np.ones(self.num_envs, np.bool_)
         self._open_for(int(mask.sum()))
@@ -248,7 +248,9 @@ class Engine:
     # ---- steps -------------------------------------------------------------------------------------------------------
 
     def step(self, actions: Any, mask: Mask | None = None) -> Rows:
-        """Step all envs, or those of a mask; return rows of all N envs. Envs that are not stepped have their last row, reward 0.
+        """Step all envs, or those of a mask; return rows of all N envs.
+
+        Envs that are not stepped have their last row with reward 0.
 
         With a frame skip, the action is applied up to `frame_skip` times, until the episode ends. The row has the last
         observation and the sum of the rewards.
@@ -331,7 +333,7 @@ class Engine:
         self.terminated, self.truncated = self.terminated.copy(), self.truncated.copy()
 
     def step_ids(self, actions: Any, ids: NDArray[np.int64]) -> Rows:
-        """Step some envs; actions and rows [B] in the order of ids."""
+        """Step some envs. Actions and rows are [B], in the order of ids."""
         if self._fresh[ids].any():
             self.reset(self._fresh.copy())
         try:

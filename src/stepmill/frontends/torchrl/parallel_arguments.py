@@ -10,7 +10,7 @@ from stepmill.spec.records import leaves_of
 
 
 class ParallelKeywords(TypedDict, total=False):
-    """The keyword arguments of ParallelEnv that `StepmillEnv` knows, beside those of EnvBase and `create_env_kwargs`."""
+    """The keyword arguments of ParallelEnv that `StepmillEnv` knows, other than EnvBase's and `create_env_kwargs`."""
 
     allow_step_when_done: bool
     auto_wrap_envs: bool
@@ -31,7 +31,7 @@ class ParallelKeywords(TypedDict, total=False):
     use_buffers: bool | None
 
 
-_WITHOUT_EFFECT = ("auto_wrap_envs", "daemon", "metadata_from_workers")  # what they ask for is always so
+_WITHOUT_EFFECT = ("auto_wrap_envs", "daemon", "metadata_from_workers")  # what they request is always the case
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {  # the values that are accepted; what to do instead of other values
     "allow_step_when_done": ((False,), "reset an env that is done, by a mask or by step_and_maybe_reset()"),
     "consolidate": ((True,), "leave it out: no tensordict is sent to a worker"),

@@ -33,7 +33,7 @@ def observation_spec(each: Sequence[Space], device: torch.device | None) -> Any:
 
     Args:
         each: the observation space of each env; bounds and numbers of choices may differ.
-        device: of the spec.
+        device: the device of the spec.
     Raises:
         UsageError: a part has no fixed size, or TorchRL reserves its key.
     """
@@ -52,8 +52,8 @@ def with_infos(spec: Any, info_specs: Mapping[str, Any], num_envs: int) -> Any:
     """Return an observation spec with the specs of infos under "info".
 
     Args:
-        spec: of N observations.
-        info_specs: by key, of one env's info.
+        spec: the spec of N observations.
+        info_specs: the specs of one env's infos, by key.
         num_envs: N.
     """
     if not info_specs:
@@ -71,10 +71,10 @@ def action_spec(each: Sequence[Space], device: torch.device | None, *, is_catego
 
     Args:
         each: the action space of each env; bounds may differ, and with `is_categorical` the numbers of choices, too.
-        device: of the spec.
-        is_categorical: actions chosen from a list are numbers.
+        device: the device of the spec.
+        is_categorical: whether actions of Discrete and MultiDiscrete spaces are numbers; otherwise they are one-hot.
     Raises:
-        UsageError: a part has no fixed size; or the spaces differ in shapes, dtypes or one-hot choices.
+        UsageError: a part has no fixed size, or the spaces differ in shapes, dtypes or one-hot choices.
     """
     if not is_categorical:
         _check_choices(each)

@@ -28,8 +28,9 @@ _WORKER = re.compile(r"worker\d+")
 class States:
     """Reads and loads the state of a pool's envs, and loads it again into rebuilt envs.
 
-    When an env is rebuilt, its state is loaded again before its first reset: by the pool, if a worker was restarted, and by
-    `load_again`, if the pool was replaced. Each part is set by a call of its own, so that the pool stores each part separately.
+    When an env is rebuilt, its state is loaded again before its first reset: by the pool, if a worker was restarted,
+    and by `load_again`, if the pool was replaced. Each part is set by a separate call, so that the pool stores the
+    parts separately.
     """
 
     def __init__(self) -> None:

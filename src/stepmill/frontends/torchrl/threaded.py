@@ -54,7 +54,7 @@ class MultiThreadedEnvWrapper(StepmillEnv):
             `autoreset_mode="Disabled"`. Nothing else may use it meanwhile.
         categorical_action_encoding: True makes actions of Discrete spaces numbers, as TorchRL always does; False makes them one-hot.
         frame_skip, **base: as for `StepmillEnv`.
-        disable_env_checker: accepted and ignored, since no checker of Gymnasium runs.
+        disable_env_checker: accepted and ignored, because no checker of Gymnasium runs.
     Raises:
         TypeError: env is missing, or has another type.
         ImportError: EnvPool is not installed.
@@ -93,7 +93,7 @@ class MultiThreadedEnvWrapper(StepmillEnv):
         return self._engine.pool.get_attr(attrgetter("pool"), env_ids=[0])[0]
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the EnvPool pool; with another backend, that of all envs."""
+        """Return an attribute of the EnvPool pool; with another backend, return the attribute of all envs."""
         found = super().__getattr__(name)
         return getattr(self._env, name, found) if isinstance(found, FanOut) and self._engine.is_envpool else found
 
