@@ -8,7 +8,7 @@ from importlib import import_module
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of a package, from its source: type checkers read the same lines.
+    """Return `__getattr__`, `__dir__` and `__all__` of a package, from the source that type checkers read.
 
     Each name has a line `from module import name as name`. Reading them takes a tenth of the time that parsing the source takes.
     """

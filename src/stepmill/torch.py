@@ -37,8 +37,8 @@ IsDone = Callable[[], bool]
 class DeviceCopier(Protocol):
     """Copies arrays from shared memory to a device.
 
-    `start_copy` starts a copy and returns the tensor with a function that says whether the copy is done. It does not wait: the
-    device's current stream waits for the copy. `finish` waits for all copies and releases the memory.
+    `start_copy` starts a copy and returns the tensor with a function that returns whether the copy is done. It does not
+    wait: the device's current stream waits for the copy. `finish` waits for all copies and releases the memory.
     """
 
     device: torch.device
@@ -52,7 +52,7 @@ class CudaCopier:
 
     Args:
         device: a CUDA device.
-        address, size_bytes: the memory that holds most arrays.
+        address, size_bytes: the memory that contains most arrays.
     Raises:
         UsageError: the pages cannot be locked, for example because `ulimit -l` does not allow it.
     """
@@ -85,7 +85,7 @@ class CudaCopier:
 
 
 class HostCopier:
-    """Does the same as `CudaCopier` without a GPU: it copies at once, and a copy counts as done when `is_done` returns True.
+    """Replaces `CudaCopier` without a GPU. It copies at once, and a copy counts as done when `is_done` returns True.
 
     Attributes:
         is_done: called for every copy; a test can delay the end of copies with it.
@@ -100,11 +100,11 @@ class HostCopier:
         return torch.from_numpy(array).clone(), self.is_done
 
     def finish(self) -> None:
-        """Do nothing: no copy is running."""
+        """Do nothing, because no copy is running."""
 
 
 class TensorPool(CloseAtEnd):
-    """A pool whose batches hold tensors. Its methods work like those of `Pool`; for other methods use the attribute `pool`.
+    """A pool whose batches contain tensors. Its methods work like `Pool`'s; for other methods use the attribute `pool`.
 
     Args:
         pool: the pool, which is closed together with this object.
@@ -147,7 +147,7 @@ class TensorPool(CloseAtEnd):
         return self.recv(self.pool.num_envs)
 
     def send(self, actions: Any, env_ids: EnvIds | torch.Tensor | None = None) -> None:
-        """Give actions to envs; see `Pool.send`."""
+        """Send actions to envs; see `Pool.send`. Actions are tensors on any device."""
         ids = env_ids.cpu().numpy() if isinstance(env_ids, torch.Tensor) else env_ids
         self.pool.send(_as_arrays(actions), ids)
 

@@ -28,18 +28,20 @@ UserT = TypeVar("UserT", Leases, Batches)
 class AsyncPool:
     """Runs N envs for the tasks of an asyncio event loop.
 
-    Either tasks lease envs, each for one or more episodes, and await `reset` and `step` of the lease. Or one task calls `reset_async` and
-    `send`, and awaits `receive` for batches of results. One pool is used in one of the two ways, in one event loop. Envs are never reset
-    automatically. Waiting takes no thread: the event loop waits for a descriptor that workers write to.
+    Either tasks lease envs, each for one or more episodes, and await `reset` and `step` of the lease, or one task calls
+    `reset_async` and `send`, and awaits `receive` for batches of results. A pool is used in one of these ways, in one
+    event loop. Envs are never reset automatically. Waiting takes no thread, because the event loop waits for a
+    descriptor that workers write to.
 
     Args:
-        make_env: a function without arguments that makes an env, called in the workers; or a list of such functions, one per env.
-        num_envs: how many envs, if `make_env` is one function.
-        idle_s: build each env when it is first reset in a lease, and close it when it has not been leased for this many seconds.
-            The next reset builds it again. Each thread of a worker builds one env at the start, which is then closed, too. None
-            builds all envs at the start and keeps them until the pool is closed.
-        **keywords: options of a pool, such as `num_workers`, `step_timeout_s` and `on_fault`, except `autoreset_mode`. The default of
-            `backend` is "process".
+        make_env: a function without arguments that makes an env, called in the workers; or a list of such functions,
+            one per env.
+        num_envs: the number of envs, if `make_env` is one function.
+        idle_s: seconds. Each env is built when it is first reset in a lease, and closed when it has not been leased
+            for this long. The next reset builds it again. Each thread of a worker builds one env at the start, which
+            is then closed, too. With None, all envs are built at the start, and closed with the pool.
+        **keywords: options of a pool, such as `num_workers`, `step_timeout_s` and `on_fault`, except `autoreset_mode`.
+            The default of `backend` is "process".
     Raises:
         UsageError: an argument is wrong. `async with` starts the envs, and raises what `Pool` raises.
     """
@@ -64,7 +66,7 @@ class AsyncPool:
         self._idle_s = idle_s
         options: dict[str, Any] = {"backend": "process", **keywords, "autoreset_mode": "Disabled"}
         self._make_pool = partial(Pool, env_fns, **options)
-        self._lock = threading.Lock()  # while a thread starts the pool
+        self._lock = threading.Lock()  # held while a thread starts the pool
         self._is_abandoned = False
         self._pool: Pool | None = None
         self._user: Leases | Batches | None = None

@@ -10,7 +10,7 @@ from typing import Any
 from stepmill import EnvState, Pool, Received, StepmillError, UsageError
 from stepmill.pool.port import PoolPort
 
-SLICE_S = 0.1  # an env could read the eventfd empty: while envs are stepping the pool also looks by itself
+SLICE_S = 0.1  # an env could read the eventfd empty, so the pool also looks by itself while envs step
 
 
 class Batches:
@@ -25,7 +25,7 @@ class Batches:
         self._waiter: asyncio.Future[None] | None = None
 
     def end(self, error: StepmillError) -> None:
-        """Fail the task that waits."""
+        """Raise an error in the task that waits."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
 
@@ -48,7 +48,7 @@ class Batches:
         return self._pool.receive(0, max_envs)
 
     async def _wait(self, timeout_s: float) -> None:
-        """Wait for the pool's event, at most for a while."""
+        """Wait for the pool's event, for at most `timeout_s` seconds."""
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await wait_readable(self._port.event_fd, self._waiter, timeout_s)
@@ -68,7 +68,7 @@ async def wait_readable(fd: int, waiter: asyncio.Future[Any], timeout_s: float) 
         timer.cancel()
         if fd >= 0:
             loop.remove_reader(fd)
-        if not waiter.cancelled() and waiter.done():  # asyncio complains of exceptions that nobody has read
+        if not waiter.cancelled() and waiter.done():  # asyncio warns about exceptions that are never read
             waiter.exception()
 
 

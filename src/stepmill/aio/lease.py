@@ -26,7 +26,7 @@ class EnvLease:
     def __init__(self, leases: Leases) -> None:
         self._leases = leases
         self._seat: Seat | None = None
-        self._why_reset = "it was not reset in this lease"  # empty: it can step
+        self._why_reset = "it was not reset in this lease"  # empty if it can step
 
     @property
     def env_id(self) -> int:
@@ -36,7 +36,7 @@ class EnvLease:
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset the env, and return observation and info.
+        """Reset the env, and return (observation, info).
 
         An env whose worker has ended is rebuilt. If a cancelled command is still running, the reset waits for it.
 
@@ -82,7 +82,7 @@ class EnvLease:
             *args, **kwargs: passed to the method; sent by cloudpickle.
         Raises:
             EnvError: the call raised.
-            EnvTimeout: the call took longer than `workers.call_timeout_s`; the env goes on with it.
+            EnvTimeout: the call took longer than `workers.call_timeout_s`; the env continues it.
             WorkerDied: the worker died before or during the call.
         """
         seat = self._free_seat()

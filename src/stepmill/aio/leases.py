@@ -29,17 +29,18 @@ _MAX_WOKEN, _FAULT_COUNTS = 16, 4
 
 @dataclass(eq=False)
 class Seat:
-    """What is known of one env.
+    """The state of one env.
 
     Attributes:
         env_id: the env.
-        is_busy: it has a command whose result has not arrived.
-        is_returned: its lease has ended, and the env is free once its command has ended.
-        waiter: of the task that awaits the result, or a call; None: the task was cancelled, and the result is dropped.
+        is_busy: whether it has a command whose result has not arrived.
+        is_returned: whether its lease has ended, so that the env is free once its command has ended.
+        waiter: the future of the task that awaits the result or a call. It is None if the task was cancelled; the
+            result is then dropped.
         fault: why the env needs a reset before the next step; None if it has no fault.
-        is_built, is_first: if envs are built on demand: whether it is, and whether its thread builds it whenever it starts.
+        is_built, is_first: whether an env on demand is built, and whether its thread builds it at each start.
         timer: closes the env when it has been idle for too long.
-        load: how many envs of its thread are taken by tasks; one list for all of them.
+        load: how many envs of its thread are taken by tasks. All envs of the thread share the list.
     """
 
     env_id: int
@@ -58,7 +59,7 @@ def _cost(seat: Seat) -> tuple[bool, int]:
 
 
 class Leases:
-    """Owns who has which env of a pool, and who waits for what. Used in one event loop, which it never blocks."""
+    """Records which task has which env of a pool, and which task waits for what. It never blocks its event loop."""
 
     use = "leases"
 
@@ -73,7 +74,7 @@ class Leases:
         self._idle_s = idle_s
         self._free: deque[Seat] = deque()
         self._queue: deque[asyncio.Future[Seat]] = deque()  # tasks that wait for an env
-        self._outcomes: deque[tuple[asyncio.Future[Result], Result | StepmillError]] = deque()  # for tasks that go on
+        self._outcomes: deque[tuple[asyncio.Future[Result], Result | StepmillError]] = deque()  # to give to tasks
         self._timer: asyncio.TimerHandle | None = None
         self._error: StepmillError | None = None
         self._loop.add_reader(self._port.event_fd, self._advance)
@@ -81,7 +82,7 @@ class Leases:
         self._free_in_turns()
 
     def _free_in_turns(self) -> None:
-        """Free all seats so that those that follow each other are of different workers, and else of different threads."""
+        """Free all seats, so that neighbours are of different workers if possible, or else of different threads."""
         places = []
         for worker, thread, env_ids in self._port.threads:
             load = [len(env_ids)]
@@ -92,7 +93,7 @@ class Leases:
             self._put_back(self._seats[env_id])
 
     def end(self, error: StepmillError) -> None:
-        """Fail all tasks that wait, and every later call."""
+        """Raise an error in all tasks that wait, and in every later call."""
         self._error = error
         self._loop.remove_reader(self._port.event_fd)
         if self._timer is not None:
@@ -109,7 +110,7 @@ class Leases:
             if seat.timer is not None:
                 seat.timer.cancel()
 
-    # ---- who has which env --------------------------------------------------------------------------------------------
+    # ---- envs and their tasks ----------------------------------------------------------------------------------------
 
     async def acquire(self) -> Seat:
         """Return an idle env; wait if there is none."""
@@ -122,12 +123,12 @@ class Leases:
         try:
             return await waiter
         except asyncio.CancelledError:
-            if not waiter.cancelled() and waiter.exception() is None:  # it came at the same time
+            if not waiter.cancelled() and waiter.exception() is None:  # the env came at the same time
                 self.release(waiter.result())
             raise
 
     def release(self, seat: Seat) -> None:
-        """Give an env to the next task that waits; if it is busy, when its result has arrived."""
+        """Give an env to the next task that waits. A busy env is given when its result has arrived."""
         seat.is_returned = seat.is_busy
         if seat.is_busy:
             return
@@ -146,7 +147,7 @@ class Leases:
         return seat
 
     def _put_back(self, seat: Seat) -> None:
-        """Let an idle env wait for a task. Those that were used last are taken first, so that the others are closed."""
+        """Let an idle env wait for a task. Envs that were used last are taken first, so that the others are closed."""
         seat.load[0] -= 1
         if self._idle_s is None or not seat.is_built:
             self._free.append(seat)
@@ -159,7 +160,7 @@ class Leases:
         """Close an idle env. It is busy meanwhile."""
         self._take(seat).is_built = False
         with suppress(StepmillError):
-            if not self._port.is_lost(seat.env_id):  # else nothing of it is there
+            if not self._port.is_lost(seat.env_id):  # otherwise there is nothing to close
                 self._send_reset(seat, None, CLOSE)
                 seat.is_returned = True
                 return
@@ -221,7 +222,7 @@ class Leases:
         try:
             return await waiter
         except asyncio.CancelledError:
-            if not waiter.cancelled():  # asyncio complains of exceptions that nobody has read
+            if not waiter.cancelled():  # asyncio warns about exceptions that are never read
                 waiter.exception()
             raise
         finally:
@@ -236,7 +237,7 @@ class Leases:
         while True:
             waiter: asyncio.Future[None] = self._loop.create_future()
             descriptor = self._port.watch_call(future, partial(self._wake_soon, waiter))
-            await self._wait(seat, waiter, descriptor.fileno())  # also if it is done: other tasks run in between
+            await self._wait(seat, waiter, descriptor.fileno())  # even if it is done: other tasks run in between
             is_late = self._loop.time() >= deadline
             try:
                 return future.result(None if is_late else 0.0)[0]
@@ -266,7 +267,7 @@ class Leases:
             self._advance()
 
     def _advance(self) -> None:
-        """Give out the results and faults that are there, and have the event loop wait for the next."""
+        """Give the available results and faults to tasks, and let the event loop wait for the next."""
         if self._error is not None:
             return
         self._next.cancel()
@@ -277,7 +278,7 @@ class Leases:
                 self._next = self._loop.call_soon(self._advance)
         except StepmillError as error:
             self.end(error)
-        except Exception as error:  # tasks must not wait without end
+        except Exception as error:  # tasks must not wait forever
             self.end(EngineBug(f"results cannot be given out: {error!r}; please report this bug"))
             raise
 
@@ -288,7 +289,7 @@ class Leases:
             env_ids = batch.env_id.tolist()
             infos = dict(rows_of(batch.info))
             columns: Any = batch.reward, batch.terminated, batch.truncated
-            # Python's numbers, as envs return them, or vectors of rewards.
+            # Numbers of Python, as envs return them, or vectors of rewards.
             outcomes = [column.tolist() if column.ndim == 1 else column for column in columns]
             for row, (env_id, *outcome) in enumerate(zip(env_ids, *outcomes, strict=True)):
                 self._end_command(seats[env_id], (self._port.row_of(batch.obs, row), *outcome, infos.get(row, {})))
@@ -310,14 +311,14 @@ class Leases:
             self._outcomes.append((seat.waiter, outcome))
 
     def _wake_tasks(self) -> None:
-        """Give some tasks what they await. If all went on at once, the event loop's other tasks would be late."""
+        """Give some tasks what they await. If all continued at once, they would delay the event loop's other tasks."""
         num_woken = 0
         while self._outcomes and num_woken < _MAX_WOKEN:
             waiter, outcome = self._outcomes.popleft()
             if waiter.done():
                 continue
             if isinstance(outcome, StepmillError):
-                waiter.set_exception(copy.copy(outcome))  # tasks share no exception, since it has one traceback
+                waiter.set_exception(copy.copy(outcome))  # an exception has one traceback, so it is not shared
                 num_woken += _FAULT_COUNTS
             else:
                 waiter.set_result(outcome)

@@ -18,12 +18,12 @@ CLOSE = {"stepmill.close": True}
 
 
 class OnDemandEnv:
-    """An env, or the place for one. The first env of each thread of a worker is built at once, and says what all of them are like."""
+    """An env, or the place for one. The first env of each worker thread is built at once; its spec is that of all."""
 
     def __init__(self, make_env: Callable[[], object]) -> None:
         self._make_env = make_env
         self._spec: EnvSpec | None = None
-        self._env: Any = None  # it is not built
+        self._env: Any = None  # None while it is not built
 
     def __getattr__(self, name: str) -> Any:
         if self._env is None:
@@ -31,12 +31,12 @@ class OnDemandEnv:
         return getattr(self._env, name)
 
     def describe(self, like: EnvSpec | None) -> EnvSpec:
-        """Return the spec of the env, which is `like`, or else build the env and return its own."""
+        """Return `like` as the spec of the env. If it is None, build the env and return its own spec."""
         self._spec = like
         return self._build() if like is None else like
 
     def reset(self, **arguments: Any) -> Any:
-        """Build the env if necessary, and reset it; or close it."""
+        """Build the env if necessary, and reset it; or close it if the options say so."""
         if arguments.get("options") == CLOSE:
             closing = self.close()
             return self._await_close(closing) if inspect.isawaitable(closing) else self._end_close()
@@ -49,7 +49,7 @@ class OnDemandEnv:
         return self._env.step(action)
 
     def close(self) -> Any:
-        """Close the env, if it is built; return what is to be awaited. Its memory is free even if `close` raises."""
+        """Close the env if it is built, and return the result to await. Its memory is freed even if `close` raises."""
         env, self._env = self._env, None
         vars(self).pop("step", None)
         close = getattr(env, "close", None)
@@ -64,7 +64,7 @@ class OnDemandEnv:
         return import_module("stepmill.envs").blank_observation(self._spec), {}
 
     def _build(self) -> EnvSpec:
-        adapters: Any = import_module("stepmill.envs")  # by name, as it imports other libraries
+        adapters: Any = import_module("stepmill.envs")  # by name, because it imports other libraries
         env = self._make_env()
         spec: EnvSpec = adapters.describe(env, self._spec)
         self._env = adapters.adapt(env)
@@ -90,7 +90,7 @@ def adapt(env: OnDemandEnv) -> OnDemandEnv:
 
 
 def _free_memory() -> None:
-    """Return the memory of a closed env to the system, also what reference cycles hold."""
+    """Return the memory of a closed env to the system, including that of reference cycles."""
     gc.collect()
     with suppress(AttributeError):  # a libc without it returns memory by itself
         ctypes.CDLL(None).malloc_trim(0)

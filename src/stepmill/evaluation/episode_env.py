@@ -21,12 +21,12 @@ SUCCESS_NAMES = ("is_success", "success")
 
 @dataclass(frozen=True)
 class EpisodeOrder:
-    """Which env a reset is for, and where its video is written: None writes none.
+    """The env that a reset is for, and the path of its video; None writes no video.
 
     Attributes:
-        maker: index of the env function.
-        video: path of the file.
-        is_failure_wanted: write it only if the episode is not successful.
+        maker: the index of the env function.
+        video: the path of the file.
+        is_failure_wanted: whether the video is written only if the episode is not successful.
     """
 
     maker: int
@@ -58,7 +58,7 @@ class EpisodeEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(cast("gymnasium.Env[Any, Any]", makers[0]()))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the episode that the options order; the env gets the other options."""
+        """Begin the episode that the options name; the env gets the other options."""
         options = dict(options or {})
         order = options.pop(ORDER, self._order)
         if order.maker != self._order.maker:
@@ -99,7 +99,7 @@ class EpisodeEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return not success
 
     def _write(self, path: Path) -> None:
-        """Write the file. It has its name when it is whole."""
+        """Write the file. It gets its name when it is complete."""
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(f".{path.name}")
         with VideoFile(scratch, fps=self.env.metadata.get("render_fps", FPS)) as video:

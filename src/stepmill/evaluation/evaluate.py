@@ -1,4 +1,4 @@
-"""`evaluate`: a queue of episodes over the envs of a pool. No env waits for another one's episode."""
+"""`evaluate`: a queue of episodes over the envs of a pool. No env waits for the episode of another env."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from stepmill.evaluation.plan import EvaluateKeywords
 
-_MISUSE = f"{UsageError.__module__}.{UsageError.__qualname__}"  # as EnvError.error_type names it
+_MISUSE = f"{UsageError.__module__}.{UsageError.__qualname__}"  # the name of UsageError in EnvError.error_type
 _MAX_REFUSALS = 100  # a command that is refused more often, without a fault, would be refused without end
 
 
@@ -114,22 +114,22 @@ class Player:
         act: the policy.
         plan: all episodes.
         todo: the ids of those that are to be played.
-        settings: of the evaluation.
+        settings: the options of the evaluation.
     """
 
     def __init__(self, pool: Pool, act: Act, plan: Plan, todo: Sequence[int], settings: EvaluateOptions) -> None:
         self._pool, self._act, self._plan, self._todo, self._settings = pool, act, plan, deque(todo), settings
         self._spaces = pool.single_observation_space, pool.single_action_space
         self._attempts: Counter[int] = Counter()
-        self._waiting: list[int] = []  # envs whose episode begins with a reset that has not been sent yet
+        self._waiting: list[int] = []  # envs whose reset has not been sent yet
         self._num_refusals = 0  # how often a command was refused since the last fault
-        # By env: the episode that it plays, and what is known of it.
+        # By env: the episode that it plays, and the results so far.
         self._episode_of, self._length = np.full((2, pool.num_envs), NO_EPISODE, np.int64)
         self._is_first = np.zeros(pool.num_envs, np.bool_)
         self._return, self._began_s = np.zeros((2, pool.num_envs), np.float64)
 
     def episodes(self) -> Iterator[Episode]:
-        """Play all, and yield each when it has ended.
+        """Play all episodes, and yield each when it has ended.
 
         Raises:
             UsageError: the policy's actions are invalid.
@@ -145,7 +145,7 @@ class Player:
                 yield from self._take_faults(received.faults)
 
     def _begin(self, env_ids: Iterable[int]) -> None:
-        """Begin the next episodes, as many as there are, with these envs."""
+        """Begin the next episodes, as long as there are any, with these envs."""
         for env_id in env_ids:
             if not self._todo:
                 break
@@ -171,7 +171,7 @@ class Player:
             self._note_refusal(error)
 
     def _note_refusal(self, error: StepmillError) -> None:
-        """Go on after a command of which nothing was sent: `receive` returns the faults of the envs that are lost."""
+        """Count a refused command, of which nothing was sent. `receive` returns the faults of the lost envs."""
         self._num_refusals += 1
         if isinstance(error, UsageError) or self._num_refusals > _MAX_REFUSALS:
             raise error
@@ -192,7 +192,7 @@ class Player:
         is_going = ~(batch.terminated | batch.truncated)
         if not is_going.all():
             ended = np.flatnonzero(~is_going).tolist()
-            # They are not merged, which fails if those of two envs differ in shape.
+            # The infos are not merged, because merging fails if those of two envs differ in shape.
             infos = dict(rows_of(batch.info, ended))
             episodes = [episode for row in ended for episode in self._end(int(ids[row]), infos.get(row, {}))]
             self._begin(env_id for env_id in ids[ended].tolist() if env_id not in faults)
@@ -218,12 +218,12 @@ class Player:
             actions, ids = take_rows(self._spaces[1], actions, living), ids[living]
 
     def _end(self, env_id: int, info: Mapping[str, Any], fault: str = "", *, is_counted: bool = True) -> list[Episode]:
-        """Return the episode that an env has played; none if a fault has ended it, and it is played again."""
+        """Return the episode that an env has played, or none if a fault ended the episode and it is played again."""
         episode_id = int(self._episode_of[env_id])
         self._episode_of[env_id] = NO_EPISODE
         self._attempts[episode_id] -= not is_counted
         pair, attempts, cut = self._plan.pairs[episode_id], self._attempts[episode_id], info.get("fault")
-        if isinstance(cut, dict) and "not_replayable" in cut:  # of on_fault="replay", which has given up
+        if isinstance(cut, dict) and "not_replayable" in cut:  # on_fault="replay" has given up
             fault = cut["message"]
         if fault and (attempts <= self._settings.retries or not is_counted):
             self._todo.appendleft(episode_id)
@@ -237,19 +237,19 @@ class Player:
         return [Episode(pair.task, pair.seed, **found)]
 
     def _take_faults(self, faults: Mapping[int, EnvFault]) -> Iterator[Episode]:
-        """Bring envs back after faults, and let them play. Of a deadline that was missed only the env that was late is guilty."""
+        """Revive envs after faults, and let them play. A missed deadline counts only against the env that was late."""
         episodes: list[Episode] = []
         for env_id, fault in faults.items():
             if fault.error.is_final:
                 raise fault.error
-            if getattr(fault.error, "error_type", None) == _MISUSE:  # of find_success: each episode would fail
+            if getattr(fault.error, "error_type", None) == _MISUSE:  # of find_success, so each episode would fail
                 raise UsageError(fault.error.message) from fault.error
             if self._episode_of[env_id] != NO_EPISODE:
                 is_counted = getattr(fault.error, "env_id", None) in (None, env_id)
                 episodes += self._end(env_id, {}, fault.error.message, is_counted=is_counted)
         self._num_refusals = 0
         self._waiting = [env_id for env_id in self._waiting if env_id not in faults]
-        with suppress(StepmillError):  # of neighbours; a reset revives, too, but waits for the worker to start
+        with suppress(StepmillError):  # neighbours may fail; a reset also revives, but waits for the worker to start
             self._pool.revive(list(faults), wait=False)
         self._begin(faults)
         yield from episodes

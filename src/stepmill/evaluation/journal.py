@@ -21,11 +21,11 @@ class Journal:
     they are tried again. One process at a time can use a file.
 
     Args:
-        path: of the file, which is made if missing.
-        identity: what differs for evaluations whose episodes must not be mixed.
+        path: the path of the file, which is made if it is missing.
+        identity: values that differ between evaluations whose episodes must not be mixed.
 
     Raises:
-        UsageError: the file is of another evaluation, or is no such file, or another process uses it.
+        UsageError: the file belongs to another evaluation, is not such a file, or is used by another process.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, identity: Mapping[str, object]) -> None:
@@ -35,7 +35,7 @@ class Journal:
             return
         try:
             self._file = file = Path(path).open("ab+")  # noqa: SIM115 - close() closes it
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a process has it, not its forked workers
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the process has this lock, and its forked workers do not
             self._read(file, json.loads(dump_json(identity)))
         except (OSError, ValueError, TypeError, AttributeError) as exc:
             self.close()
@@ -46,7 +46,7 @@ class Journal:
         file.seek(0)
         text = file.read()
         header = f"{dump_json(identity)}\n".encode()
-        if header.startswith(text):  # a new file, or one that was killed in its first line
+        if header.startswith(text):  # the file is new, or the first line was cut off
             file.truncate(0)
             file.write(header)
             file.flush()
@@ -61,7 +61,10 @@ class Journal:
         file.truncate(end)
 
     def add(self, episode: Episode) -> None:
-        """Append an episode, and know it as it is read again. It survives the end of this program, but not of the machine."""
+        """Append an episode, and store it as a later read returns it.
+
+        The line survives the end of this program, but not a crash of the machine.
+        """
         if self._file is not None:
             line = dump_json(asdict(episode))
             self._file.write(f"{line}\n".encode())
@@ -70,6 +73,6 @@ class Journal:
         self.known[episode.task, episode.seed] = episode
 
     def close(self) -> None:
-        """Let other processes use the file."""
+        """Close the file, so that other processes can use it."""
         if self._file is not None:
             self._file.close()

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
-    """Options that say what `evaluate` counts, and what it writes. Each field is a keyword of `evaluate`.
+    """Options of what `evaluate` counts and what it writes. Each field is a keyword of `evaluate`.
 
     Attributes:
         success: the name of the info, or a function of the last step's info, that says whether an episode was successful.
@@ -53,7 +53,7 @@ class EvaluateOptions:
             played again. A policy is identified by its repr; torch modules and SB3 models also by their weights.
         videos: a folder for a video of each episode, `TASK-SEED.mp4`; it is made if it is missing. Workers render the frames.
         record: which videos are made: "all", "failures" (episodes that are not successful), or a number k for the first k episodes.
-        progress: show a bar on stderr, if it is a terminal.
+        progress: whether to show a bar on stderr, if it is a terminal.
     """
 
     success: Success = None
@@ -82,7 +82,7 @@ class EvaluateOptions:
 
     @property
     def num_rows(self) -> int | None:
-        """How many rows each call of the policy has; None is as many as there are."""
+        """How many rows each call of the policy has; None means as many as there are."""
         return _FIXED_ROWS if self.batch_size == "fixed" else self.batch_size
 
     def video_of(self, episode_id: int, name: str) -> str | None:
@@ -104,7 +104,7 @@ class Pair:
         task: the name of the task; None without tasks.
         seed, options: what each `reset` of the env gets.
         maker: which of the plan's env functions makes the env.
-        file_name: of files of the episode, without the ending.
+        file_name: the name of the episode's files, without the ending.
     """
 
     task: str | None
@@ -121,9 +121,9 @@ class Plan:
     Attributes:
         env: the name of the env, for texts.
         makers: the env functions.
-        pairs: by task and then by seed.
+        pairs: the episodes, by task and then by seed.
         has_orders: whether the envs are `EpisodeEnv`s, whose resets say which episode begins.
-        identity: what makes episodes of another evaluation other episodes, for journals.
+        identity: values that differ between evaluations whose episodes must not be mixed, for journals.
     """
 
     env: str
@@ -165,7 +165,7 @@ def make_plan(env: str | EnvFn | None, tasks: Tasks, seeds: Iterable[int], *, mu
 
 
 def describe(value: object) -> str:
-    """Return a text that other values do not have, as far as their repr says, and that is the same in another process."""
+    """Return a text that differs from that of values with other reprs, and is the same in another process."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
@@ -200,7 +200,7 @@ def _named(tasks: Mapping[str, Task] | Sequence[Task]) -> dict[str | None, Task]
 
 
 def _unique(names: Sequence[str], sign: str) -> list[str]:
-    """Return names with their place where others are the same."""
+    """Return the names. Equal names get their position as a suffix."""
     counts = Counter(names)
     return [name if counts[name] == 1 else f"{name}{sign}{place}" for place, name in enumerate(names)]
 

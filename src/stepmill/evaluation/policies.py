@@ -31,11 +31,12 @@ def make_act(policy: Any, pool: Pool, num_rows: int | None) -> Act:
 
     Args:
         policy: as for `evaluate`.
-        pool: with the spaces.
-        num_rows: how many rows each call of the policy has: the last row fills up the batch. None is as many as there are.
+        pool: the pool, whose spaces are read.
+        num_rows: how many rows each call of the policy has. The last row fills up the batch. None means as many as
+            there are.
 
     Raises:
-        UsageError: it is not a policy, or, when it is called, it does not return an action for each row.
+        UsageError: it is not a policy. The function raises it if the policy does not return an action for each row.
     """
     observations, actions = pool.single_observation_space, pool.single_action_space
     adapted = adapt_policy(policy, actions, pool.num_envs)
@@ -96,7 +97,7 @@ def adapt_policy(policy: Any, actions: gymnasium.Space[Any], num_envs: int) -> A
 
 
 def policy_identity(policy: Any) -> str:
-    """Return what is known of a policy without calling it: its repr, and of torch modules and SB3 models a checksum of weights."""
+    """Return a text that identifies a policy: its repr, and a checksum of the weights of a torch module or SB3 model."""
     module = getattr(policy, "policy", policy)
     name, checksum = describe(policy), 0
     for tensor in module.parameters() if _is_module(module) else ():
@@ -113,7 +114,7 @@ def _takes_episodes(policy: Callable[..., Any]) -> bool:
     """Return whether a function is policy(obs, episode_ids, is_first), and not policy(obs)."""
     try:
         signature = inspect.signature(policy)
-    except (TypeError, ValueError):  # a function in C may have none
+    except (TypeError, ValueError):  # a function in C may have no signature
         return False
     for count in (3, 1) if "is_first" in signature.parameters else (1, 3):
         with suppress(TypeError):
@@ -156,7 +157,7 @@ def _torch_policy(module: torch.nn.Module, actions: gymnasium.Space[Any]) -> Act
 
 def _sb3_policy(model: Any, num_envs: int) -> Act:
     """Call `predict` of a model, deterministically, and keep the state of recurrent models for each env."""
-    states: list[NDArray[Any]] = []  # [layers, num_envs, ...] each, as sb3-contrib has them
+    states: list[NDArray[Any]] = []  # [layers, num_envs, ...] each, as in sb3-contrib
 
     def act(obs: Any, _: Ids, is_first: NDArray[np.bool_], env_ids: Ids) -> Any:
         before = tuple(part[:, env_ids] for part in states) or None

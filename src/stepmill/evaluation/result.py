@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
 Interval = tuple[float, float]
-_Z = 1.959963984540054  # of the normal distribution, for 95 %
+_Z = 1.959963984540054  # the quantile of the normal distribution for 95 %
 _NUM_RESAMPLES = 2000
-# Of the fields of a Summary, in a table.
+# The formats of the fields of a Summary in a table.
 _FORMS = ("{}", "{}", "{:.4g}", "{:.4g} to {:.4g}", "{:.1f}", "{:.1%}", "{:.1%} to {:.1%}")
 _CHUNK = 1 << 22  # drawn indices that are in memory at once
 
@@ -58,7 +58,7 @@ class Summary:
     Attributes:
         num_episodes: the number of episodes that were played to their end.
         num_failed: the number of episodes that could not be played.
-        mean_return, mean_length: None without episodes.
+        mean_return, mean_length: the means over these episodes; None without episodes.
         return_interval: the interval of the mean return, by the percentile bootstrap with 2,000 resamples and a fixed seed.
         success_rate: the share of successful episodes; None if the env does not say for all of them.
         success_interval: the interval of the success rate, as by Wilson (1927).
@@ -99,7 +99,10 @@ class Evaluation:
         return {task: summarise([*episodes]) for task, episodes in groups if task is not None}
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a row per episode, with a column for each info, which is "info_NAME" if a field has the name. This needs pandas."""
+        """Return a DataFrame with a row per episode and a column per info.
+
+        The column of an info is "info_NAME" if a field has its name. This needs pandas.
+        """
         import pandas as pd
 
         rows = [asdict(episode) for episode in self.episodes]
@@ -153,7 +156,7 @@ def summarise(episodes: Sequence[Episode]) -> Summary:
 
 
 def bootstrap_interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> Interval:
-    """Return the interval of the mean of values [n], n > 0, that holds 95 % of the means of resamples."""
+    """Return the interval that contains 95 % of the means of resamples of values [n], n > 0."""
     random, num = np.random.default_rng(0), len(values)
     rows = min(max(1, _CHUNK // num), _NUM_RESAMPLES)
     means = [values[random.integers(num, size=(rows, num))].mean(axis=1) for _ in range(0, _NUM_RESAMPLES, rows)]
@@ -162,7 +165,7 @@ def bootstrap_interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> Interva
 
 
 def wilson_interval(num_successes: int, num_trials: int) -> Interval:
-    """Return Wilson's interval of a share, which stays within 0 and 1 also where all trials end alike."""
+    """Return Wilson's interval of a share, which stays within 0 and 1 even if all trials have the same result."""
     share, z2 = num_successes / num_trials, _Z**2
     middle = share + z2 / (2 * num_trials)
     width = _Z * (share * (1 - share) / num_trials + z2 / (4 * num_trials**2)) ** 0.5
@@ -171,5 +174,5 @@ def wilson_interval(num_successes: int, num_trials: int) -> Interval:
 
 
 def dump_json(value: object) -> str:
-    """Return JSON on one line; arrays become lists, and what JSON does not know becomes its text."""
+    """Return JSON on one line. Arrays become lists, and values that JSON does not know become their texts."""
     return json.dumps(value, default=lambda other: other.tolist() if hasattr(other, "tolist") else str(other))
