@@ -17,12 +17,15 @@ monitor         draws where a pool's time goes: `stepmill top`, `stepmill run`, 
 trace           records what the threads of a pool do: `stepmill.trace`
 trace_command   `stepmill trace`
 doctor          `stepmill doctor`: findings about an env
-doctor_probe    checks of envs, in a child process for doctor, or in the caller's for `stepmill.testing.check_env`; process_usage: what they ask the system
+doctor_probe    checks of envs, in a child process for doctor, or in the caller's for `stepmill.testing.check_env`
+process_usage   data of processes from the system, for these checks and for tune
 compared_runs   the checks of runs that must be equal
 tune            `stepmill.tune`: the search for how to run an env
 tune_choice     which configurations are compared, and which is chosen
 tune_measure    measures one env alone, and pools by turns
-tune_result     the result; tune_code: the program that it prints; tune_command: `stepmill tune`
+tune_result     the result
+tune_code       the program that the result prints
+tune_command    `stepmill tune`
 compare         `stepmill bench`: measures engines in turn
 video           grids of frames, and videos (ffmpeg)
 """

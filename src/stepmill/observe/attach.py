@@ -1,9 +1,10 @@
 """Finds the pools of running programs, and reads their counters. Nothing is written to them, and nothing waits for them.
 
 A slab is a memfd without a name in a file system. The programs that have it open show it in /proc/PID/fd, where another
-process of the same user may open it for reading. The description at its begin says where the counters are.
+process of the same user may open it for reading. The description at its beginning says where the counters are.
 
-Root also sees the memfds of other users, who can write anything into them: all that is read is checked, and nothing is mapped.
+Root also sees the memfds of other users, who can write anything into them. All that is read is therefore checked, and
+nothing is mapped.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class PoolFile:
     """The slab of a pool, in the program that made it.
 
     Attributes:
-        path: in /proc.
-        inode: of the slab, which differs from those of all other slabs.
-        layout_version: of the slab.
-        description: None if the layout has another version than this stepmill.
+        path: the path in /proc.
+        inode: the inode of the slab, which differs from those of all other slabs.
+        layout_version: the version of the slab's layout.
+        description: the description in the slab; None if this stepmill has another version of the layout.
     """
 
     pid: int
@@ -55,10 +56,10 @@ class PoolFile:
 
 
 class _SlabFile(io.FileIO):
-    """A slab that is read. If it were mapped, the program that made it could end this one by making it shorter (SIGBUS)."""
+    """A slab that is read. If it were mapped, the program that made it could end this one (SIGBUS) by shortening it."""
 
     def __init__(self, path: Path) -> None:
-        # Not blocking: in a mount namespace of its own, a program can give a FIFO this name.
+        # Not blocking, because a program in a separate mount namespace can give a FIFO this name.
         super().__init__(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
     def __getitem__(self, part: slice) -> bytes:
@@ -100,7 +101,7 @@ def _pools_of(pid: int, files: list[Path]) -> list[PoolFile]:
     """Return the pools that a program made. Its workers and its launcher have the slab open, too; they are left out."""
     found: dict[int, PoolFile] = {}
     for path in files:
-        with contextlib.suppress(OSError, ValueError, OverflowError):  # closed meanwhile, or not a whole slab
+        with contextlib.suppress(OSError, ValueError, OverflowError):  # the slab was closed meanwhile, or is incomplete
             if not str(path.readlink()).startswith(SLAB_LINK):
                 continue
             pool = _read_pool(pid, path)
@@ -154,7 +155,7 @@ class AttachedPool(CloseAtEnd):
             return False
 
     def stats(self) -> PoolStats:
-        """Return the statistics of now. `leased_slots` and `replay_log_bytes` are not known outside of the program.
+        """Return the current statistics. `leased_slots` and `replay_log_bytes` are not known outside of the program.
 
         Raises:
             UsageError: the memory is not that of a pool.
@@ -173,7 +174,7 @@ def only_pool(pid: int) -> PoolFile:
     """Return the pool of a program; the oldest if there are several.
 
     Raises:
-        UsageError: the program has none, does not exist, or belongs to another user.
+        UsageError: the program has no pool, does not exist, or belongs to another user.
     """
     pools = find_pools(pid)
     if not pools:

@@ -33,12 +33,12 @@ class EnvChoice:
     """An env that was found.
 
     Attributes:
-        env_id: its full id.
-        make: builds it.
-        is_atari: whether it gets the Atari preprocessing.
-        is_ale: whether it is an env of ale_py.
+        env_id: the full id of the env.
+        make: the function that builds the env.
+        is_atari: whether the env gets the Atari preprocessing.
+        is_ale: whether the env is one of ale_py.
         env_kwargs: arguments of the env's constructor that the user gave.
-        known_step_s: how many seconds a step takes at most; None if that is not known before it runs.
+        known_step_s: how many seconds a step takes at most; None if that is not known before the env runs.
         is_function: whether the id names a class or function of a module, which is not registered.
     """
 
@@ -57,7 +57,7 @@ def find_env(env_id: str, *, atari: bool | None = None, env_kwargs: Mapping[str,
     Args:
         env_id: `Id`, `namespace/Id`, `module:Id` or `module:Class`; the module is imported first, so that it can register the id.
         atari: whether the env gets the standard Atari preprocessing; None means that ids of ale_py do.
-        env_kwargs: arguments of the env's constructor; of a registered id also `max_episode_steps`.
+        env_kwargs: arguments of the env's constructor, and for a registered id also `max_episode_steps`.
 
     Raises:
         UsageError: there is no such id (the message names the nearest), its module cannot be imported, or it is not an
@@ -94,7 +94,7 @@ def find_env(env_id: str, *, atari: bool | None = None, env_kwargs: Mapping[str,
 
 
 def make_plain(spec: GymnasiumSpec) -> gymnasium.Env[object, object]:
-    """Build the env as Gymnasium does, in a worker, without the passive checker: stepmill checks every result itself."""
+    """Build the env as Gymnasium does, in a worker, but without the passive checker: stepmill checks every result."""
     import gymnasium
 
     if str(spec.entry_point).startswith(f"{ATARI_MODULE}."):

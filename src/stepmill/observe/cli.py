@@ -55,12 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, *_: object, **_named: object) -> None:
-    """Write a warning as one line. Where the code of the command line caused it is of no interest to users."""
+    """Write a warning as one line. stepmill's own are RuntimeWarnings, and are written without a file name."""
     complain(f"{message}" if category is RuntimeWarning else f"{category.__name__}: {message} ({filename})")
 
 
 def _report_log() -> None:
-    """Write what the pool logs as lines like the others; the user has no configuration of logging here."""
+    """Write the pool's log as lines on stderr, because the user has not configured logging here."""
     logger = logging.getLogger("stepmill")
     if not logger.handlers:
         logger.addHandler(_LinesOnStderr(logging.WARNING))

@@ -1,4 +1,4 @@
-"""`stepmill bench`: compares the speed of vector envs on one env. They take turns in short rounds, so that a disturbance affects all alike."""
+"""`stepmill bench`: compares the speed of vector envs on one env, which take turns in short rounds."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 NUM_COMPARED = 150
-NUM_RUNS = 5  # of which one is beside another
+NUM_RUNS = 5  # one of them is beside another env
 
 NON_DETERMINISTIC = (
     "non-deterministic",
@@ -54,6 +54,7 @@ def compare_runs(
     """Compare runs with the same seed and the same actions.
 
     Args:
+        num_steps: the number of steps in each run.
         ignore_info: the keys of infos that may differ; None compares no infos.
         budget_s: about how long the comparison may take; if the env is slow, fewer steps are compared.
     """
@@ -96,7 +97,7 @@ def until(items: Iterable[Item], limit_s: float) -> Iterator[Item]:
 
 
 def emit_few_steps(emit: Emit, num_played: int, num_steps: int) -> None:
-    """If the env was too slow for all the steps that should be compared, report it."""
+    """Report it if the env was too slow for all the steps that should be compared."""
     if num_played < num_steps:
         steps = f"{num_played} of {num_steps} steps"
         emit("few-steps", "note", "the env is slow", steps, "compare more with stepmill.testing.check_env")

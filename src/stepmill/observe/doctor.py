@@ -1,4 +1,4 @@
-"""`stepmill doctor`: looks for what makes an env slow, wrong or fragile in a pool.
+"""`stepmill doctor`: looks for problems that make an env slow, wrong or fragile in a pool.
 
     diagnose(env_fn) ──► one child process per group of checks (doctor_probe.py) ──► Finding, Finding, ... ──► text or JSON
 
@@ -26,8 +26,8 @@ from stepmill.spec.errors import UsageError
 
 GROUPS = ("steps", "seeds", "backends", "forks")
 NUM_STEPS = 10_000
-LIMIT_S = 120.0  # of one group, after which the env hangs
-STEPS_BUDGET_S = 30.0  # the long run of steps ends earlier if the env is slow
+LIMIT_S = 120.0  # after which the env of a group counts as hung
+STEPS_BUDGET_S = 30.0  # after which the long run of steps ends if the env is slow
 
 
 class Severity(Enum):
@@ -40,12 +40,12 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with an env.
+    """One problem of an env.
 
     Attributes:
         check: the name of the check, for programs.
-        what: what is wrong.
-        where: in which call, at which step, of which backend.
+        what: a description of the problem.
+        where: the call, the step or the backend with the problem.
         cure: what to do.
     """
 
@@ -100,7 +100,7 @@ def diagnose(
     """Check an env, in child processes, and return what was found.
 
     Args:
-        env_fn: builds the env; called several times in each child.
+        env_fn: a function that builds the env. It is called several times in each child.
         name: the name of the env, for the report.
         num_steps: the number of steps of the search for leaks.
         limit_s: seconds after which a group of checks is ended, because the env hangs.
@@ -115,7 +115,7 @@ def diagnose(
     diagnosis = Diagnosis(name)
     try:
         pickled = cloudpickle.dumps(env_fn)
-    except Exception as error:  # whatever the user's objects raise
+    except Exception as error:  # the user's objects may raise anything
         diagnosis.findings.append(_unpicklable(error))
         return diagnosis
     for group in groups:
@@ -142,7 +142,7 @@ def _unpicklable(error: Exception) -> Finding:
 
 
 def _run_group(group: str, pickled: bytes, num_steps: int, limit_s: float) -> Iterator[Finding]:
-    """Run one group in a child process, and yield its findings, also if it crashes or hangs."""
+    """Run one group in a child process, and yield its findings, even if it crashes or hangs."""
     began_s = time.monotonic()
     settings = {"group": group, "num_steps": num_steps, "budget_s": min(STEPS_BUDGET_S, limit_s / 2), "path": sys.path}
     with _child() as (child, lines):
@@ -175,7 +175,7 @@ def _run_group(group: str, pickled: bytes, num_steps: int, limit_s: float) -> It
 
 @contextmanager
 def _child() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Start a probe, and end it and its children at the end. Yields the process, and where it writes its findings."""
+    """Start a probe, and yield its process and the descriptor of its findings. At the end, end it and its children."""
     reader, writer = os.pipe()
     try:
         command = [sys.executable, "-m", "stepmill.observe.doctor_probe", str(writer)]
@@ -192,7 +192,7 @@ def _child() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         yield child, reader
     finally:
         os.close(reader)
-        # Its group, since the env may have started processes.
+        # The whole process group, because the env may have started processes.
         try:
             os.killpg(child.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -203,10 +203,10 @@ def _child() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
 
 
 def _read_findings(reader: int, until_s: float) -> Generator[Finding, None, bool]:
-    """Yield findings until the probe closes its end. Return whether it came to the end of its checks.
+    """Yield findings until the probe closes its end. Return whether it finished its checks.
 
     Raises:
-        TimeoutError: it has not in time.
+        TimeoutError: the probe has not closed its end in time.
     """
     text, is_whole = b"", False
     while True:

@@ -1,6 +1,8 @@
-"""The checks of envs. `stepmill doctor` makes all in child processes, `stepmill.testing.check_env` the first two in the caller's.
+"""The checks of envs. `stepmill doctor` runs all of them in child processes. `stepmill.testing.check_env` runs the first
+two in the caller's process.
 
-The child of doctor, `python -m stepmill.observe.doctor_probe FD`, reads two pickles from stdin, the settings and the env function, and writes one JSON object per finding to the descriptor FD.
+The child of doctor, `python -m stepmill.observe.doctor_probe FD`, reads two pickles from stdin, the settings and the
+env function, and writes one JSON object per finding to the descriptor FD.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ NUM_LONG_STEPS = 3
 LEAK_BYTES = 2 << 20
 LEAK_BYTES_PER_STEP = 200
 LEAKED_FDS = 8
-ROUNDING = 1e-6  # of bounds, relative and absolute
+ROUNDING = 1e-6  # the tolerance of bounds, relative and absolute
 FORK_LIMIT_S = 20.0
 
 
@@ -84,7 +86,7 @@ class _LongRun:
         self._emitted: set[str] = set()
         self._step_s: list[float] = []
         self._reset_s: list[float] = []
-        self._num_long = self._num_silent = 0  # steps of at least LONG_STEP_S; those in which no other thread ran
+        self._num_long = self._num_silent = 0  # steps of LONG_STEP_S or more; those in which no other thread ran
         self._last: tuple[Any, Any] | None = None  # the last observation, and a copy of it
         self._ticks = 0  # increased by a second thread every millisecond, when it gets the GIL
         self._is_ticking = True
@@ -209,7 +211,7 @@ class _LongRun:
     def _check_info(self, info: dict[Any, Any], where: str) -> None:
         try:
             size = len(cloudpickle.dumps(info))
-        except Exception as error:  # whatever the user's objects raise
+        except Exception as error:  # the user's objects may raise anything
             what = f"info cannot be pickled: {type(error).__name__}: {error}"
             self._emit("unpicklable-info", "error", what, where, "put plain data into info")
             return
@@ -283,7 +285,7 @@ def check_backends(env_fn: EnvFn, emit: Emit, _num_steps: int, budget_s: float) 
     for backend in ("serial", "thread", "process"):
         try:
             runs[backend] = _play_in_pool(env_fn, backend, steps)
-            steps = range(len(runs[backend]) - 1)  # the other backends make as many
+            steps = range(len(runs[backend]) - 1)  # the other backends run as many
             if backend == "serial":
                 emit_few_steps(emit, len(steps), NUM_STEPS_OF_POOLS)
         except BadOutput as error:
@@ -370,7 +372,7 @@ def _space_problem(space: Any, observation: Any) -> str:
 
 
 def _is_rounded(space: Any, observation: Any) -> bool:
-    """Whether an array of floats would be in the space but for a rounding error."""
+    """Whether an array of floats would be in the space without a rounding error."""
     if not hasattr(space, "low") or not isinstance(observation, np.ndarray) or observation.dtype.kind != "f":
         return False
     if observation.shape != space.shape:
@@ -400,13 +402,13 @@ def main() -> None:
         CHECKS[settings["group"]](env_fn, emit, settings["num_steps"], settings["budget_s"])
     except _Unusable:
         pass
-    except Exception as error:  # whatever the env raises
+    except Exception as error:  # the env may raise anything
         cure = "correct the env; a pool reports it as EnvError"
         emit("raises", "error", f"{type(error).__name__}: {error}", f"group {settings['group']!r}", cure)
-    output.write("{}\n")  # the end: an env that ends this process, with any status, does not come here
+    output.write("{}\n")  # the end, which is not written if the env ends this process
     output.close()
     STARTERS.close()
-    os._exit(0)  # threads and children of the env must not keep the process
+    os._exit(0)  # threads and children of the env must not keep this process alive
 
 
 if __name__ == "__main__":

@@ -44,10 +44,10 @@ BAR_WIDTH = 30
 MIN_BAR_WIDTH = 8
 COLUMNS_BESIDE_BAR = 64
 MAX_COMMAND = 60
-LINES_BESIDE_WORKERS = 9  # borders, head, learner, headings of workers, faults, notes, and the cursor's
+LINES_BESIDE_WORKERS = 9  # of borders, head, learner, headings of workers, faults, notes and the cursor
 LINES_OF_STRAGGLERS = 2 + MAX_STRAGGLERS
 MIN_WORKER_LINES = 2
-MAX_WIDTH = 120  # of the picture of a run
+MAX_WIDTH = 120  # columns of the picture of a run
 RUN_INTERVAL_S = 0.5  # a picture of 16 workers takes 10 ms
 RUN_WINDOW_S = 2.0  # a run's rates are means over these seconds
 CTRL_C_ECHO = (
@@ -64,10 +64,10 @@ class View:
     """What is shown.
 
     Attributes:
-        total: since the start of the pool.
-        recent: since the last look, or in the last `window_s` of the watch.
-        busy_for_s: by worker, for how long it has been in the same step or reset; 0 if it is in none.
-        states: by worker, what the operating system says of its process, if that is worth showing.
+        total: the statistics since the start of the pool.
+        recent: the statistics since the last look, or in the last `window_s` of the watch.
+        busy_for_s: by worker, the seconds that it has been in the same step or reset; 0 if it is in none.
+        states: by worker, the unusual state of its process, such as dead or stopped; otherwise empty.
     """
 
     title: str
@@ -115,7 +115,7 @@ def _state_of(worker: WorkerStats) -> str:
 
 @dataclass(frozen=True)
 class Frame:
-    """What stands around the numbers of a pool: lines above them, and how to end."""
+    """The text around the numbers of a pool: lines above them, and how to end the display."""
 
     lead: Sequence[Text] = ()
     end: str = "Ctrl-C leaves"
@@ -124,7 +124,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Bar:
-    """Bars whose parts are shares of a sum, in blocks, or in first letters where there are only ASCII characters."""
+    """Bars whose parts are shares of a sum. They consist of blocks, or of first letters if only ASCII is available."""
 
     width: int
     is_ascii: bool
@@ -199,7 +199,7 @@ def _workers_table(view: View, max_rows: int, bar: Bar) -> Table:
 
 
 def _chosen_workers(view: View, max_rows: int) -> list[int]:
-    """Return the workers that are shown, by number: those with a remark first, if there is no room for all."""
+    """Return the numbers of the workers that are shown. Those with a remark come first if there is no room for all."""
     workers = range(len(view.total.workers))
     if len(workers) <= max_rows:
         return list(workers)
@@ -215,7 +215,7 @@ def _remark(view: View, worker: int) -> Text:
 
 
 def _stragglers(view: View) -> Table | None:
-    """Return the envs with the longest steps since the last look; all their steps count if there are none since."""
+    """Return the envs with the longest mean step since the last look, or since the start if there were no steps."""
     step = view.recent.step if view.recent.step.num_calls else view.total.step
     counts = step.counts.sum(axis=-1)
     if not counts.any():
@@ -275,7 +275,7 @@ class _NotebookLive:
         self._handle: Any = None
 
     def start(self) -> None:
-        """Do nothing: the output begins with the first picture."""
+        """Do nothing, because the output begins with the first picture."""
 
     def update(self, renderable: Panel, *, refresh: bool) -> None:
         from IPython.display import display  # type: ignore[import-not-found]  # a notebook has it
@@ -286,7 +286,7 @@ class _NotebookLive:
             self._handle.update(renderable)
 
     def stop(self) -> None:
-        """Do nothing: the last picture stays."""
+        """Do nothing, because the last picture stays."""
 
 
 class Monitor(CloseAtEnd):
@@ -359,7 +359,7 @@ class RunView:
         self._watch: Watch | None = None
 
     def starting(self, what: str) -> None:
-        # Not by Live, which replaces stderr: a pool whose start takes long rewrites this line.
+        # Not with Live, which replaces stderr: a pool that takes long to start rewrites this line.
         self._console.print(Text(f"starting {what} ...", style="dim", no_wrap=True, overflow="ellipsis"), end="\r")
 
     def began(self, setup: Setup, read: Callable[[], PoolStats]) -> None:

@@ -11,7 +11,7 @@ import click
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 COUNT = click.IntRange(min=1)
-DEFAULT_SECONDS = 10.0  # of a run that no option ends
+DEFAULT_SECONDS = 10.0  # the duration of a run that no option ends
 RANDOM = "random"  # the policy of a run without one
 
 

@@ -37,7 +37,7 @@ def cpu_seconds(folder: Path) -> float:
     """Return how long a process or a thread has used a core.
 
     Raises:
-        OSError: it has ended.
+        OSError: the process or the thread has ended.
     """
     return sum(map(int, read_stat(folder)[11:13])) / os.sysconf("SC_CLK_TCK")
 

@@ -11,14 +11,15 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeE
 
 __all__ = ["BarColumn", "TextColumn", "TimeElapsedColumn", "TimeRemainingColumn", "make_progress", "show_progress"]
 
-DELAY_S = 1.0  # what ends sooner shows no bar
+DELAY_S = 1.0  # a block that ends sooner shows no bar
 
 
 def make_progress(*columns: ProgressColumn, is_quiet: bool, has_thread: bool = True) -> Progress:
     """Return a bar that is not started. It draws nothing if `is_quiet` or if stderr is no terminal.
 
     Args:
-        has_thread: a thread draws it ten times a second; without it, it is drawn when it is updated with refresh=True.
+        has_thread: whether a thread draws the bar ten times a second. Otherwise it is drawn when it is updated with
+            refresh=True.
     """
     console = Console(stderr=True)
     is_hidden = is_quiet or not console.is_terminal or console.is_dumb_terminal

@@ -66,7 +66,7 @@ class Report:
     steps: int = 0
     failure: Failure | None = None
     divergence: Divergence | None = None
-    differences: list[str] = field(default_factory=list)  # between the versions of libraries
+    differences: list[str] = field(default_factory=list)  # in the versions of libraries
 
 
 class RecordingEnvFn:
@@ -116,7 +116,7 @@ def code_to_run(capsule: Capsule, *, has_env: bool) -> CodeToRun | None:
     """Return the code that replaying this capsule runs, or None. With `has_env` the capsule's constructor is not used."""
     parts = [capsule.seed, capsule.options, capsule.command_seed, capsule.command_options, capsule.attributes]
     parts = parts if has_env else [capsule.constructor, *parts]
-    if calls_in(capsule.opaque_actions):  # their texts may look like names of modules
+    if calls_in(capsule.opaque_actions):  # texts in them may look like names of modules
         parts.append(capsule.opaque_actions)
     failed_call = _payload_of(capsule)
     if failed_call is not None and capsule.command == "call":
@@ -158,8 +158,8 @@ def replay(capsule: Capsule, env_fn: EnvFn, *, in_process: bool) -> Report:
 
     Args:
         capsule: a trusted capsule.
-        env_fn: makes the env.
-        in_process: replay in this process even if the env crashed its process or hung.
+        env_fn: the function that makes the env.
+        in_process: whether to replay in this process even if the env crashed its process or hung.
     Raises:
         UsageError: the action space of the env is not the one in the capsule.
     """

@@ -93,7 +93,7 @@ class Run:
                 yield self._compose(now, since=before)
 
     def finish(self) -> Snapshot:
-        """Return the totals since the start of the run, also if it was interrupted."""
+        """Return the totals since the start of the run, even if it was interrupted."""
         now = self._read_counters(perf_counter())
         return self._compose(now, since=self._first)
 
@@ -104,7 +104,7 @@ class Run:
         return tuple(silent), float(silence_s.max()) if silent else 0.0
 
     def _advance(self) -> Iterator[float]:
-        """Yield the time in seconds after each batch, and after each `RECV_SLICE_S` without one, so that the view goes on."""
+        """Yield the time in seconds after each batch, and after each `RECV_SLICE_S` without one, to update the view."""
         is_in_step = self._plan.batch_size == self._plan.num_envs
         self._pool.reset_async(seed=self._plan.seed)
         self._sent_s[:] = perf_counter()
@@ -135,7 +135,7 @@ class Run:
         try:
             actions = self._policy(batch.obs, self._action_space)
         except StepmillError:
-            raise  # of a recorder, which names its own cause
+            raise  # a recorder raised it, and it names its own cause
         except Exception as error:
             raise PolicyError(f"the policy raised {type(error).__name__}: {error}") from error
         acted_s = perf_counter()

@@ -63,8 +63,9 @@ class Episodes:
 class Snapshot:
     """The state of a run at one moment.
 
-    `recent_steps_per_s` and the workers' shares cover the time since the snapshot before; in the last they cover the whole run.
-    `faults` counts those of envs by kind; a worker that dies is a fault of each of its envs.
+    `recent_steps_per_s` and the workers' shares cover the time since the previous snapshot. In the last snapshot they
+    cover the whole run.
+    `faults` counts the faults of envs by kind; a worker that dies is a fault of each of its envs.
     `policy_share` and `pool_share` are the shares of wall time that this process spent in the policy and in the pool.
     `silent` lists the envs that have not answered for much longer than any answer took, and `silence_s` is the longest of these
     silences in seconds.

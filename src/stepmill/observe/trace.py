@@ -30,7 +30,7 @@ from stepmill.spec.stats import FAULT_KINDS, PoolStats
 
 TAKE_S = 0.02
 MAX_EVENTS = 500_000  # 12 MB while they are recorded
-LEARNER = 0  # number of its track; worker w has 1 + w
+LEARNER = 0  # the number of its track; worker w has 1 + w
 
 
 class TraceKind(IntEnum):
@@ -50,7 +50,7 @@ class Events:
     """The recorded events.
 
     Attributes:
-        began_ns, ended_ns: the begin and the end of the recording, on the clock of time.monotonic_ns().
+        began_ns, ended_ns: the beginning and the end of the recording, on the clock of time.monotonic_ns().
         threads: by track, structured arrays with begin_ns, end_ns, server and kind, in the order of their ends.
         moments: (time in ns, track, text) of faults, deaths and restarts; exact within 20 ms.
         num_lost: the number of events that were overwritten before they could be read.

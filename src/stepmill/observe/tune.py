@@ -49,12 +49,12 @@ LEARNER_S = 3e-4  # a small policy; without any, tiny envs would seem to gain fr
 PROBE_S = 1.5
 PROBE_SHARE = 0.15  # of the budget
 TURN_S = 0.12
-BUSY_TURN_S = 0.4  # where the scheduler gives the cores to other programs, too
+BUSY_TURN_S = 0.4  # if other programs also use the cores
 ROUNDS_PER_RUNG = 5
 MAX_FINAL_ROUNDS = 30
-RACE_SHARE = 0.5  # of the time that is left, which one race may take
+RACE_SHARE = 0.5  # of the time that is left, for one race
 MAX_RACES = 5
-STEPS_PER_TURN = 4  # of all envs, at least
+STEPS_PER_TURN = 4  # at least, of all envs
 
 
 class Phase(Enum):
@@ -65,7 +65,7 @@ class Phase(Enum):
     REFINE = "neighbours of the best"
 
 
-OnProgress = Callable[[Phase, float], None]  # with the seconds since the start
+OnProgress = Callable[[Phase, float], None]  # called with the seconds since the start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +73,11 @@ class TuneRequest:
     """What is to be tuned.
 
     Attributes:
-        name: of the env, for the report.
-        subject: how to build the env, and how it is measured.
+        name: the name of the env, for the report.
+        subject: how the env is built and measured.
         source: how a program makes the env.
-        baseline: what backend="auto" runs.
-        budget_s: seconds for everything.
+        baseline: the configuration that backend="auto" runs.
+        budget_s: the seconds for the whole search.
         is_async: see `tune`.
     """
 
@@ -178,7 +178,7 @@ def why_unpicklable(make: EnvFn) -> str | None:
     """Return why worker processes cannot get the function, or None if they can."""
     try:
         cloudpickle.dumps(make)
-    except Exception as error:  # whatever the user's objects raise
+    except Exception as error:  # the user's objects may raise anything
         return f"{type(error).__name__}: {error}"
     return None
 
@@ -211,7 +211,7 @@ class Tuner:
         )
         self._arena = self.make_arena(subject)
         self._profile: EnvProfile | None = None
-        self._eligible: list[Configuration] = []  # what may be chosen; the baseline may be measured without being it
+        self._eligible: list[Configuration] = []  # the baseline may be measured without being in it
         self._choice: Configuration | None = None
 
     def __enter__(self) -> Self:
@@ -254,7 +254,7 @@ class Tuner:
     # ---- turns ---------------------------------------------------------------------------------------------------
 
     def _race(self, phase: Phase, alive: list[Configuration]) -> Configuration:
-        """Measure configurations by turns, keep the better half, again, and return the best. The baseline is measured to the end."""
+        """Measure configurations by turns, keep the better half, repeat, and return the best. The baseline stays in."""
         self._eligible += [each for each in alive if each not in self._eligible]
         now_s = self.clock()
         until_s = now_s + RACE_SHARE * (self._until_s - now_s)
@@ -283,7 +283,7 @@ class Tuner:
         return self._choice
 
     def _play(self, phase: Phase, alive: list[Configuration], num_rounds: int, turn_s: float, until_s: float) -> bool:
-        """Measure rounds of turns. Return False if the time was over before their end."""
+        """Measure rounds of turns. Return False if the time ended before the rounds."""
         listed = list(
             dict.fromkeys([*alive, *([self.request.baseline] if self._is_possible(self.request.baseline) else [])])
         )
@@ -313,7 +313,7 @@ class Tuner:
         return left
 
     def _turn_s(self, alive: list[Configuration], available_s: float) -> float:
-        """Return how long a turn takes: what is wanted, if there is time for it."""
+        """Return how long a turn takes, which is the wanted time if there is enough left."""
         affordable_s = available_s / (2 * ROUNDS_PER_RUNG * (len(alive) + 1))
         return max(min(TURN_S, self._in_turn_s), min(self._wanted_turn_s(), affordable_s))
 
@@ -328,7 +328,7 @@ class Tuner:
 
     @property
     def _in_turn_s(self) -> float:
-        """How long a step of all envs takes, one after the other."""
+        """How long a step of all envs takes if they step one after the other."""
         return self.request.subject.num_envs * self._known.row_s
 
     def _report(self, phase: Phase) -> None:

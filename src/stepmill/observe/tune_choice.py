@@ -15,13 +15,13 @@ from stepmill.spec.options import BackendName
 from stepmill.spec.stats_text import duration_text
 
 TIE = 0.05  # rates that differ by less are equal, and the simpler configuration is chosen
-WORTH_BATCHES = 0.15  # batches of some envs are chosen if they are faster by this: a program has to be written for them
-WORTH_SETTING = 0.1  # so must be another spin_us or copy: what gains less is noise of a busy machine
+WORTH_BATCHES = 0.15  # batches of some envs, for which a program must be written, are chosen if faster by this
+WORTH_SETTING = 0.1  # the same for another spin_us or copy, because a busy machine has noise below this
 DROP = 0.1  # configurations that are this much worse than the better half are dropped
 MIN_ROUNDS = 6
 ERROR_OF_MEDIAN = 1.25  # the standard error of a median divided by that of a mean
 WAITING_SHARE = 0.9  # envs that use a core for less of their time may need more workers than cores
-SLOW_RESET_SHARE = 0.05  # of the time of an env, from which on resets in advance are tried
+SLOW_RESET_SHARE = 0.05  # of an env's time; from this share on, resets in advance are tried
 MAX_WORKERS = 256
 
 
@@ -32,9 +32,9 @@ class EnvProfile:
     Attributes:
         step_s, step_p50_s, step_p99_s: the mean and the percentiles of the durations of steps.
         reset_s: the mean duration of a reset.
-        episode_steps: mean number of steps per episode; infinity if no episode ended.
-        obs_bytes: size of an observation, of all rows if the env is batched.
-        cpu_share: the part of these durations in which the env uses a core, 0 to 1. The rest is spent waiting.
+        episode_steps: the mean number of steps per episode; infinity if no episode ended.
+        obs_bytes: the size of an observation, of all rows if the env is batched.
+        cpu_share: the part of these durations during which the env uses a core, 0 to 1. The rest is spent waiting.
         num_rows: how many envs a batched env has.
         start_s: how long building the env in a worker takes.
     """
@@ -149,7 +149,7 @@ class Limits:
 
     Attributes:
         num_envs: N.
-        cores: usable cores.
+        cores: the number of usable cores.
         is_async: True for batches of some envs, False for all envs together; None for both.
         can_pickle: whether worker processes can get the env function.
         has_kernel: whether the env exists as a kernel.

@@ -22,9 +22,9 @@ class CodeSource:
     Attributes:
         id: the id that `make_vec` knows; None for a function.
         function: the name of the function that makes the env, if there is no id.
-        module: from which the program imports that function; empty if it has it.
+        module: the module from which the program imports that function; empty if the program defines it.
         env_kwargs: arguments of the env's constructor.
-        is_atari: whether it gets the Atari preprocessing.
+        is_atari: whether the env gets the Atari preprocessing.
     """
 
     id: str | None = None
@@ -81,7 +81,7 @@ def code_text(source: CodeSource, configuration: Configuration, num_envs: int) -
         made = f'gymnasium.make("{source.id}", disable_env_checker=True{arguments})'
         made = f"preprocess({made})" if source.is_atari else made
         call = f"pool = stepmill.Pool([lambda: {made}] * {num_envs}{batch}{keywords})"
-    # As in every program that starts processes: a worker may import the program.
+    # Needed in every program that starts processes, because a worker may import the program.
     return "\n".join([*imports, "", *(["", *body] if body else []), call])
 
 

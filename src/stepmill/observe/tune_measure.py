@@ -34,11 +34,11 @@ class Subject:
     """What is measured.
 
     Attributes:
-        make: builds the env.
+        make: the function that builds the env.
         kernel: the same env as a kernel; None if there is none.
         num_envs: N.
         learner_s: seconds in which the learner computes between two batches.
-        time_limit_s: of a step and of a reset, after which the env hangs.
+        time_limit_s: the limit of a step and of a reset, after which the env counts as hung.
         can_pickle: whether worker processes can get `make`.
     """
 
@@ -74,7 +74,7 @@ class PoolRunner:
     def run(self, seconds: float) -> float:
         """Step for about `seconds`, and return the rows per second."""
         if self._batch_size is not None:
-            # All envs have finished since the last turn. Give them commands, so that the turn begins as it goes on.
+            # All envs have finished since the last turn. Give them commands, so that the turn begins as it continues.
             for _ in range(self.pool.num_envs // self._batch_size):
                 self._advance()
         begun_s, num_batches, elapsed_s = time.perf_counter(), 0, 0.0
@@ -201,10 +201,10 @@ def _bytes_of(spec: EnvSpec) -> int:
 
 
 def _run_alone(runner: PoolRunner, seconds: float) -> tuple[PoolStats, float, float, list[int]]:
-    """Return what happened in about `seconds`, with one reset at least; the seconds on a core, and waiting for one; and the
-    numbers of steps of the episodes that ended, without the first.
+    """Return (statistics, seconds on a core, seconds waiting for one, lengths of episodes) of about `seconds`.
 
-    The first reset and the first steps, which may load files or compile code, are not counted.
+    There is at least one reset. If several episodes ended, the length of the first is left out. The first reset and the
+    first steps, which may load files or compile code, are not counted.
     """
     before = runner.pool.stats()
     pid = before.workers[0].pid or os.getpid()

@@ -41,11 +41,11 @@ class TuneResult:
     Attributes:
         env: the name of the env.
         num_envs: N.
-        cores: usable cores.
+        cores: the number of usable cores.
         learner_s: seconds that the program computes between two batches.
         profile: the costs of one env.
         choice: the configuration to use.
-        baseline: what backend="auto" uses.
+        baseline: the configuration that backend="auto" uses.
         gain: how many times as fast as the baseline the choice is, from turns of both in the same rounds; None if unknown.
         trials: all configurations that were measured, the fastest first.
         reasons: one for each part of the choice.

@@ -24,7 +24,7 @@ def tile(frames: Sequence[object], *, columns: int | None = None) -> Frame:
 
     Args:
         frames: at least one, for example the results of `pool.render()`.
-        columns: None makes the grid about square.
+        columns: the number of frames in a row; None makes the grid about square.
     Raises:
         UsageError: there is no frame, or a frame is not a picture.
     """
@@ -60,7 +60,7 @@ class VideoFile(CloseAtEnd):
     """Writes frames of one size to a video file, by ffmpeg. Use it as a context manager."""
 
     def __init__(self, path: str | Path, *, fps: int = FPS) -> None:
-        """Nothing is written before the first frame.
+        """Prepare the file. Nothing is written before the first frame.
 
         Raises:
             MissingExtraError: imageio-ffmpeg is not installed.
@@ -77,7 +77,7 @@ class VideoFile(CloseAtEnd):
         Raises:
             UsageError: the file cannot be written in the format of its ending.
         """
-        frame = np.pad(frame, ((0, frame.shape[0] % 2), (0, frame.shape[1] % 2), (0, 0)))  # codecs want even sizes
+        frame = np.pad(frame, ((0, frame.shape[0] % 2), (0, frame.shape[1] % 2), (0, 0)))  # codecs need even sizes
         try:
             if self._writer is None:
                 self._writer = self._open(frame.shape[1], frame.shape[0])
