@@ -1,4 +1,4 @@
-"""The folder of compiled kernels. Numba unpickles its files, so they must be the user's own, and nobody else may write them."""
+"""The folder of compiled kernels. Numba unpickles its files, so only the user may own and write them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def open_cache(digest: str) -> Path | None:
     """Return the directory of one kernel, which is made if it is missing; None if it cannot be made, written to or trusted.
 
-    It is below `$NUMBA_CACHE_DIR`, or `$XDG_CACHE_HOME/stepmill/kernels`. It and its files belong to the effective user, and
-    nobody else can write or replace them. If that is not so, there is one warning.
+    It is below `$NUMBA_CACHE_DIR`, or `$XDG_CACHE_HOME/stepmill/kernels`. It and its files must belong to the effective
+    user, and no other user may be able to write or replace them. Otherwise there is one warning.
     """
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "stepmill", "kernels").expanduser()
     top = Path(chosen).absolute() if chosen else default.absolute()
     folder = top / digest
-    # With NUMBA_CACHE_DIR, Numba keeps its files not beside the source file, but in a folder with a name of its own.
+    # With NUMBA_CACHE_DIR, Numba stores its files in a folder that it names, and not beside the source file.
     folders = [folder]
     if chosen:
         folders.append(top / _CacheLocator.get_suitable_cache_subpath(str(folder / ENTRY)))  # type: ignore[no-untyped-call]
@@ -44,7 +44,7 @@ def open_cache(digest: str) -> Path | None:
 
 
 def _problems(top: Path, folders: Iterable[Path]) -> Iterator[str]:
-    """Yield why folders cannot be trusted. A user who can write a folder can rename what is in it, unless it is sticky."""
+    """Yield why folders cannot be trusted. A user who can write a folder can rename its files, unless it is sticky."""
     me = os.geteuid()
     for path in {*top.parents, *top.resolve().parents}:
         mode = path.stat().st_mode

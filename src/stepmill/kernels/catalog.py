@@ -29,11 +29,11 @@ _MAKERS = {
 }
 _TABULAR = ("FrozenLake-v1", "FrozenLake8x8-v1", "Taxi-v4", "CliffWalking-v1", "CliffWalkingSlippery-v1")
 _LIMIT = "max_episode_steps"
-_MADE_OF_FILES: dict[tuple[object, ...], PythonKernel] = {}  # those with a model of the user's, also by their identity
+_MADE_OF_FILES: dict[tuple[object, ...], PythonKernel] = {}  # kernels with a model of the user, by identity, too
 
 
 def names() -> tuple[str, ...]:
-    """Return the ids."""
+    """Return the ids of the kernels that come with stepmill."""
     return (*_MAKERS, *_TABULAR, *MUJOCO_IDS)
 
 
@@ -99,7 +99,7 @@ def _maker(id: str) -> Callable[..., PythonKernel]:  # noqa: A002
 
 
 def _arguments_of(id: str) -> Mapping[str, object]:  # noqa: A002
-    """Return the arguments of a kernel, with their values where none are given."""
+    """Return the arguments of a kernel, with their default values."""
     if id in MUJOCO_IDS:
         return mujoco_arguments(id)
     if id in _TABULAR:
@@ -111,7 +111,7 @@ def _arguments_of(id: str) -> Mapping[str, object]:  # noqa: A002
 
 
 def _limit(value: object) -> int | None:
-    """Return the time limit in steps; 0 is none, None the registered one."""
+    """Return the time limit in steps: 0 for no limit, and None for the registered one."""
     if value is None:
         return None
     limit = _whole_number(value)
@@ -126,7 +126,7 @@ def _converted(id: str, name: str, value: Any, default: object) -> Any:  # noqa:
     """Return an argument with the type of its default value, and hashable.
 
     Raises:
-        UsageError: it is of another type.
+        UsageError: the argument has another type.
     """
     found: Any = None
     if isinstance(default, bool):

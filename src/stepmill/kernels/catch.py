@@ -1,4 +1,4 @@
-"""A game of images: a ball falls, and a paddle is to be under it. Its observation is four frames of 84 times 84 grey pixels."""
+"""A game with images: a ball falls, and a paddle must catch it. An observation is four frames of 84 x 84 grey pixels."""
 
 from __future__ import annotations
 
@@ -73,5 +73,5 @@ class catch:  # noqa: N801
 
 
 def make_catch() -> PythonKernel:
-    """Catch84-v0."""
+    """Return the kernel of Catch84-v0."""
     return cast("PythonKernel", catch)

@@ -1,6 +1,6 @@
 """Gymnasium's classic control envs as kernels. Given the same state and action, each does what Gymnasium's env does.
 
-The casts tell type checkers what `@kernel` makes of a class: they ignore what decorators of classes return.
+The casts tell type checkers what `@kernel` returns, because they ignore the results of class decorators.
 """
 
 from __future__ import annotations

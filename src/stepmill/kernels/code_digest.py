@@ -29,16 +29,16 @@ _FIXED = frozenset({"numpy", "numba", "llvmlite", *sys.stdlib_module_names}) - {
 
 
 class NotComparableError(Exception):
-    """A value that code depends on cannot be compared between processes; the text names it."""
+    """A value that code depends on cannot be compared between processes. The text names the value."""
 
 
 def digest_of(*values: Any, has_lines: bool = True) -> str:
-    """Return a digest of values, and of all that functions among them depend on.
+    """Return a digest of values, and of everything that functions among them depend on.
 
     Args:
-        has_lines: whether functions differ if their lines have other numbers, which faults name.
+        has_lines: whether functions differ if their line numbers differ, which faults name.
     Raises:
-        NotComparableError: there is a value of a type whose content is not known.
+        NotComparableError: the content of a value's type is not known.
     """
     digest = hashlib.sha256()
     versions = (sys.version, np.__version__, numba.__version__, llvmlite.__version__)
@@ -49,7 +49,7 @@ def digest_of(*values: Any, has_lines: bool = True) -> str:
 
 
 class _Walk:
-    """Yields the parts of values. A value that was met before is its number, so that circles end and sharing counts."""
+    """Yields the parts of values. A value that was met before yields its number, so that cycles end."""
 
     def __init__(self, *, has_lines: bool) -> None:
         self._has_lines = has_lines
@@ -105,7 +105,7 @@ class _Walk:
             yield from self._named_parts(name, value)
 
     def _named_parts(self, name: str, value: Any) -> Iterator[str | bytes]:
-        """Yield the parts of what is known by its name: types, built-in functions, fixed modules."""
+        """Yield the parts of a value that its name identifies: a type, a built-in function or a fixed module."""
         if isinstance(value, numba.types.Type):
             yield str(value)
         elif isinstance(value, enum.EnumMeta):
@@ -138,7 +138,7 @@ class _Walk:
         self._open.pop()
 
     def _reached_parts(self, name: str, value: Any, attributes: Iterable[str]) -> Iterator[str | bytes]:
-        """Yield the parts of a value; of a module that may be edited, those attributes that are named in the code."""
+        """Yield the parts of a value, and of a module that may be edited those attributes that the code names."""
         if not isinstance(value, types.ModuleType) or is_fixed(value.__name__):
             yield from self.parts(name, value)
             return
@@ -163,12 +163,12 @@ class _Walk:
 
 
 def signatures_of(compiled: Any) -> list[Any]:
-    """Return the signatures that a compiled function was given, to which its arguments are converted."""
+    """Return the signatures with which a function was declared, to which its arguments are converted."""
     return [] if compiled._can_compile else [each.signature for each in compiled.overloads.values()]
 
 
 def _check_known(name: str, value: Any) -> None:
-    """Refuse values whose use does not say what the code depends on."""
+    """Refuse values whose use does not show what the code depends on."""
     if value is getattr or value is hasattr:
         raise NotComparableError(f"{name}, which takes names of attributes")
     if any(value is template.key for template in builtin_registry.functions if _is_of_user(template)):
@@ -215,7 +215,7 @@ def _module_of(value: Any) -> str:
 def content_of(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # it is empty: a name that is not bound yet
+    except ValueError:  # the cell is empty, because the name is not bound yet
         return None
 
 
@@ -233,5 +233,5 @@ def global_names(code: types.CodeType) -> set[str]:
 
 
 def attribute_names(code: types.CodeType) -> list[str]:
-    """Return all names in the code: also a module that has a second name in it is then looked up completely."""
+    """Return all names in the code, so that a module with a second name there is also looked up completely."""
     return sorted({name for each in _codes(code) for name in each.co_names})

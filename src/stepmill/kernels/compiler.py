@@ -60,7 +60,7 @@ _CACHE_FORMAT = "4"
 _THIS_PROCESS = secrets.token_hex(8)
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
-# The functions that native code calls: they turn pointers into the arrays and numbers that the user's functions take.
+# The functions that native code calls. They convert pointers to the arrays and numbers that the user's functions take.
 _ENTRY = """from numba import carray
 
 def entry_reset(state, rng, obs, result):
@@ -78,10 +78,10 @@ def entry_step(state, action, rng, obs, result):
 
 @contextmanager
 def _unique_symbols() -> Iterator[None]:
-    """Number the functions that are compiled meanwhile from a random number. No other thread compiles meanwhile.
+    """Number the functions that are compiled in the block from a random number. No other thread compiles meanwhile.
 
-    The symbols of compiled code contain a number that Numba gives to each function, in each process from 1. Where two cached kernels
-    that were compiled in different processes have equal symbols, the linker takes the code that was loaded first for both.
+    The symbols of compiled code contain a number that Numba gives to each function, in each process from 1. If two
+    cached kernels from different processes have equal symbols, the linker takes the code loaded first for both.
     """
     with global_compiler_lock:
         numbers = FunctionIdentity._unique_ids
@@ -97,7 +97,7 @@ def compile_kernel(kernel: KernelFunctions, observation: RowLayout, action: RowL
     """Return the compiled kernel.
 
     Raises:
-        UsageError: Numba refuses a function, which is named with its line; or it allocates memory.
+        UsageError: Numba refuses a function, or a function allocates memory. The message names the function's line.
     """
     _check_enabled(kernel)
     views = {"obs": _view("obs", observation), "action": _view("action", action, is_action=True)}
@@ -163,7 +163,7 @@ def _compile(
         raise UsageError(_refusal(kernel, function, exc)) from exc
     except Exception as exc:
         # The cached code cannot be read, or names a module that this process cannot import: compile without the cache.
-        # Else a package that Numba needs for what the code calls is missing, or it is a bug of Numba's.
+        # Otherwise a package that Numba needs for the code is missing, or this is a bug in Numba.
         if not numba_options["cache"]:
             raise UsageError(_refusal(kernel, function, exc)) from exc
         return _compile(kernel, entry, signature, {**numba_options, "cache": False}, function)
@@ -243,7 +243,7 @@ def _find_cache(kernel: KernelFunctions, text: str) -> Path | None:
 
 
 def _write_once(path: Path, text: str) -> str:
-    """Write a file atomically, unless it exists: with a newer modification time, Numba would compile again."""
+    """Write a file atomically, unless it exists. With a newer modification time, Numba would compile again."""
     if not path.exists():
         fresh = path.with_name(f"{path.name}.{os.getpid()}")
         fresh.write_text(text)
@@ -268,9 +268,9 @@ def _digest(kernel: KernelFunctions, text: str) -> str | None:
 
 
 def _identity(kernel: KernelFunctions) -> str:
-    """Return what tells a kernel's snapshots from those of kernels with other code, constants or tables.
+    """Return a text that distinguishes a kernel's snapshots from those of kernels with other code, constants or tables.
 
-    If some of it cannot be compared, no other process takes them.
+    If some of these cannot be compared, other processes refuse the snapshots.
     """
     try:
         return digest_of(kernel.identity, kernel.reset, kernel.step, has_lines=False)
@@ -298,7 +298,7 @@ def explain(status: int, raised: int, message: str) -> Raised:
     if not raised:
         return "KernelError", message or f"status {status}"
     info = _Raised.from_address(raised)
-    if info.num_allocated > 0:  # its arguments were computed, and only Numba's own caller can read them
+    if info.num_allocated > 0:  # only Numba's own caller can read arguments that were computed
         return (
             "KernelError",
             "it raised an exception whose text contains computed values, which cannot be read; use a constant text",

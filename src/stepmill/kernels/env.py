@@ -26,7 +26,7 @@ StepResult: TypeAlias = "tuple[Any, float, bool, bool, dict[str, Any]]"
 
 
 class KernelMemory:
-    """The arrays that a kernel's functions read and write, for one env: `block` has infos, if there are any, and the state."""
+    """The arrays that a kernel's functions read and write, for one env. `block` has any infos, and the state."""
 
     def __init__(
         self, state: np.dtype[Any], observation: RowLayout, action: RowLayout, infos: np.dtype[Any] | None = None
@@ -52,7 +52,7 @@ class KernelMemory:
             self.info[...] = 0
 
     def read_info(self) -> dict[str, Any]:
-        """Return a copy of the infos, with bools of Python: vector envs merge those of NumPy to objects."""
+        """Return a copy of the infos, with bools of Python, because vector envs merge NumPy's bools to objects."""
         if self.info is None:
             return {}
         row = self.info[0]
@@ -61,17 +61,17 @@ class KernelMemory:
 
     @property
     def info_arguments(self) -> tuple[Any, ...]:
-        """What a kernel gets after `obs`: its infos, if it has any."""
+        """The arguments that a kernel gets after `obs`: its infos, if it has any."""
         return () if self.info is None else (self.info.view(np.recarray)[0],)
 
     @property
     def obs_argument(self) -> Any:
-        """What a kernel gets as `obs`."""
+        """The argument `obs` of a kernel."""
         return row_argument(self._rows[0], self.obs, is_action=False)
 
     @property
     def action_argument(self) -> Any:
-        """What a kernel gets as `action`."""
+        """The argument `action` of a kernel."""
         return row_argument(self._rows[1], self.action, is_action=True)
 
 
@@ -80,7 +80,7 @@ class KernelEnv(gymnasium.Env[Any, Any]):
 
     Args:
         spec: the spec of the env.
-        spaces: its observation and action space.
+        spaces: the observation space and the action space.
         memory: the arrays that the kernel's functions use.
         limit: an episode is truncated after this many steps; 0 means no limit.
         methods: the kernel's methods by name; each takes the state first.
@@ -120,7 +120,7 @@ class KernelEnv(gymnasium.Env[Any, Any]):
         return read_row(self.env_spec.observation, self.memory.obs), self.memory.read_info()
 
     def step(self, action: Any) -> StepResult:
-        """Do a step."""
+        """Step the env, as Gymnasium specifies."""
         write_row(self.env_spec.action, self.memory.action, action)
         self.memory.begin()
         self._run_step()

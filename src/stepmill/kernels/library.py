@@ -25,7 +25,7 @@ _DESCRIBE = "stepmill_kernel_describe"
 _BOX, _DISCRETE = 0, 1
 _MAX_DIMS = 6
 _PLAIN_KINDS = "biuf"
-_LIBRARIES: dict[tuple[str, str], ctypes.CDLL] = {}  # by path and digest
+_LIBRARIES: dict[tuple[str, str], ctypes.CDLL] = {}  # loaded libraries, by path and digest
 _MAX_ROW_BYTES = 2**28
 
 
@@ -67,7 +67,8 @@ def load(path: str | os.PathLike[str]) -> LibraryKernel:
     """Load a kernel from a shared library.
 
     Raises:
-        UsageError: it cannot be loaded, is not a kernel, is for another version of the header, or has a wrong field.
+        UsageError: the library cannot be loaded, is not a kernel, is for another version of the header, or has a wrong
+            field.
     """
     path = os.path.abspath(os.fspath(path))
     try:
@@ -99,7 +100,8 @@ def load(path: str | os.PathLike[str]) -> LibraryKernel:
 def _open(path: str) -> tuple[ctypes.CDLL, str]:
     """Load a library; return it with a digest of its file.
 
-    For a path that it knows, `dlopen` returns the library that it has loaded. If the file was written again, a copy of it is loaded.
+    `dlopen` returns the library that it has already loaded from a path. If the file has changed since, a copy of it is
+    loaded.
     """
     content = Path(path).read_bytes()
     digest = hashlib.sha256(content).hexdigest()
@@ -159,7 +161,7 @@ class LibraryKernel:
         return _load_same, (self.path, self.digest)
 
     def __call__(self) -> KernelEnv:
-        """Return one env, for any backend but "kernel"."""
+        """Return one env, for any backend except "kernel"."""
         program = self.compile()
         memory = KernelMemory(program.state, program.observation, program.action)
         spaces = self.observation_space, self.action_space
@@ -217,7 +219,7 @@ def _space_of(space: _Space, name: str) -> spaces.Space[Any]:
     text = _text_of(space.dtype, f"{name}.dtype")
     try:
         dtype = np.dtype(text)
-    except Exception:  # whatever NumPy's parser raises
+    except Exception:  # NumPy's parser may raise anything
         dtype = np.dtype(object)
     is_plain = dtype.kind in _PLAIN_KINDS and dtype.isnative and dtype.itemsize <= 8
     _require(is_plain, f"{name}.dtype", repr(text), "a native number of 1 to 8 bytes, as NumPy names it: f4, u1, ...")

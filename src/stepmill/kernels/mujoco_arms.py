@@ -1,4 +1,4 @@
-"""The functions of Gymnasium's MuJoCo tasks, version 5, in which something is to be held or reached: pendulums, Reacher, Pusher."""
+"""The functions of Gymnasium's MuJoCo tasks, version 5, that balance or reach something: pendulums, Reacher, Pusher."""
 
 from __future__ import annotations
 

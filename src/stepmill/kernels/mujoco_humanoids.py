@@ -71,7 +71,7 @@ def _write_rows(rows: Any, obs: Any, start: int) -> int:
 
 
 def mass_center(model: Model, given: Given) -> Callable[..., tuple[float, float]]:
-    """Return what measures the x and y of the center of mass, added up as NumPy's einsum does."""
+    """Return the function that measures x and y of the center of mass, with sums in the order of NumPy's einsum."""
     masses, total = model.masses, float(model.masses.sum())
 
     def measure(sim: Any) -> tuple[float, float]:

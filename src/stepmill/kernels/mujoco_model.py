@@ -1,4 +1,4 @@
-"""What MuJoCo tasks have in common: what they know of their model, and sums in NumPy's order."""
+"""The common parts of MuJoCo tasks: the properties of their model, and sums in NumPy's order."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ FREE = math.inf
 
 @dataclass(frozen=True)
 class Model:
-    """What tasks need to know of a model before they are compiled.
+    """The properties of a model that tasks need before they are compiled.
 
     Attributes:
-        qpos, qvel: at the beginning.
-        timestep: of mj_step, in seconds.
-        dt: of a step of the env, in seconds.
-        masses: of the bodies.
-        bodies: their names.
-        num_tendons: of the model.
+        qpos, qvel: the values at the beginning.
+        timestep: the simulated seconds of one mj_step.
+        dt: the simulated seconds of one step of the env.
+        masses: the masses of the bodies.
+        bodies: the names of the bodies.
+        num_tendons: the number of tendons of the model.
     """
 
     qpos: Any

@@ -6,8 +6,8 @@
 
 That is what Gymnasium's MujocoEnv does, in this order. A simulation that diverges is a fault of its env.
 
-A snapshot is MuJoCo's own state of the simulation, and the arrays that tasks read: those are of before the last integration,
-so they cannot be computed from the state. Addresses are no part of it.
+A snapshot contains MuJoCo's own state of the simulation, and the arrays that tasks read. These have their values from
+before the last integration, so they cannot be computed from the state. A snapshot contains no addresses.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ARRAYS = (
     *("qpos", "qvel", "ctrl", "xpos", "xipos", "site_xpos"),
     *("cfrc_ext", "cinert", "cvel", "qfrc_actuator", "qfrc_constraint", "ten_length", "ten_velocity"),
 )
-_DERIVED = _ARRAYS[3:]  # what mj_step computes; the others are MuJoCo's state
+_DERIVED = _ARRAYS[3:]  # mj_step computes these; the others are MuJoCo's state
 _FORGETFUL = ("mjENBL_SLEEP", "mjENBL_IPC")
 _FATAL = ("mjWARN_BADQPOS", "mjWARN_BADQVEL", "mjWARN_BADQACC")
 _STATE = np.dtype([(name, "u8") for name in ("model", "data", "warnings", *_FUNCTIONS, *_ARRAYS)])
@@ -62,14 +62,14 @@ class Sim(NamedTuple):
 
 @dataclass(frozen=True)
 class MujocoTask:
-    """What makes a simulation an env.
+    """The functions and numbers that make an env of a simulation.
 
     Attributes:
-        name: of the task.
-        xml: path of the model.
-        frame_skip: calls of mj_step in a step.
-        obs_size: numbers in an observation.
-        reset: `reset(sim, rng)` writes qpos and qvel, which are the model's own before.
+        name: the name of the task.
+        xml: the path of the model.
+        frame_skip: the number of calls of mj_step in a step.
+        obs_size: the number of values in an observation.
+        reset: `reset(sim, rng)` writes qpos and qvel, which have the model's own values before.
         observe: `observe(sim, obs)` writes the observation.
         measure: `measure(sim)` returns a number from before the step, which `outcome` gets.
         outcome: `outcome(sim, action, measured)` returns (reward, terminated).
@@ -98,14 +98,14 @@ class Simulation(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that `save` returns."""
+        """The number of bytes that `save` returns."""
         return 8 * self._state_size() + sum(int(getattr(self.data, name).nbytes) for name in _DERIVED)
 
     def save(self) -> bytes:
-        """Return all that the next step depends on, with warm starts of solvers.
+        """Return everything that the next step depends on, including warm starts of solvers.
 
         Raises:
-            UsageError: the model has a mode in which MuJoCo keeps memory that its states leave out.
+            UsageError: the model has a mode in which MuJoCo has memory that its state does not include.
         """
         mujoco = import_mujoco()
         if any(self.model.opt.enableflags & getattr(mujoco.mjtEnableBit, name, 0) for name in _FORGETFUL):
@@ -163,13 +163,13 @@ class MujocoKernel(PythonKernel):
         return super().__reduce__() if self.find_again is not None else (MujocoKernel, (self.task,))
 
     def __call__(self, *, compiled: bool = True) -> KernelEnv:
-        """Return one env, for any backend but "kernel"; it is always compiled."""
+        """Return one env, for any backend except "kernel". It is always compiled."""
         env = super().__call__(compiled=True)
         env.kept = self.prepare(env.memory.record)  # type: ignore[attr-defined]
         return env
 
     def prepare(self, state: Any) -> Simulation:
-        """Make the simulation of one env, and write its addresses; it lives as long as what is returned."""
+        """Make the simulation of one env, and write its addresses to `state`. It lives as long as the result."""
         mujoco = import_mujoco()
         data = mujoco.MjData(self._model)
         state["model"], state["data"] = self._model._address, data._address
@@ -199,12 +199,12 @@ def import_mujoco() -> Any:
 
 
 def load_model(xml: Path) -> Any:
-    """Return a model that nobody else has.
+    """Return a model that is not shared.
 
-    A file that refers to no others is compiled once in a process: MuJoCo prints what is deprecated in it whenever it is.
+    A file that refers to no others is compiled once in a process, because MuJoCo prints its deprecations each time.
 
     Raises:
-        UsageError: the file cannot be read, or is no model.
+        UsageError: the file cannot be read, or is not a model.
     """
     try:
         content = Path(xml).read_bytes()

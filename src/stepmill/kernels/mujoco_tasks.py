@@ -37,10 +37,10 @@ class Recipe:
     """How the functions of a task are made, for its model and its arguments.
 
     Attributes:
-        arguments: those of Gymnasium's env, with their values where none are given.
-        reset, observe, outcome, measure: make the functions of a `MujocoTask`.
-        obs_size: returns how many numbers are in an observation.
-        infos: names of the infos.
+        arguments: the arguments of Gymnasium's env, with their default values.
+        reset, observe, outcome, measure: functions that make the functions of a `MujocoTask`.
+        obs_size: a function that returns how many numbers an observation has.
+        infos: the names of the infos.
         max_episode_steps: after this many steps an episode is truncated.
     """
 
@@ -58,7 +58,7 @@ class Recipe:
 
 
 def _num_positions(model: Model, given: Given, num_excluded: int) -> int:
-    """Return how many positions and speeds are observed, if the first so many positions may be excluded."""
+    """Return how many positions and speeds are observed, without `num_excluded` positions if the task says so."""
     is_excluded = bool(given.get("exclude_current_positions_from_observation"))
     return len(model.qpos) + len(model.qvel) - num_excluded * is_excluded
 
@@ -93,7 +93,7 @@ def _planar(
     speed_limit: float = FREE,
     is_normal: bool = False,
 ) -> Recipe:
-    """Return the recipe of a task that observes positions, but for the first, and speeds."""
+    """Return the recipe of a task that observes speeds, and positions except the first."""
     return Recipe(
         arguments=arguments,
         reset=partial(walkers.noisy_reset, is_normal=is_normal),
@@ -247,7 +247,7 @@ _RECIPES = {
             "humanoidstandup",
             5,
             **_INCLUDED,
-            uph_cost_weight=1.0,  # without effect in Gymnasium's env, too
+            uph_cost_weight=1.0,  # it has no effect in Gymnasium's env either
             ctrl_cost_weight=0.1,
             impact_cost_weight=0.5e-6,
             impact_cost_range=(-FREE, 10.0),
@@ -267,7 +267,7 @@ IDS = tuple(_RECIPES)
 
 
 def mujoco_arguments(id: str) -> Mapping[str, object]:  # noqa: A002  Gymnasium's name
-    """Return the arguments of a task, with their values where none are given."""
+    """Return the arguments of a task, with their default values."""
     return _RECIPES[id].arguments
 
 

@@ -1,4 +1,4 @@
-"""The functions of Gymnasium's MuJoCo tasks, version 5, in which a body is to move: HalfCheetah, Hopper, Walker2d, Swimmer, Ant.
+"""The functions of Gymnasium's MuJoCo tasks, version 5, that move: HalfCheetah, Hopper, Walker2d, Swimmer, Ant.
 
 `given` has the arguments of the task under Gymnasium's names. They are constants of the compiled functions.
 """
@@ -68,7 +68,7 @@ def inform_xy(model: Model) -> Callable[..., None]:
 
 
 def noisy_reset(model: Model, given: Given, *, is_normal: bool = False) -> Callable[..., None]:
-    """Return a reset to the model's positions and speeds with noise: uniform, but for speeds where `is_normal`."""
+    """Return a reset to the model's positions and speeds with noise: normal for speeds if `is_normal`, else uniform."""
     qpos, qvel, scale = model.qpos, model.qvel, given["reset_noise_scale"]
 
     def reset(sim: Any, rng: Any) -> None:
@@ -84,7 +84,7 @@ def noisy_reset(model: Model, given: Given, *, is_normal: bool = False) -> Calla
 def plain_observation(
     model: Model, given: Given, *, num_excluded: int, speed_limit: float, make_inform: Callable[..., Any]
 ) -> Callable[..., None]:
-    """Return what observes qpos, without the first so many unless they are wanted, and qvel, clipped."""
+    """Return the function that observes clipped qvel and qpos, without `num_excluded` positions if the task says so."""
     inform = make_inform(model)
     num_skipped = num_excluded if given.get("exclude_current_positions_from_observation") else 0
 
@@ -179,7 +179,7 @@ def write_state(sim: Any, obs: Any, num_skipped: int) -> int:
 
 
 def inform_gains(model: Model, given: Given, measure: Callable[[Any], tuple[float, float]]) -> Callable[..., None]:
-    """Return what writes the speed of what `measure` finds, and the parts of the reward."""
+    """Return the function that writes the speed of what `measure` returns, and the parts of the reward."""
     dt, speed_weight, healthy_reward = model.dt, given["forward_reward_weight"], given["healthy_reward"]
 
     def inform(sim: Any, before: Any, info: Any, is_healthy: bool, effort: float, contact_cost: float) -> None:

@@ -1,7 +1,7 @@
 """Copies of functions for Numba, with which Numba compiles again all that they call.
 
 A compiled function keeps the values that its globals had when it was first compiled, and Numba's own cache (`cache=True`) those of
-another process. A kernel must not use such code: it would enter the kernel's cache as code for the values of now.
+another process. A kernel must not use such code, which would enter the kernel's cache as code for the current values.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from stepmill.kernels.code_digest import attribute_names, content_of, global_nam
 
 
 class FreshCopies:
-    """Copies of the functions of one kernel; what was copied before is used again, so that functions may call each other.
+    """Copies of the functions of one kernel. A function is copied once, so that functions may call each other.
 
     Args:
-        options: Numba's, for functions that the user has not compiled.
+        options: Numba's options for functions that the user has not compiled.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -75,5 +75,5 @@ class FreshCopies:
 
 
 def _is_known(function: types.FunctionType) -> bool:
-    """Whether Numba has code of its own for a function."""
+    """Whether Numba has its own code for a function."""
     return any(value is function for value, _ in builtin_registry.globals)

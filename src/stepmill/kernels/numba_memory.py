@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # Numba gives these functions other types than Python does.
-"""Memory and functions at addresses, for functions that Numba compiles: libraries that are called without Python."""
+"""Memory and functions at addresses, for functions that Numba compiles and that call libraries without Python."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def kernel(
         max_episode_steps: after this many steps an episode is truncated; None means no limit.
         infos: a structured dtype of numbers and arrays of numbers. `reset` and `step` then get one more argument, `info`: a
             record with these fields, all zero at first. Batches have them as arrays [B, ...] under their names.
-        debug: True checks the bounds of array indices, which costs time.
+        debug: whether to check the bounds of array indices, which costs time.
     Raises:
         UsageError: a function is missing, or has other arguments.
     """
@@ -122,10 +122,10 @@ class PythonKernel:
         return f"<stepmill.kernel {self.name}>"
 
     def __call__(self, *, compiled: bool = True) -> KernelEnv:
-        """Return one env, for any backend but "kernel".
+        """Return one env, for any backend except "kernel".
 
         Args:
-            compiled: False runs the functions as Python, for a debugger; results are the same.
+            compiled: False runs the functions as Python, for a debugger. The results are the same.
         """
         observation = row_layout(self._spec.observation, "observation_space")
         memory = KernelMemory(self.state, observation, self._action_layout, self.infos)
@@ -165,7 +165,7 @@ class PythonKernel:
         return _make_again(type(self), {**self.__dict__, "max_episode_steps": max_episode_steps, "_program": None})
 
     def __reduce__(self) -> tuple[Callable[..., PythonKernel], tuple[Any, ...]]:
-        """Pickle a kernel that comes with stepmill as its id. Leave the program behind: its addresses are of this process."""
+        """Pickle a kernel that comes with stepmill as its id. Omit the program, whose addresses are of this process."""
         if self.find_again is not None:
             return self.find_again, (self.identity,)
         return _make_again, (type(self), {**self.__dict__, "_program": None})

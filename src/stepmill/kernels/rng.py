@@ -23,7 +23,7 @@ class Rng:
         self._words = words
 
     def random(self) -> float:
-        """Return a number in [0, 1), of 53 random bits."""
+        """Return a number in [0, 1) with 53 random bits."""
         return float((self._bits() >> 11) * 2.0**-53)
 
     def uniform(self, low: float, high: float) -> float:

@@ -16,13 +16,13 @@ from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode
 
 _POOLS_INFOS = frozenset({"episode", "fault", "final_info", "final_obs", "omitted"})
 _MAX_INFOS = 100
-_KEY_BYTES = 40  # of a payload: more than the codec adds to a name and a value
+_KEY_BYTES = 40  # per info in a payload, more than the codec adds to a name and a value
 
 
 def describe_spaces(
     observation: spaces.Space[Any], action: spaces.Space[Any], infos: np.dtype[Any] | None = None
 ) -> EnvSpec:
-    """Return what an env with these spaces, and infos, says of itself."""
+    """Return the spec of an env with these spaces and infos."""
     leaves = tuple((name, Leaf(value.dtype, value.shape)) for name, value in zero_infos(infos))
     return EnvSpec(
         observation=tree_of(observation, "observation_space"),
@@ -39,7 +39,8 @@ def check_infos(infos: Any, name: str) -> np.dtype[Any] | None:
     """Return the dtype of a kernel's infos.
 
     Raises:
-        UsageError: it has no named fields, fields that are neither numbers nor arrays of numbers, or names that the pool uses.
+        UsageError: the dtype has no named fields, fields that are neither numbers nor arrays of numbers, or names that
+            the pool uses.
     """
     if infos is None:
         return None
@@ -84,7 +85,7 @@ def make_row(layout: RowLayout) -> NDArray[Any]:
 
 
 def row_argument(layout: RowLayout, row: NDArray[Any], *, is_action: bool) -> Any:
-    """Return what a kernel's function gets for a row: an array, a record, or for an action of one number that."""
+    """Return the argument of a kernel's function for a row: an array, a record, or the number if an action is one."""
     if layout.dtype.names is not None:
         return row.view(np.recarray)[0]
     return row[0] if is_action and not layout.shape else row

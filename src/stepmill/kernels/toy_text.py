@@ -18,7 +18,7 @@ from stepmill.spec.errors import UsageError
 
 
 def tabular_arguments(id: str) -> dict[str, object]:  # noqa: A002  Gymnasium's name
-    """Return the arguments of the constructor of Gymnasium's env, with their values where none are given."""
+    """Return the arguments of the constructor of Gymnasium's env, with their default values."""
     spec = gymnasium.spec(id)
     assert spec.entry_point is not None
     entry = spec.entry_point
@@ -84,9 +84,9 @@ def _make_env(id: str, arguments: Mapping[str, object]) -> Any:  # noqa: A002
             "desc=generate_random_map() of gymnasium.envs.toy_text.frozen_lake, or use another backend"
         )
     try:
-        with np.errstate(invalid="ignore"):  # of a map without a start, which is refused below
+        with np.errstate(invalid="ignore"):  # a map without a start is refused below
             env: Any = gymnasium.make(id, disable_env_checker=True, **arguments).unwrapped  # type: ignore[arg-type]
-    except Exception as exc:  # whatever the env's constructor raises
+    except Exception as exc:  # the env's constructor may raise anything
         raise UsageError(f"Gymnasium's {id} cannot be made with {arguments}: {type(exc).__name__}: {exc}") from exc
     chances = [outcome[0] for of_state in env.P.values() for outcomes in of_state.values() for outcome in outcomes]
     if not np.isfinite(env.initial_state_distrib).all() or min(chances) < 0.0 or max(chances) > 1.0:
@@ -97,7 +97,10 @@ def _make_env(id: str, arguments: Mapping[str, object]) -> Any:  # noqa: A002
 
 
 def _read_table(env: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """Return each outcome's probability, the sum of those up to it, next state, reward and end, [states, actions, outcomes]."""
+    """Return the probability of each outcome, the cumulative probability, next state, reward and end.
+
+    Each array is [states, actions, outcomes].
+    """
     num_states, num_actions = int(env.observation_space.n), int(env.action_space.n)
     num_outcomes = max(len(env.P[s][a]) for s in range(num_states) for a in range(num_actions))
     shape = num_states, num_actions, num_outcomes
@@ -114,7 +117,7 @@ def _read_table(env: Any) -> tuple[Any, Any, Any, Any, Any]:
 
 
 def _mask_infos(env: Any) -> tuple[list[Any], Callable[..., None]]:
-    """Return the field of the env's action masks, and what writes them."""
+    """Return the field of the env's action masks, and the function that writes them."""
     num_states, num_actions = int(env.observation_space.n), int(env.action_space.n)
     masks = np.array([env.action_mask(s) for s in range(num_states)], np.int8)
 
@@ -130,7 +133,7 @@ def _inform_nothing(place: Any, info: Any) -> None:
 
 
 def _steady() -> tuple[Callable[..., None], Callable[..., int]]:
-    """Return what is done when an episode begins, and what makes a step's place of the table's: nothing."""
+    """Return two functions that change nothing: one for the begin of an episode, and one for the place after a step."""
 
     def begin(state: Any, rng: Any) -> None:
         pass
@@ -142,7 +145,7 @@ def _steady() -> tuple[Callable[..., None], Callable[..., int]]:
 
 
 def _fickle(probability: float) -> tuple[Callable[..., None], Callable[..., int]]:
-    """Return the same for a taxi whose passenger may choose another destination, once, when the taxi first moves with them.
+    """Return them for a taxi whose passenger may change the destination once, when the taxi first moves with them.
 
     A place is ((row * 5 + column) * 5 + passenger) * 4 + destination; passenger 4 is in the taxi.
     """
