@@ -1,16 +1,16 @@
 """Adapters: one module per env API, found by the dotted names of an env's classes.
 
-An adapter is a module with two functions, `describe(env, like)` and `adapt(env)`. It may import the library of its envs,
-which is loaded already if such an env exists. Of stepmill it imports only `spec` and this package.
-
-    gymnasium            Gymnasium envs, and any object with their `reset` and `step`; either may lack spaces
+An adapter is a module with two functions, `describe(env, like)` and `adapt(env)`. It may import the library of its
+envs, which is already loaded if such an env exists. The only packages of stepmill that it imports are `spec` and this
+one.
+    gymnasium            Gymnasium envs, and objects with their `reset` and `step`. Spaces are optional.
     gymnasium_vector     Gymnasium vector envs, as batched envs
     gymnasium_registry   Gymnasium's registry of envs, as bytes for fresh workers
     registered           adapters that a program registers, also for fresh workers
     old_gym              envs of gym, the predecessor of Gymnasium
     dm_env               dm_env environments
     pettingzoo           PettingZoo's parallel envs
-    ragged               envs whose agents come and go
+    ragged               envs whose agents join and leave
     torchrl              TorchRL's single envs, with their transforms
     unity                Unity ML-Agents envs
     textarena            textarena's games
@@ -20,7 +20,7 @@ which is loaded already if such an env exists. Of stepmill it imports only `spec
     di_engine_managed    DI-engine envs that belong to a manager of `frontends/di_engine`
     opaque               any Python env, whose results are sent as opaque values
     envpool              pools of EnvPool, for `backends/foreign.py`
-    atari_vector         ALE's own vector env, for the same
+    atari_vector         ALE's own vector env, for `backends/foreign.py`
     env_adapter          the base class of adapters that wrap an env
     agent_stacking       values of several agents as arrays [A, ...]
 """
@@ -39,15 +39,15 @@ from stepmill.spec.tree import leaves, opaques, unflatten
 
 
 class Steppable(Protocol):
-    """The object that the hot loop steps, with Gymnasium's two functions. Those of a batched env add a leading dimension to every value."""
+    """The object that the hot loop steps, with two methods of Gymnasium. A batched env's values have a leading dimension."""
 
     def step(self, action: object) -> tuple[object, object, object, object, Mapping[str, object]]:
-        """Return observation, reward, terminated, truncated, info."""
+        """Return (observation, reward, terminated, truncated, info)."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, object] | None = None
     ) -> tuple[object, Mapping[str, object]]:
-        """Return observation, info."""
+        """Return (observation, info)."""
 
 
 class Adapter(Protocol):
@@ -60,7 +60,8 @@ class Adapter(Protocol):
         """Return the object that the hot loop steps."""
 
 
-# Dotted name of a class → the adapter of its envs, or the module that is one. The first match in an env's method resolution order counts.
+# By dotted name of a class, the adapter of its envs, or the adapter's module. The first match in an env's method
+# resolution order counts.
 ADAPTERS: dict[str, str | Adapter] = {
     "gymnasium.core.Env": "stepmill.envs.gymnasium",
     "gymnasium.vector.vector_env.VectorEnv": "stepmill.envs.gymnasium_vector",
@@ -120,7 +121,7 @@ def describe(env: object, like: EnvSpec | None = None) -> EnvSpec:
 
 
 def adapt(env: object) -> Steppable:
-    """Return the object that the hot loop steps for this env; often the env itself.
+    """Return the object that the hot loop steps for this env, which is often the env itself.
 
     Raises:
         UsageError: there is no adapter for the env.

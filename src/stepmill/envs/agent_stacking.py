@@ -1,4 +1,4 @@
-"""Agents as a dimension: trees and arrays [A, ...] made of those of single agents, and single agents' parts of them."""
+"""Agents as a dimension: makes trees and arrays [A, ...] of those of single agents, and returns one agent's part."""
 
 from __future__ import annotations
 

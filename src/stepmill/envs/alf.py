@@ -21,7 +21,7 @@ from stepmill.spec.env import EnvSpec, TimeStepFields
 from stepmill.spec.errors import UsageError
 from stepmill.spec.tree import PLAIN_DTYPE_KINDS, DictNode, Leaf, LeafKind, Node, TupleNode, as_list
 
-LAST = 2  # step_type of the last TimeStep of an episode
+LAST = 2  # the step_type of the last TimeStep of an episode
 PROGRESS = "stepmill_progress"  # setting this attribute of an AlfEnv reports the learner's progress to ALF's schedulers
 _NO_INFO: dict[str, object] = {}  # the hot loop sends nothing for an empty dict
 _ENV_ID = "env_id"
@@ -40,7 +40,7 @@ class AlfEnvMaker:
     env_id: int | None
 
     def __call__(self) -> AlfEnv:
-        # A worker computes on the CPU, whatever the learner's device is.
+        # A worker computes on the CPU, even if the learner uses another device.
         set_device = getattr(sys.modules.get("alf"), "set_default_device", None)
         if set_device is not None:
             set_device("cpu")
@@ -62,7 +62,7 @@ class AlfEnv(EnvAdapter):
 
     @property
     def step(self) -> Callable[[object], object]:
-        """The env's own step; for a batched env a function that adds reward and flags of its rows."""
+        """The env's own step, or for a batched env a function that adds the rewards and flags of the rows."""
         step: Callable[[object], object] = self._step_rows if self._is_batched else self.env.step
         return step
 
@@ -88,7 +88,7 @@ class AlfEnv(EnvAdapter):
         return found
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
-        """Set an attribute of the env itself; a value of `PROGRESS` is given to ALF's schedulers and to the env."""
+        """Set an attribute of the env itself. A value of `PROGRESS` is passed to ALF's schedulers and to the env."""
         if name == PROGRESS:
             self._update_progress(value)
         else:
@@ -158,7 +158,7 @@ def tree_of(spec: Any, path: str) -> Node:
     """Return the tree of a nest of specs: dicts, lists, tuples and named tuples of objects with a shape and a dtype.
 
     Raises:
-        UsageError: a part of it is none of these, or has a dtype that NumPy does not have.
+        UsageError: a part of the nest is none of these, or has a dtype that NumPy does not have.
     """
     if isinstance(spec, Mapping):
         return DictNode(tuple((key, tree_of(child, f"{path}[{key!r}]")) for key, child in spec.items()))

@@ -51,14 +51,14 @@ class BatchEnvironmentWrapper:
         return self._time_step
 
     def current_time_step(self) -> Any:
-        """Return the TimeStep that `reset` or `step` returned last; None before, as in ALF."""
+        """Return the newest TimeStep of `reset` or `step`, or None before the first one, as in ALF."""
         return self._time_step
 
     def sync_progress(self) -> None:
-        """Do nothing, as in ALF: the envs are in this process."""
+        """Do nothing, as in ALF, because the envs are in this process."""
 
     def seed(self, seed: int) -> None:
-        """Give each env its own seed."""
+        """Seed the envs: env i gets the seed `seed` * n + i."""
         for i, env in enumerate(self.envs):
             env.seed(seed * len(self.envs) + i)
 

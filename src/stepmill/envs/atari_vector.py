@@ -1,4 +1,4 @@
-"""ALE's own vector env, `ale_py.AtariVectorEnv`: Atari games in C++ threads of ALE's.
+"""ALE's own vector env, `ale_py.AtariVectorEnv`, which runs Atari games in its own C++ threads.
 
     tasks = [AtariVectorTask("pong", {"frameskip": 4})] * 64
     pool = stepmill.Pool(tasks, backend="envpool")
@@ -8,7 +8,7 @@ It runs behind the same proxy as EnvPool's pools. This module handles the requir
 - Its `send` takes no env ids: it steps the envs that were received last. Here all envs are stepped together, and a step of some
   of them is refused. Any envs can be reset, with a seed for each or without seeds.
 - It is made with the NEXT_STEP autoreset mode; the pool's own mode is kept by resets.
-- A reset is complete when it is begun, and its result is kept here.
+- A reset ends before the call returns, so its result is stored here until it is received.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class AtariVectorTask:
         return AtariVectorDriver(envs), spec
 
     def __call__(self) -> object:
-        """Refuse: the task is no env.
+        """Refuse to make an env, because other backends cannot run the envs of this task.
 
         Raises:
             UsageError: always.
@@ -88,7 +88,7 @@ class AtariVectorDriver:
         self._num_envs = int(envs.num_envs)
         self._done: deque[tuple[Any, ...]] = deque()  # results of resets
         self._is_at_work = False
-        self._is_stale = False  # what is at work is nobody's any more
+        self._is_stale = False  # the results of the pending call are to be discarded
 
     def send(self, servers: NDArray[np.int32], actions: Any) -> None:
         """Begin a step of all envs."""
@@ -103,7 +103,7 @@ class AtariVectorDriver:
         self._is_at_work = True
 
     def reset(self, orders: Sequence[tuple[int, Any, Any]]) -> None:
-        """Reset envs; the results can be received."""
+        """Reset envs. The results can then be received."""
         if any(options for _, _, options in orders):
             raise UsageError("ALE's vector env takes no reset options; give them to AtariVectorTask instead")
         large = [seed for _, seed, _ in orders if seed is not None and seed > _LARGEST_SEED]
@@ -117,7 +117,7 @@ class AtariVectorDriver:
         self._done.append((servers, obs[servers], None, None, None, {key: info[key][servers] for key in _infos(info)}))
 
     def recv(self) -> tuple[Any, ...]:
-        """Return results: of resets first."""
+        """Return results. Those of resets come first."""
         if self._done:
             return self._done.popleft()
         obs, reward, terminated, truncated, info = self._envs.recv()
@@ -125,7 +125,7 @@ class AtariVectorDriver:
         return info["env_id"], obs, reward, terminated, truncated, {key: info[key] for key in _infos(info)}
 
     def env_handle(self, server: int) -> object:
-        """Return what calls on one env reach: the vector env."""
+        """Return the object that serves calls for one env, which is the vector env."""
         return self._envs
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class AtariVectorDriver:
         self._envs = None
 
     def drop(self) -> None:
-        """Forget what was begun and not received."""
+        """Discard the pending calls."""
         self._done.clear()
         self._is_stale, self._is_at_work = self._is_at_work, False
 

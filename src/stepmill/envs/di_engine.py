@@ -27,7 +27,7 @@ DYNAMIC_RANGE = 1000
 
 
 class BaseEnvTimestep(NamedTuple):
-    """The result of a step where ding is not installed, with the fields of ding's BaseEnvTimestep."""
+    """The result of a step if ding is not imported, with the fields of ding's BaseEnvTimestep."""
 
     obs: Any
     reward: Any
@@ -61,7 +61,7 @@ def adapt(env: object) -> Steppable:
 
 
 def tree_of_any(space: object) -> Node:
-    """Return the tree of a gym or gymnasium space. Spaces of no fixed size, and objects that are no spaces, are opaque."""
+    """Return the tree of a gym or gymnasium space. Spaces of no fixed size and other objects are opaque."""
     names = {cls.__name__ for cls in type(space).__mro__ if cls.__module__.partition(".")[0] in _SPACE_LIBRARIES}
     children: Any = getattr(space, "spaces", None)
     if "Dict" in names and children:
@@ -78,7 +78,7 @@ def tree_of_any(space: object) -> Node:
 
 
 def dump_spaces(spaces: tuple[object, ...]) -> bytes:
-    """Pickle spaces. Their generators are left out if they do not load, as those of gym 0.25 with NumPy 1.24 and newer."""
+    """Pickle spaces. Generators that cannot be loaded are left out, as with gym 0.25 and NumPy 1.24 or newer."""
     data: bytes = cloudpickle.dumps(spaces)
     try:
         cloudpickle.loads(data)
@@ -119,7 +119,7 @@ class DingSteppable:
         self._episode_seeds: np.random.Generator | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[object, Any]:
-        """Reset with a seed; options are keyword arguments of the env's `reset`."""
+        """Reset the env with a seed. The options are keyword arguments of the env's `reset`."""
         if seed is not None:
             self._episode_seeds = np.random.default_rng(seed)
         elif self._episode_seeds is not None:
@@ -193,12 +193,12 @@ class GymnasiumAsDing:
         self._return = 0.0
 
     def seed(self, seed: int, dynamic_seed: bool | None = None) -> None:
-        """Set the seed of the next episodes. With `dynamic_seed=False` all use it, else each draws its own from it."""
+        """Set the seed of the next episodes. With `dynamic_seed=False` all use it; otherwise each draws one from it."""
         self._seed = int(seed)
         self._seed_offsets = None if dynamic_seed is False else np.random.RandomState(self._seed % 2**32)
 
     def reset(self, **kwargs: Any) -> Any:
-        """Begin an episode; keyword arguments are those of the env's `reset`."""
+        """Begin an episode. The keyword arguments are those of the env's `reset`."""
         self._return = 0.0
         if self._seed is not None:
             offset = 0 if self._seed_offsets is None else DYNAMIC_STEP * self._seed_offsets.randint(1, DYNAMIC_RANGE)
@@ -206,7 +206,7 @@ class GymnasiumAsDing:
         return self._env.reset(**kwargs)[0]
 
     def step(self, action: Any) -> Any:
-        """Step the env; an action for a Discrete space may be a number or an array of one number."""
+        """Step the env. An action for a Discrete space may be a number or an array of one number."""
         if self._is_discrete:
             action = int(np.asarray(action).reshape(-1)[0])
         obs, reward, terminated, truncated, info = self._env.step(action)

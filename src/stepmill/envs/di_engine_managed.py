@@ -1,9 +1,9 @@
 """The worker's side of a DI-engine manager: each env is wrapped in a `ManagedEnv`, which adapts its steps to the hot loop.
 
-The manager rebuilds each timestep exactly. Observations are arrays as their space says, or opaque. Actions are opaque: the
-env gets the object that the user passed. Rewards lie in the slab as float64; their class, dtype and shape are part of the
-`TimestepFormat`, which is sent with the first step and whenever it changes. A timestep that fits no format (abnormal, or with
-a reward of several numbers) is sent whole, in the info.
+The manager rebuilds each timestep exactly. Observations are arrays as their space says, or opaque. Actions are opaque,
+so the env gets the object that the user passed. Rewards lie in the slab as float64; their class, dtype and shape are
+part of the `TimestepFormat`, which is sent with the first step and whenever it changes. A timestep that fits no format
+(abnormal, or with a reward of several numbers) is sent whole, in the info.
 
     info for the engine ─ {}                                          the env's info was {}, and the format is unchanged
                         └ {TIMESTEP_KEY: (info, format, whole)}       format, whole or both are None
@@ -43,10 +43,10 @@ class ManagedSettings:
     """A manager's settings for its envs.
 
     Attributes:
-        shared_memory: observations lie in the slab, as their space says; otherwise they are opaque.
-        step_tries: how often a step that raises is tried, the first time included.
-        step_timeout_s, reset_timeout_s: limits kept by SIGALRM, for envs that run in the caller's thread.
-        is_process: the worker is a process, which is named after the env.
+        shared_memory: whether observations lie in the slab, as their space says. Otherwise they are opaque.
+        step_tries: how often a step that raises is tried, including the first time.
+        step_timeout_s, reset_timeout_s: limits that SIGALRM enforces, for envs that run in the caller's thread.
+        is_process: whether the worker is a process, which is named after the env.
     """
 
     shared_memory: bool = True
@@ -75,7 +75,7 @@ class ManagedEnvMaker:
         return ManagedEnv(self)
 
     def make(self) -> Any:
-        """Return the user's env, newly made."""
+        """Return a new env of the user's function."""
         env = as_ding_env(self.env_fn())
         if self.sink is not None:
             self.sink[self.env_id] = env
@@ -94,7 +94,7 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
 
 
 def adapt(env: object) -> Steppable:
-    """Return the managed env itself: it has the engine's API."""
+    """Return the managed env itself, which has the engine's API."""
     assert isinstance(env, ManagedEnv)
     return env
 
@@ -103,9 +103,9 @@ class ManagedEnv:
     """One env of a manager, in the engine's API.
 
     Options of a reset:
-    - "param": keyword arguments of the env's `reset`, used for later automatic resets too; None calls it without any.
-    - "seed": (seed, dynamic_seed or None), passed to the env before the reset.
-    - "renew": replace the env by a new one before the reset.
+    - "param": keyword arguments of the env's `reset`, also for later automatic resets. None means no arguments.
+    - "seed": (seed, dynamic_seed or None), which is passed to the env before the reset.
+    - "renew": whether the env is replaced by a new one before the reset.
     """
 
     def __init__(self, maker: ManagedEnvMaker) -> None:
@@ -199,7 +199,7 @@ class ManagedEnv:
     # ---- calls ---------------------------------------------------------------------------------------------------
 
     def look_up(self, name: str, method_names: list[str]) -> tuple[str, object]:
-        """Look an attribute of the env up.
+        """Look up an attribute of the env.
 
         Returns:
             ("value", the attribute), ("missing", repr of the env's class), ("callable", None) for a method that is one of
@@ -216,7 +216,7 @@ class ManagedEnv:
         """Call a method of the env.
 
         Raises:
-            KeyError: it is not one of `method_names`.
+            KeyError: the name is not one of `method_names`.
         """
         if name not in method_names:
             raise KeyError(f"not support env cmd: {name}")
@@ -264,7 +264,7 @@ class ManagedEnv:
 
 
 def render_frame(env: Any, render_mode: str) -> object:
-    """Render the env that `env._env` is, as DI-engine does; if it has a simulator, return the simulator's image."""
+    """Render `env._env`, as DI-engine does. If it has a simulator, return the simulator's image."""
     inner = getattr(env, "_env", env)
     if hasattr(inner, "sim"):
         return inner.sim.render(camera_name="track", height=128, width=128)[::-1]
@@ -297,7 +297,7 @@ def _is_regular(obs: object, reward: Any, step_format: TimestepFormat, info: obj
 
 
 def sent_class(step_format: TimestepFormat) -> type[Any] | None:
-    """Return the class of a timestep as it is sent: None stands for `timestep_class()` in the receiving process."""
+    """Return the class of a timestep for sending. None stands for `timestep_class()` in the receiving process."""
     return None if step_format[0] is BaseEnvTimestep else step_format[0]
 
 

@@ -1,7 +1,7 @@
 """dm_env environments: TimeSteps become Gymnasium's five values, and specs become trees.
 
 A last TimeStep is `terminated` if its discount is 0, else `truncated`. `info["discount"]` is an array [B, ...], 1 after a
-reset. The engine resets an environment whose episode is over, so that dm_env's own autoreset is never used.
+reset. The engine resets an environment whose episode is over, so dm_env's own autoreset is never used.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import MissingExtraError, UsageError
 
 _BOOKKEEPING_INFOS = frozenset({"env_id", "players"})  # they say which env a row belongs to, which the engine knows
-_ENV_ID_NAMES = frozenset({"env_id", "players.env_id"})  # parts of an action that hold its env_id
+_ENV_ID_NAMES = frozenset({"env_id", "players.env_id"})  # parts of an action that contain its env_id
 _SEED_RANGE = range(-(2**31), 2**31)
 
 
@@ -45,8 +45,8 @@ class EnvPoolTask:
     Attributes:
         task_id: the id for `envpool.make`.
         kwargs: other arguments of `envpool.make`, without `num_envs`, `env_type` and `batch_size`.
-        is_async: each env's result is available as soon as it is ready. Otherwise envs that are sent together finish
-            together, which is faster.
+        is_async: whether each env's result is available as soon as it is ready. Otherwise envs that are sent together
+            finish together, which is faster.
         has_infos: False drops EnvPool's infos, which cost time for every env in every step.
     """
 
@@ -131,7 +131,7 @@ def import_envpool() -> Any:
     """Return EnvPool.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: EnvPool is not installed.
     """
     try:
         return import_module("envpool")
@@ -245,7 +245,7 @@ class EnvPoolDriver:
 
     @property
     def pool(self) -> Any:
-        """The current pool; a reset with seeds replaces it."""
+        """The current pool, which a reset with seeds replaces."""
         return self._pool
 
     def close(self) -> None:
@@ -253,7 +253,7 @@ class EnvPoolDriver:
         self._pool = None
 
     def drop(self) -> None:
-        """Discard pending calls. Only synchronous pools need it: asynchronous ones run in a thread without signal handlers."""
+        """Discard pending calls. Only synchronous pools need this: others run in a thread without signal handlers."""
         self._queued_calls.clear()
         self._is_stale, self._is_call_pending = self._is_sync, False
 
@@ -350,7 +350,7 @@ def unpack_result(result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
 def _make_reader(pool: Any) -> Callable[[Sequence[Any]], tuple[Any, ...]] | None:
     """Return a function that makes a result without infos from the arrays of `pool._recv`, much faster than `pool.recv`.
 
-    None if the pool's `recv` is not EnvPool's own.
+    Return None if the pool's `recv` is not EnvPool's own.
     """
     keys = list(getattr(pool, "_state_keys", ()))
     own = import_module("envpool.python.envpool").EnvPoolMixin

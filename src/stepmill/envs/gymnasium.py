@@ -32,7 +32,7 @@ _TINY_ENVS = frozenset(
     }
 )
 _TINY_STEP_S = 8e-6
-_WEIGHTED_SUM = "LinearReward"  # MO-Gymnasium's wrapper that makes a number of a vector
+_WEIGHTED_SUM = "LinearReward"  # MO-Gymnasium's wrapper that converts a vector to a number
 _MAX_DIMS = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
 
 
@@ -61,15 +61,15 @@ def describe_opaque(_env: object, like: EnvSpec | None) -> EnvSpec:
 
 
 def adapt(env: object) -> Steppable:
-    """Return the env itself: it has the engine's API."""
+    """Return the env itself, which has the engine's API."""
     return cast("Steppable", env)
 
 
 def declared_space(env: object, name: str) -> spaces.Space[object] | None:
-    """Return one of an env's spaces; None if it declares none.
+    """Return one of an env's spaces, or None if the env does not declare it.
 
     Raises:
-        UsageError: it is not a space.
+        UsageError: the object is not a space.
     """
     space = getattr(env, name, None)
     if space is not None and not isinstance(space, spaces.Space):
@@ -83,7 +83,7 @@ def declared_space(env: object, name: str) -> spaces.Space[object] | None:
 def _vector_reward_space(env: object) -> spaces.Box | None:
     """Return the space of an env's rewards, as MO-Gymnasium's envs declare it; None if a reward is a number.
 
-    The outermost wrapper that has an attribute `reward_space` says it: None there is a number.
+    The outermost wrapper that has an attribute `reward_space` decides. If it is None there, a reward is a number.
     """
     while not hasattr(env, "reward_space"):
         if not isinstance(env, gymnasium.Wrapper) or type(env).__name__ == _WEIGHTED_SUM:
@@ -105,7 +105,7 @@ def tree_of(space: spaces.Space[object] | None, path: str) -> Node:
     """Return the tree of a space; None stands for any value. `path` is its name in errors.
 
     Raises:
-        UsageError: a part of it has a structured or object dtype.
+        UsageError: a part of the space has a structured or object dtype.
     """
     if isinstance(space, spaces.Dict):
         return DictNode(tuple((key, tree_of(child, f"{path}[{key!r}]")) for key, child in space.spaces.items()))
@@ -128,7 +128,7 @@ def _leaf(space: spaces.Space[object], shape: tuple[int, ...], kind: LeafKind, p
         raise UsageError(
             f"{path} has {len(shape)} dimensions, and NumPy's limit is {_MAX_DIMS} with the batch dimension; use fewer"
         )
-    # Numbers in the slab have the machine's byte order; the hot loop swaps the bytes of others.
+    # Numbers in the slab have the machine's byte order. The hot loop swaps the bytes of other numbers.
     return Leaf(dtype.newbyteorder("="), tuple(int(size) for size in shape), kind)
 
 
@@ -146,7 +146,7 @@ def pickle_spaces(
 
 
 class VectorSpaces(NamedTuple):
-    """The spaces of a vector env of N rows: those of all rows, and those of one row. None: the envs declare none."""
+    """The spaces of a vector env of N rows: those of all rows, and those of one row. They are None if not declared."""
 
     observation: spaces.Space[Any] | None
     action: spaces.Space[Any] | None
@@ -190,11 +190,11 @@ def is_same(spec: EnvSpec, other: EnvSpec) -> bool:
 
 @dataclass(frozen=True)
 class GymnasiumEnvMaker:
-    """An env_fn that makes a registered env. It holds the spec, so that a worker needs no registry.
+    """An env_fn that makes a registered env. It contains the spec, so that a worker needs no registry.
 
     Attributes:
-        spec: of the env, with its keyword arguments.
-        wrappers: applied to the env in this order, so that the first is innermost.
+        spec: the spec of the env, with its keyword arguments.
+        wrappers: the wrappers, which are applied to the env in this order, so that the first is the innermost.
         max_episode_steps, disable_env_checker: as for `gymnasium.make`.
     """
 
@@ -211,6 +211,6 @@ class GymnasiumEnvMaker:
 
 
 def known_step_s(spec: GymnasiumSpec) -> float | None:
-    """Return how many seconds a step of a registered env takes at most, or None if that is not known before it runs."""
+    """Return how many seconds a step of a registered env takes at most, or None if that is not known in advance."""
     is_known = spec.entry_point in _TINY_ENVS and not spec.additional_wrappers and "render_mode" not in spec.kwargs
     return _TINY_STEP_S if is_known else None

@@ -1,6 +1,6 @@
 """Gymnasium's registry of envs as bytes, which give a fresh worker the registrations of the learner's program.
 
-All registrations are sent, also Gymnasium's own: a program may have replaced some of them, and they take only 8 kB.
+All registrations are sent, including Gymnasium's own, because a program may have replaced some. They take only 8 kB.
 `worker/program_state.py` finds this module by its name.
 """
 
@@ -70,21 +70,21 @@ def _portable(entry_point: _Creator) -> Any:
         return entry_point
     try:
         return load_env_creator(entry_point)
-    except AttributeError:  # the program does not define it; making the env raises that
+    except AttributeError:  # the program does not define it, which making the env reports
         return entry_point
 
 
 def _dump_spec(env_id: str, spec: EnvSpec) -> bytes:
     try:
         return bytes(cloudpickle.dumps(portable_spec(spec)))
-    except Exception as exc:  # pickling runs code of the user's classes
+    except Exception as exc:  # pickling runs code of the user's classes, which may raise anything
         return bytes(cloudpickle.dumps(_unsendable(env_id, exc)))
 
 
 def _load_spec(env_id: str, data: bytes) -> EnvSpec:
     try:
         spec = cloudpickle.loads(data)
-    except Exception as exc:  # so does loading
+    except Exception as exc:  # so may loading
         return _unsendable(env_id, exc)
     return spec if isinstance(spec, EnvSpec) else _unsendable(env_id, TypeError(f"it is a {type(spec).__name__}"))
 

@@ -14,7 +14,7 @@ from stepmill.spec.errors import UsageError
 
 
 def describe(env: object, like: EnvSpec | None) -> EnvSpec:
-    """Return the spec of one row of a vector env, and their number; or the object `like` if it equals that spec."""
+    """Return the spec of one row of a vector env, with the number of rows; or `like` if it equals that spec."""
     env = cast("VectorEnv[object, object, object]", env)
     observation = declared_space(env, "single_observation_space")
     action = declared_space(env, "single_action_space")
@@ -33,7 +33,7 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
 
 
 def adapt(env: object) -> Steppable:
-    """Return the vector env itself: it has the engine's API, with a leading dimension."""
+    """Return the vector env itself, which has the engine's API with a leading dimension."""
     return cast("Steppable", env)
 
 

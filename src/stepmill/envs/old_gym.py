@@ -1,5 +1,5 @@
-"""Envs of gym, the predecessor of Gymnasium: `step` returns four values or five, `reset` an info or none, and the seed
-goes to `seed()` or to `reset(seed=...)`.
+"""Envs of gym, the predecessor of Gymnasium. `step` returns four values or five, `reset` may return an info, and the
+seed is passed to `seed()` or to `reset(seed=...)`.
 
 gym itself is not imported: the adapter looks at what an env returns. `done` is `truncated` if the info has
 "TimeLimit.truncated", else `terminated`. Reset options are keyword arguments of a `reset` before gym 0.26, and the argument
@@ -52,7 +52,7 @@ class OldGymEnv(EnvAdapter):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, object] | None = None
     ) -> tuple[object, Mapping[str, object]]:
-        """Begin an episode; pass the seed and options in the way of the env's API."""
+        """Begin an episode, and pass the seed and options in the way of the env's API."""
         if self._is_new:
             return _split_reset(self.env.reset(seed=seed, options=options), self._tree)
         if seed is not None:
@@ -79,5 +79,5 @@ def _split_reset(result: Any, tree: Node) -> tuple[object, Mapping[str, object]]
     """Return (observation, info) of the result of a reset, which may be the observation alone."""
     is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)
     if is_pair and isinstance(tree, TupleNode) and not isinstance(result[0], tuple):
-        return result, {}  # the pair is the observation: if there were an info, result[0] would be the observed tuple
+        return result, {}  # the pair is the observation; with an info, result[0] would be the observed tuple
     return (result[0], result[1]) if is_pair else (result, {})

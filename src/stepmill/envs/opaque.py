@@ -1,4 +1,4 @@
-"""Any Python env with `reset` and `step`: whatever it returns is sent as one opaque value.
+"""Any Python env with `reset` and `step`. Its results are sent as one opaque value.
 
 `step` may return four values, as in old gym, or five. Observations and actions need only be picklable, so that an env needs
 no spaces; each step pays for encoding and decoding them.
@@ -73,7 +73,7 @@ class OpaqueEnv(EnvAdapter):
         parameters = _parameters(self.env.render)
         takes_any = any(
             each.kind is each.VAR_KEYWORD for each in parameters.values()
-        )  # gym 0.25 decorates all methods `render`
+        )  # because gym 0.25 decorates all methods `render`
         takes_mode = "mode" in parameters or (takes_any and mode != "human")
         frame: object = self.env.render(mode=mode) if takes_mode else self.env.render()
         return frame
@@ -85,7 +85,7 @@ class OpaqueEnv(EnvAdapter):
             super().close()
 
     def close_env(self) -> None:
-        """Close the env while its worker goes on running."""
+        """Close the env while its worker continues to run."""
         self.close()
 
     def get_wrapper_attr(self, name: str) -> object:
@@ -111,15 +111,16 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
 
 
 def adapt(env: object) -> Steppable:
-    """Return the env itself: `OpaqueEnv` has the engine's API."""
+    """Return the env itself, because `OpaqueEnv` has the engine's API."""
     return cast("Steppable", env)
 
 
 def has_gymnasium_api(env: object) -> bool:
     """Whether an env's `reset` returns (observation, info) and takes a seed.
 
-    True for Gymnasium's envs and, if `reset` takes a seed, for those of gym 0.26 and newer. For any other env it is true if `reset` has a parameter `seed`
-    and no `return_info`, which gym 0.22 had. A SubprocessEnv, which wrappers of either library accept, says it itself.
+    It is true for Gymnasium's envs, and for gym's envs if gym is 0.26 or newer and `reset` takes a seed. For an env of
+    neither library it is true if `reset` has a parameter `seed` and no `return_info`, which gym 0.22 had. A
+    SubprocessEnv, which wrappers of either library accept, has an attribute for this.
     """
     of_subprocess_env = getattr(getattr(env, "unwrapped", env), "has_reset_info", None)
     if isinstance(of_subprocess_env, bool):

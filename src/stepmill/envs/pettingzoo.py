@@ -77,7 +77,7 @@ class ParallelAgents(EnvAdapter):
     def reset(
         self, *, seed: int | None = None, options: dict[str, object] | None = None
     ) -> tuple[object, object, object]:
-        """Begin an episode; return observations, infos and which agents are alive."""
+        """Begin an episode; return (observations, infos, flags of the agents that are alive)."""
         obs, infos = self.env.reset(seed=seed, options=options)
         return self._fill(obs), _infos(infos), self._alive()
 
@@ -111,7 +111,7 @@ class ParallelAgents(EnvAdapter):
 
 
 class _StackedParallelAgents(ParallelAgents):
-    """As ParallelAgents, with arrays [A, ...] in place of dicts."""
+    """Like ParallelAgents, with arrays [A, ...] in place of dicts."""
 
     def __init__(self, env: object) -> None:
         super().__init__(env)

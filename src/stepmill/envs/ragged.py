@@ -1,7 +1,7 @@
-"""Envs whose agents come and go: any number up to a capacity, each identified by a number.
+"""Envs whose agents join and leave: any number up to a capacity, each identified by a number.
 
 A subclass of `RaggedEnv` returns the observations of the agents that are present after each step, as a dict by agent id. In
-the slab each agent has a slot while it is present: observations and actions are [B, A, ...] with A the capacity,
+the slab each agent has a slot while it is present: observations and actions are [B, A, ...], where A is the capacity,
 `batch.alive` says which slots are in use, `batch.info["agent_id"]` has the agent of each slot (-1 if there is none), and
 `batch.players` has one row per agent that is present.
 """
@@ -30,7 +30,7 @@ ByAgent = Mapping[int, Any]
 
 
 class RaggedEnv(ABC):
-    """Base class of envs whose agents come and go.
+    """The base class of envs whose agents join and leave.
 
     Attributes:
         capacity: how many agents may be present at once, including those whose episode ended in the newest step.
@@ -49,17 +49,17 @@ class RaggedEnv(ABC):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[ByAgent, Mapping[str, Any]]:
-        """Return the observations of the agents that are present, by agent id, and an info."""
+        """Begin an episode; return (observations of the agents that are present, by agent id, info)."""
 
     @abstractmethod
     def step(self, actions: ByAgent) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, Mapping[str, Any]]:
-        """Return observations, rewards, terminated, truncated by agent id, and an info.
+        """Step the env; return (observations, rewards, terminated, truncated, info), all by agent id except the info.
 
         Args:
             actions: the actions of the agents that are present, by agent id.
         Returns:
             Observations of the agents that are present now, and of those whose episode ended in this step. An agent
-            without observation has left. Missing rewards are 0, missing flags False.
+            without an observation has left. Missing rewards count as 0, and missing flags as False.
         """
 
 
@@ -127,7 +127,7 @@ class RaggedAgents(EnvAdapter):
         self._alive = np.zeros(self.env.capacity, np.bool_)
 
     def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> Any:
-        """Begin an episode; return observations, info and which agents are alive."""
+        """Begin an episode; return (observations, info, flags of the agents that are alive)."""
         obs, info = self.env.reset(seed=seed, options=options)
         self._slots = AgentSlots(self.env.capacity)
         slots = self._slots.assign(obs)

@@ -1,7 +1,8 @@
-"""reasoning-gym's datasets: an episode is one question, and one answer.
+"""reasoning-gym's datasets: an episode is one question and one answer.
 
-`reset(options={"index": i})` asks question i; without it the env draws one. `info["index"]` says which it is; the reward is
-`score_answer`, and the `info` of the step has the dataset's own `answer`. `dataset[index]["metadata"]` has the rest.
+`reset(options={"index": i})` asks question i. Without the option, the env draws a question, and `info["index"]` is its
+index. The reward is the result of `score_answer`, and the `info` of the step has the dataset's own `answer`.
+`dataset[index]["metadata"]` has further data of the question.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ describe = describe_opaque
 
 
 def adapt(env: object) -> Steppable:
-    """Return what the hot loop steps."""
+    """Return the object that the hot loop steps."""
     return cast("Steppable", QuestionEnv(env))
 
 
@@ -42,6 +43,6 @@ class QuestionEnv(EnvAdapter):
         return self._entry["question"], {"index": self._index}
 
     def step(self, action: object) -> tuple[object, float, bool, bool, dict[str, object]]:
-        """Judge an answer."""
+        """Score an answer, which ends the episode."""
         score = float(self.env.score_answer(action, self._entry))
         return self._entry["question"], score, True, False, {"index": self._index, "answer": self._entry["answer"]}

@@ -18,17 +18,17 @@ _registered: dict[str, str | Adapter] = {}
 
 
 def register_adapter(env_class: type | str, adapter: Adapter | str) -> None:
-    """Let pools take envs of an API that stepmill does not know, also in workers that are started fresh.
+    """Let pools take envs of an API that stepmill does not know, even in workers that are started fresh.
 
-    Register adapters before the pool is made. Of an env's classes the first in its method resolution order that has an adapter
-    counts, and another adapter for the same class replaces the first.
+    Register adapters before the pool is made. The first class in an env's method resolution order that has an adapter
+    counts. Another adapter for the same class replaces the first.
 
     Args:
         env_class: a class of envs, or its dotted name, so that its library need not be imported.
         adapter: an object or module with two functions, or the name of such a module. `describe(env, like)` returns the
-            EnvSpec of an env, or `like`, the spec of the worker's last env or None, if it is equal. `adapt(env)` returns the
-            object that is stepped: `reset(seed=, options=)` returns (observation, info), `step(action)` returns (observation,
-            reward, terminated, truncated, info), as the spec describes them.
+            EnvSpec of an env, or `like` if that is equal; `like` is the spec of the worker's last env, or None.
+            `adapt(env)` returns the object that is stepped: `reset(seed=, options=)` returns (observation, info),
+            `step(action)` returns (observation, reward, terminated, truncated, info), as the spec describes them.
     Raises:
         UsageError: the adapter lacks one of the functions, or its module cannot be imported.
     """
@@ -51,7 +51,7 @@ def dump_registry() -> bytes:
     """Return the registered adapters of this process, for `load_registry` in another."""
     try:
         return bytes(cloudpickle.dumps(_registered))
-    except Exception as exc:  # pickling runs code of the user's classes
+    except Exception as exc:  # pickling runs code of the user's classes, which may raise anything
         raise UsageError(
             f"the registered adapters ({', '.join(_registered)}) cannot be pickled: {type(exc).__name__}: {exc}; make each a module "
             "of two functions, or use context='fork'"

@@ -1,10 +1,12 @@
-"""textarena's games: a text for each turn, and a text in reply. `reset(options={"num_players": 2})`; one player is the default.
+"""textarena's games: each turn shows a text, and the action is a text in reply.
 
-Each step is the turn of one player, `info["player_id"]`. The step that ends a game for one player has its reward; in games for
-several the reward is 0, and `info["rewards"]` has those of all players. `info["game"]` is what textarena says of each player.
+`reset(options={"num_players": 2})` sets the number of players, which is 1 by default. Each step is the turn of one
+player, `info["player_id"]`. The step that ends a game for one player has its reward. In games for several players the
+reward is 0, and `info["rewards"]` has the rewards of all players. `info["game"]` has textarena's info of each player.
 
-textarena draws from Python's global generator. Here each env has a state of it that no other env of its process changes, so that
-a seed decides a game, also when it is replayed. So games of one process take turns.
+textarena draws from Python's global generator. Here each env has its own state of that generator, which no other env of
+its process changes, so that a seed determines a game, even when it is replayed. Games of one process therefore take
+turns.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ describe = describe_opaque
 
 
 def adapt(env: object) -> Steppable:
-    """Return what the hot loop steps."""
+    """Return the object that the hot loop steps."""
     return cast("Steppable", TextArenaEnv(env))
 
 
@@ -44,7 +46,7 @@ class TextArenaEnv(EnvAdapter):
         """Begin a game."""
         num_players = (options or {}).get("num_players", 1)
         with self._own_random_state():
-            self.env = copy.deepcopy(self._unplayed)  # games and wrappers keep parts of the game before
+            self.env = copy.deepcopy(self._unplayed)  # games and wrappers keep parts of the previous game
             self.env.reset(num_players=num_players, seed=seed)
             return self._turn({})
 
@@ -60,7 +62,7 @@ class TextArenaEnv(EnvAdapter):
         return "", reward, True, False, {**info, "rewards": _by_name(rewards), "game": _by_name(game)}
 
     def close(self) -> None:
-        """Do nothing: `close` of textarena ends a game and returns its rewards."""
+        """Do nothing, because `close` of textarena ends a game and returns its rewards."""
 
     def _turn(self, info: Mapping[str, object]) -> tuple[object, dict[str, object]]:
         player_id, obs = self.env.get_observation()

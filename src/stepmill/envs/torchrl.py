@@ -1,8 +1,8 @@
-"""TorchRL's envs, `GymEnv` and `TransformedEnv` for example: tensordicts become Gymnasium's five values.
+"""TorchRL's envs, such as `GymEnv` and `TransformedEnv`: tensordicts become Gymnasium's five values.
 
-The observation is a dict of all parts of the env's observation spec, nested as there; the action is what the spec of "action"
-says, one-hot vectors for example. TorchRL's own specs travel to front-ends in the spaces (`SpecSpace`). Envs with a batch size,
-with inputs beside the action, with other keys than TorchRL's usual ones, or with parts that are no arrays are refused by name.
+The observation is a dict of all parts of the env's observation spec, with the same nesting. The action is an element of
+the spec of "action", such as a one-hot vector. Front-ends get TorchRL's own specs in the spaces (`SpecSpace`). Envs are
+refused by name if they have a batch size, inputs other than the action, unusual keys, or parts that are not arrays.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _FLAGS = {"done", "terminated", "truncated"}
 
 
 class SpecSpace(spaces.Space[NDArray[Any]]):
-    """A space that is one of TorchRL's specs; `spec` is of one env, without a batch dimension."""
+    """A space that is one of TorchRL's specs. `spec` is the spec of one env, without a batch dimension."""
 
     def __init__(self, spec: Any, dtype: np.dtype[Any]) -> None:
         super().__init__(tuple(spec.shape), dtype)
         self.spec = spec
 
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> NDArray[Any]:
-        """Return a random value, by the generator of torch."""
+        """Return a random value, drawn from torch's generator."""
         drawn: NDArray[Any] = self.spec.rand().numpy()
         return drawn
 
@@ -128,7 +128,7 @@ class TorchRLEnv(EnvAdapter):
 def _to_tensors(action: Any) -> Any:
     if isinstance(action, dict):
         return TensorDict({key: _to_tensors(child) for key, child in action.items()})
-    return torch.from_numpy(np.array(action))  # a copy: the engine writes the next action to the same memory
+    return torch.from_numpy(np.array(action))  # a copy, because the engine writes the next action to the same memory
 
 
 def _check(env: Any) -> None:

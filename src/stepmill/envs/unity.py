@@ -23,7 +23,7 @@ from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
 from stepmill.spec.tree import Opaque
 
-PAYLOAD_BYTES = 4 << 20  # space for one step's agents in the slab; larger results take a slower path
+PAYLOAD_BYTES = 4 << 20  # the space for one step's agents in the slab; larger results take a slower path
 DECISION_FIELDS = ("obs", "reward", "agent_id", "action_mask", "group_id", "group_reward")
 TERMINAL_FIELDS = ("obs", "reward", "interrupted", "agent_id", "group_id", "group_reward")
 BATCH_FIELDS = ("obs", "reward", "done", "max_step", "agent_id", "action_mask")
@@ -36,7 +36,7 @@ Results = dict[str, Any]
 
 
 class Generation(IntEnum):
-    """The API of a `BaseEnv`. Values are minor versions of mlagents-envs that have it."""
+    """The API of a `BaseEnv`. The values are minor versions of mlagents-envs that have it."""
 
     GROUPS = 15
     BEHAVIORS = 28

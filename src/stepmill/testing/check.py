@@ -39,7 +39,7 @@ def check_env(env_fn: EnvFn, *, seed: int = 0, num_steps: int = 200, ignore_info
     The checks are part of those of `stepmill doctor`, which also runs checks in separate processes. Its warnings are not failures here.
 
     Args:
-        env_fn: builds the env; it is called a few times.
+        env_fn: a function that builds the env. It is called a few times.
         seed: the seed of the compared runs and of their random actions.
         num_steps: the number of steps in each run.
         ignore_info: info keys that may differ, such as wall-clock times.
@@ -60,7 +60,7 @@ def check_backend(make_pool: MakePool) -> None:
     """Check that the pools of `make_pool(env_fns)` fulfil the contract of every backend: data, calls, faults, close.
 
     Args:
-        make_pool: builds a Pool on the backend under test, with automatic resets at the next step.
+        make_pool: a function that builds a Pool on the backend under test, with automatic resets at the next step.
 
     Raises:
         CheckFailed: names the clause that is violated.
@@ -71,7 +71,7 @@ def check_backend(make_pool: MakePool) -> None:
 
 
 def draw_actions(space: gymnasium.Space[Any], count: int, seed: int) -> list[Any]:
-    """Return `count` samples of a space without changing the space."""
+    """Return `count` samples of a space, and do not change the space."""
     space = copy.deepcopy(space)
     space.seed(seed)
     return [space.sample() for _ in range(count)]

@@ -152,7 +152,8 @@ class SeedRecorder(gymnasium.Env[NDArray[np.int64], np.int64]):
 class ImageEnv(gymnasium.Env[NDArray[np.uint8], np.int64]):
     """Returns images of one predictable colour.
 
-    Observation: uint8 `shape`, filled with `ImageEnv.colour(identity, steps since construction)`; a new array each time.
+    Observation: uint8 `shape`, filled with `ImageEnv.colour(identity, clock)`; a new array each time. `clock` counts
+    steps and resets since the last reset with a seed.
     """
 
     def __init__(self, identity: int = 0, shape: tuple[int, ...] = (84, 84, 4), length: int = 50) -> None:

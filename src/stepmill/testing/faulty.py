@@ -40,7 +40,7 @@ class OddSignatureError(Exception):
 
 
 class UnpicklableError(Exception):
-    """An exception that holds a lock, so that it cannot be pickled."""
+    """An exception that contains a lock, so that it cannot be pickled."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

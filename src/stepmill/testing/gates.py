@@ -100,6 +100,6 @@ class GateEnv(CountingEnv):
         return super().step(action)
 
     def wait_here(self) -> int:
-        """Wait at the gate, and return the identity. Meant to be called with `Pool.call`."""
+        """Wait at the gate, and return the identity. Call it with `Pool.call`."""
         wait_at(self._path)
         return self.identity

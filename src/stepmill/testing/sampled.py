@@ -1,4 +1,4 @@
-"""An env of any spaces: it returns seeded samples, and echoes each action with its type, dtype and bytes.
+"""An env of any spaces. It returns seeded samples, and echoes each action with its type, dtype and bytes.
 
 Two such envs with the same arguments, seeds and actions return the same data in every engine, which differential tests
 compare.

@@ -31,7 +31,7 @@ def check_frontend(
     (Gymnasium's SyncVectorEnv removes the mask from its options and would fail this part.)
 
     Args:
-        make_vector_env: called as `make_vector_env(env_fns, autoreset_mode=mode)`.
+        make_vector_env: a function that is called as `make_vector_env(env_fns, autoreset_mode=mode)`.
         num_envs: how many envs to run, 2 or more.
 
     Raises:
