@@ -39,7 +39,7 @@ from stepmill.spec.tree import leaves, opaques, unflatten
 
 
 class Steppable(Protocol):
-    """The object that the hot loop steps, with two methods of Gymnasium. A batched env's values have a leading dimension."""
+    """The object that the hot loop steps, with two methods of Gymnasium. A batched env's values add a dimension."""
 
     def step(self, action: object) -> tuple[object, object, object, object, Mapping[str, object]]:
         """Return (observation, reward, terminated, truncated, info)."""

@@ -1,4 +1,4 @@
-"""A game with images: a ball falls, and a paddle must catch it. An observation is four frames of 84 x 84 grey pixels."""
+"""A game with images: a ball falls, and a paddle must catch it. Observations are four frames of 84 x 84 grey pixels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backend: plans the nodes, starts and restarts workers, and has the thread that exchanges messages with all nodes."""
+"""The backend. It plans the nodes, starts and restarts workers, and exchanges messages with all nodes in a thread."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ CLOSE_SLACK_S = 0.3
 
 @dataclasses.dataclass
 class RemoteWorker:
-    """What the pool knows of a worker on a node.
+    """The state of a worker on a node, as the pool knows it.
 
     Attributes:
-        plan: its envs.
-        node: its node's number.
+        plan: the plan of the worker, with its envs.
+        node: the number of its node.
         local: its number within the node.
         end_fd: an eventfd that is written when the worker is dead.
-        exit_code: of its process, as the node reported it.
+        exit_code: the exit code of its process, as the node reported it.
     """
 
     plan: WorkerPlan
@@ -59,7 +59,7 @@ class RemoteWorker:
     exit_code: int | None = None
 
     def mark_dead(self) -> None:
-        """Let the reaper know that the worker is dead."""
+        """Tell the reaper that the worker is dead."""
         with contextlib.suppress(OSError, ValueError):  # closed
             os.eventfd_write(self.end_fd.fileno(), 1)
 
@@ -70,9 +70,9 @@ class RayBackend:
     def __init__(
         self, settings: WorkerSettings, options: RayOptions, limits: Mapping[str, Any], num_threads: int = 0
     ) -> None:
-        """`limits`: time limits of the nodes' reapers. `num_threads`: of a kernel on all nodes together."""
+        """`limits` are the time limits of the nodes' reapers. A kernel has `num_threads` on all nodes together."""
         self._settings, self._options, self._limits = settings, options, limits
-        self._num_threads = num_threads  # of each node, when the nodes are planned
+        self._num_threads = num_threads  # that of each node once the nodes are planned
         self._ray = cluster.connect()
         self._pid = os.getpid()
         self._program = ProgramState.read()
@@ -81,18 +81,18 @@ class RayBackend:
         self._links: list[NodeLink] = []
         self._workers: list[RemoteWorker] = []
         self._node_plans: dict[int, NodePlan] = {}
-        self._replacing: dict[int, threading.Lock] = {}  # by node; nodes that were made of one share its lock
-        self._searches: dict[int, PlaceSearch] = {}  # by node: the last one
+        self._replacing: dict[int, threading.Lock] = {}  # by node; nodes that replace one node share its lock
+        self._searches: dict[int, PlaceSearch] = {}  # the last one, by node
         self._restarts: Counter[int] = Counter()
         self._call_numbers = itertools.count(1)
-        self._postponed: dict[int, list[tuple[Request, Future]]] = {}  # by worker that is being restarted
+        self._postponed: dict[int, list[tuple[Request, Future]]] = {}  # by worker, while it is being restarted
         self._postponing = threading.RLock()  # held while calls are posted, which keeps their order
         self._slab: SharedSlab | None = None
         self._ring: Callable[[int], None] | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    # ---- what the pool asks -----------------------------------------------------------------------------------------
+    # ---- requests of the pool ---------------------------------------------------------------------------------------
 
     @property
     def traits(self) -> BackendTraits:
@@ -160,7 +160,7 @@ class RayBackend:
         return cluster.demand_of(self._ray, self._options, num_cpus)
 
     def _start_actor(self, node: int, avoid: Sequence[str] = (), machine: str | None = None) -> NodeLink:
-        """`machine`: where the actor runs without reserving anything; None lets Ray choose, but not those to `avoid`."""
+        """Start the actor of a node, on `machine` without a reservation. If None, Ray chooses, but not one to `avoid`."""
         workers, demand = self._workers_of(node), {} if machine else self._demand_of(node)
         actor = cluster.make_actor(self._ray, cluster.placed(self._ray, self._options, demand, avoid, machine))
         ids = {worker: self._workers[worker].plan.env_ids for worker in workers}
@@ -237,14 +237,14 @@ class RayBackend:
 
     @staticmethod
     def _serve_link(link: NodeLink, function: Callback) -> None:
-        """Call a function for a node, which is lost if that fails; the thread goes on for the others."""
+        """Call a function for a node, which is lost if the call fails. The thread continues with the others."""
         try:
             function()
-        except Exception as exc:  # Ray may raise anything when a cluster ends; the node is then of no use
+        except Exception as exc:  # Ray may raise anything when a cluster ends; the node is then unusable
             link.mark_lost(f"cannot be reached ({type(exc).__name__}: {exc})")
 
     def _watch_streams(self, selector: selectors.BaseSelector) -> None:
-        """Let the selector wait for the connections of the nodes, which may break and be made again."""
+        """Let the selector wait for the connections of the nodes, which may break and be renewed."""
         streams = {link.stream: link for link in self._links if link.stream and link.state is NodeState.SERVING}
         keys = selector.get_map().values()
         watched = {key.fileobj: key.events for key in keys if isinstance(key.fileobj, PoolStream)}
@@ -363,15 +363,15 @@ class RayBackend:
             fresh = dataclasses.replace(remote, end_fd=OwnedFd.eventfd(), exit_code=None)
             self._workers[worker] = fresh
             remote.end_fd.close()
-            if link.state is not NodeState.SERVING:  # lost meanwhile
+            if link.state is not NodeState.SERVING:  # the node was lost meanwhile
                 fresh.mark_dead()
             return dataclasses.replace(report, worker=worker)
 
     def _replace_node(self, worker: int, asked_at: float) -> None:
-        """Start a new actor with all workers of a worker's lost node, or several. `asked_at`: when `revive` was called."""
+        """Start one or more actors with all workers of a worker's lost node. `asked_at` is when `revive` was called."""
         node, lost = self._workers[worker].node, self._link_of(worker)
         search = self._searches.get(node)
-        if search is not None and search.gave_up_at > asked_at:  # for another worker of the node
+        if search is not None and search.gave_up_at > asked_at:  # in a call for another worker of the node
             raise search.error(lost.lost_error(worker))
         avoid = [] if lost.started is None or lost.cause is None else [lost.started.node_id]
         ids = [env_id for each in self._workers_of(node) for env_id in self._workers[each].plan.env_ids]
@@ -397,7 +397,7 @@ class RayBackend:
             self._links[link.node] = link
 
     def _wait_placed(self, link: NodeLink, search: PlaceSearch) -> list[str]:
-        """Wait until an actor runs, or is late; return the machines among which to divide its workers instead, if any."""
+        """Wait until an actor runs or is late. Return any machines among which its workers are divided instead."""
         deadline = time.monotonic() + (self._settings.start_timeout_s or math.inf)
         runs = link.actor.ping.options(concurrency_group="ping").remote()
         while not self._ray.wait([runs], timeout=CHECK_S)[0]:
@@ -415,7 +415,7 @@ class RayBackend:
         machines = machines[: len(plans)]
         nodes = [node, *range(len(self._links), len(self._links) + len(machines) - 1)]
         self._replacing.update(dict.fromkeys(nodes, self._replacing[node]))
-        self._links += [self._links[node]] * (len(nodes) - 1)  # the lost one, until they have started
+        self._links += [self._links[node]] * (len(nodes) - 1)  # the lost link, until they have started
         self._plan_nodes(plans, nodes)
         return [self._start_actor(each, machine=machine) for each, machine in zip(nodes, machines, strict=True)]
 
@@ -428,7 +428,7 @@ class RayBackend:
         self._stop_thread()
         serving = [link for link in self._links if link.state is NodeState.SERVING]
         texts: list[str] = []
-        with contextlib.suppress(Exception):  # the cluster may be gone
+        with contextlib.suppress(Exception):  # the cluster may have ended
             refs = [link.actor.close.remote(timeout_s) for link in serving]
             if refs:
                 done, _ = self._ray.wait(refs, num_returns=len(refs), timeout=timeout_s + CLOSE_SLACK_S)

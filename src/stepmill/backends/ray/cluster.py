@@ -15,14 +15,14 @@ from stepmill.spec.errors import MissingExtraError, UsageError, WorkerDied
 from stepmill.spec.notices import warn
 from stepmill.spec.ray_options import RayOptions
 
-CONTROLS = 8  # starts, restarts and ends of workers at the same time
+CONTROLS = 8  # how many starts, restarts and ends of workers run at the same time
 WARN_S = 5.0  # how long a successor of a lost node waits for a machine before the first warning
-CHECK_S = 0.5  # between two calls of `PlaceSearch.shared_machines`
+CHECK_S = 0.5  # the time between two calls of `PlaceSearch.shared_machines`
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of the cluster. `available`: what is not reserved of its resources."""
+    """A machine of the cluster. `available` has the resources that are not reserved."""
 
     node_id: str
     address: str
@@ -31,7 +31,7 @@ class Machine:
 
     @property
     def num_cpus(self) -> int:
-        """How many CPUs it has."""
+        """The number of its CPUs."""
         return int(self.resources["CPU"])
 
 
@@ -39,7 +39,7 @@ def require_ray() -> Any:
     """Return the module `ray`.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: Ray is not installed.
     """
     try:
         return import_module("ray")
@@ -48,7 +48,7 @@ def require_ray() -> Any:
 
 
 def connect() -> Any:
-    """Connect this program to the cluster, if it is not connected; return the module `ray`.
+    """Connect this program to the cluster unless it is connected; return the module `ray`.
 
     Raises:
         UsageError: there is no cluster.
@@ -67,7 +67,7 @@ def connect() -> Any:
 
 
 def machines(ray: Any) -> list[Machine]:
-    """Return the living machines of the cluster that have CPUs; first those with the most free CPUs."""
+    """Return the living machines of the cluster that have CPUs. Those with the most free CPUs come first."""
     free: Any = getattr(import_module("ray._private.state"), "available_resources_per_node", dict)()  # not public
     found = [
         Machine(node["NodeID"], node["NodeManagerAddress"], total, free.get(node["NodeID"], total))
@@ -95,7 +95,7 @@ def count_nodes(ray: Any, options: RayOptions, num_workers: int) -> int:
 
 
 def demand_of(ray: Any, options: RayOptions, num_wanted: int) -> dict[str, float]:
-    """Return what the actor of a node reserves, by resource. `num_wanted`: how many CPUs its workers can use."""
+    """Return what the actor of a node reserves, by resource. Its workers can use `num_wanted` CPUs."""
     largest = max((each.num_cpus for each in machines(ray)), default=num_wanted)
     return {"CPU": min(num_wanted, largest), **options.resources}
 
@@ -105,9 +105,9 @@ def placed(
 ) -> dict[str, Any]:
     """Return the options of Ray for an actor that reserves `demand`.
 
-    It runs only on the `machine` with this id, if one is given, and not on those to `avoid` if another one has room. With
-    replacement="spread" it waits for another one for the time until its workers are divided: Ray may take a machine that does not
-    answer for one with room for a minute.
+    The actor runs only on the `machine` with this id, if one is given, and not on those to `avoid` if another one has
+    room. With replacement="spread" it waits for another one until its workers are divided, because for a minute Ray may
+    regard a machine that does not answer as one with room.
     """
     strategy = options.strategy
     if machine is None:
@@ -125,7 +125,7 @@ def placed(
 
 
 def _machine_besides(ray: Any, options: RayOptions, avoid: Collection[str]) -> Machine | None:
-    """Return the machine with the most free CPUs besides those to avoid; None if there are none to avoid, or Ray has to choose."""
+    """Return the machine with the most free CPUs, except those to avoid; None if there are none, or Ray must choose."""
     if not avoid or not isinstance(options.strategy, str) or options.resources.keys() - {"CPU"}:
         return None
     return next((each for each in machines(ray) if each.node_id not in avoid), None)
@@ -136,16 +136,16 @@ def _has_room(machine: Machine, demand: Mapping[str, float]) -> bool:
 
 
 def make_actor(ray: Any, placing: Mapping[str, Any]) -> Any:
-    """Start the actor of one node, with options of `placed`; return its handle at once."""
+    """Start the actor of one node with the options from `placed`, and return its handle at once."""
     actor = ray.remote(concurrency_groups={"ping": 1})(NodeHost)
     return actor.options(**placing, max_restarts=0, max_task_retries=0, max_concurrency=CONTROLS).remote()
 
 
 def is_waiting(ray: Any, demand: Mapping[str, float]) -> bool:
-    """Whether an actor with this demand waits for a machine with room. One whose process is being started does not."""
+    """Whether an actor with this demand waits for a machine with room. An actor whose process is starting does not."""
     status = import_module("ray.autoscaler.v2.sdk").get_cluster_status(ray.get_runtime_context().gcs_address)
     shapes = [count.bundle for each in status.resource_demands.ray_task_actor_demand for count in each.bundles_by_count]
-    # In a placement group, resources are named CPU_group_ID, and there is one more.
+    # In a placement group, resources are named CPU_group_ID, and there is one more of them.
     waiting = [
         {name.partition("_group_")[0]: shape[name] for name in shape if "bundle_group_" not in name} for shape in shapes
     ]
@@ -153,7 +153,7 @@ def is_waiting(ray: Any, demand: Mapping[str, float]) -> bool:
 
 
 class PlaceSearch:
-    """The time in which a successor waits for a machine. `gave_up_at`: when replacement="raise" ended it; 0.0 before."""
+    """The wait of a successor for a machine. `gave_up_at` is when replacement="raise" ended it, and 0.0 before."""
 
     def __init__(
         self,
@@ -164,17 +164,17 @@ class PlaceSearch:
         env_ids: Sequence[int],
         avoid: Collection[str] = (),
     ) -> None:
-        """`demand`: what the successor reserves. `lost`: the error to raise. `env_ids`: of the node. `avoid`: as for `placed`."""
+        """`demand` and `avoid` are as for `placed`. `lost` is the error to raise. `env_ids` are those of the node."""
         self._ray, self._options, self._demand, self._lost, self._avoid = ray, options, demand, lost, avoid
         self._node = f"{lost.node}, which ran envs {list(env_ids)}"
         self._began, self._due_s, self._has_warned = time.monotonic(), WARN_S, False
         other = _machine_besides(ray, options, avoid)
-        # Ray does not list actors that wait for a given machine. One that gets room later, and starts slowly, is taken for waiting.
+        # Ray does not list actors that wait for a given machine. One that has room and starts slowly counts as waiting.
         self._waits_besides = options.replacement == "spread" and other is not None and not _has_room(other, demand)
         self.gave_up_at = 0.0
 
     def shared_machines(self) -> list[str]:
-        """Return the ids of the machines among which to divide the workers now: none while there may be room.
+        """Return the ids of the machines among which to divide the workers now. There are none while there may be room.
 
         Raises:
             WorkerDied: replacement="raise", and no machine has had room in time.
@@ -200,7 +200,7 @@ class PlaceSearch:
         return shared
 
     def error(self, lost: WorkerDied) -> WorkerDied:
-        """Extend the error of a lost worker by what its successor lacks, and return it."""
+        """Add the missing resources of the successor to the error of a lost worker, and return the error."""
         lost.message += f"; {self._missing()}; add a machine and reset them, or use replacement='spread'"
         lost.args, lost.is_final = (lost.message,), True
         return lost
@@ -215,6 +215,6 @@ class PlaceSearch:
 
 
 def kill(ray: Any, actor: Any) -> None:
-    """Kill an actor, if Ray still runs."""
-    with contextlib.suppress(Exception):  # the cluster may be gone
+    """Kill an actor if Ray still runs."""
+    with contextlib.suppress(Exception):  # the cluster may have ended
         ray.kill(actor, no_restart=True)

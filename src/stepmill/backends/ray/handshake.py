@@ -1,13 +1,13 @@
-"""Both ends of a new connection prove that they have the key of the node, before either unpickles anything.
+"""Both ends of a new connection prove that they have the node's key before either end unpickles anything.
 
     node ──► pool   a nonce
     pool ──► node   a nonce, MAC("pool", both nonces)
     node ──► pool   MAC("node", both nonces)
 
-The port of a node that has ended may belong to another program, and any program can connect to a node. The key is made for one actor
-and reaches it through Ray; only MACs (HMAC-SHA256) of it are sent here. The nonces make a proof useless for other connections, and
-the role makes it useless for the other direction. Messages that follow have no MAC: a program that can
-change them on the way can read and change those of Ray, too.
+The port of a node that has ended may belong to another program, and any program can connect to a node. The key is made
+for one actor and reaches it through Ray; only MACs (HMAC-SHA256) of it are sent here. The nonces make a proof useless
+for other connections, and the role makes it useless for the other direction. Later messages have no MAC, because a
+program that can change them on the way can also read and change those of Ray.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POOL, NODE = b"pool", b"node"
 
 
 def join_node(connection: socket.socket, key: bytes) -> None:
-    """Prove to a node that this is its pool, and check that it is the node.
+    """Prove to a node that this is its pool, and check that the other end is the node.
 
     Raises:
         OSError: it is not, or it was too slow.

@@ -1,6 +1,6 @@
 """The backends that run the envs of a node, made from the messages of the pool.
 
-process   a worker process per worker      its messages pass through unread: the actor need not import the user's code
+process   a worker process per worker      the actor does not read its messages, and need not import the user's code
 thread    a thread per worker              in the actor's process
 kernel    one worker: compiled threads     in the actor's process; the thread that waits for results runs envs, too
 """
@@ -67,7 +67,7 @@ class NodeKernelBackend(KernelBackend):
             return super().revive(worker, [_loaded(request) for request in settings_requests])
 
     def close(self, timeout_s: float) -> None:
-        is_idle = self._in_use.acquire(timeout=timeout_s)  # an env that hangs does not keep close() from ending
+        is_idle = self._in_use.acquire(timeout=timeout_s)  # so that close() ends even if an env hangs
         try:
             super().close(timeout_s)
         finally:
@@ -80,10 +80,10 @@ class NodeKernelBackend(KernelBackend):
         """Run envs until the commands of the node are done, as `NodeRelay.wait` waits.
 
         Args:
-            relay: of the node. Its `wake` ends a wait without anything to run.
-            should_run: is asked after each moment; `wake` must follow a change.
-            is_for_all: until all commands are done, or one.
-            timeout_s: seconds.
+            relay: the relay of the node. Its `wake` ends a wait without anything to run.
+            should_run: called after each wait; a change of its result must be followed by `wake`.
+            is_for_all: whether to wait until all commands are done, instead of one.
+            timeout_s: the longest wait in seconds.
         """
         deadline = time.monotonic() + timeout_s
         while should_run():
@@ -92,7 +92,7 @@ class NodeKernelBackend(KernelBackend):
             if relay.wait(is_for_all, 0.0):
                 return True
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or not should_run():  # asked again: the wait may have consumed the wake
+            if left_s <= 0 or not should_run():  # called again, because the wait may have consumed the wake
                 return False
             if not has_work:
                 return relay.wait(is_for_all, left_s)
@@ -120,7 +120,7 @@ def _loaded(request: Request) -> Request:
 
 
 def make_host_backend(plan: NodePlan) -> tuple[Backend, list[WorkerPlan]]:
-    """Return the backend of a node, not started, and the plans of its workers."""
+    """Return the backend of a node, which is not started, and the plans of its workers."""
     if plan.host == "process":
         plans = [WorkerPlan(worker, ids, ()) for worker, ids in enumerate(plan.env_ids)]
         return NodeProcessBackend(plan), plans

@@ -1,4 +1,4 @@
-"""What a pool and its nodes send each other, besides the arrays of commands and results."""
+"""The messages between a pool and its nodes, except the arrays of commands and results."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from stepmill.worker.messages import Reply, Request, WorkerReport, WorkerSetting
 
 @dataclass(frozen=True)
 class NodePlan:
-    """What one node runs. Workers and servers are numbered within the node, in the order of their numbers in the pool.
+    """The workers of one node. They and their servers are numbered within the node, in the order of the pool's numbers.
 
     Attributes:
         env_ids: by worker of the node, the env_ids of its envs in the pool.
         builds: by worker, its Build message as bytes.
-        settings: of the workers.
+        settings: the settings of the workers.
         host: the backend that runs the envs: "process", "thread" or "kernel".
         num_threads: how many threads run the envs of a kernel.
         limits: arguments of the reaper that watches the workers: time limits in seconds.
-        sys_path: of the pool's program.
+        sys_path: the sys.path of the pool's program.
     """
 
     env_ids: tuple[tuple[int, ...], ...]
@@ -38,9 +38,9 @@ class NodeStarted:
     """All workers of a node have built their envs.
 
     Attributes:
-        reports: by worker, numbered within the node.
-        address: of the machine, for messages.
-        pid: of the actor's process.
+        reports: the reports by worker, numbered within the node.
+        address: the address of the machine, for messages.
+        pid: the pid of the actor's process.
         node_id: Ray's id of the machine.
     """
 
@@ -63,13 +63,14 @@ class NodeCall:
 
 
 class Exchange(NamedTuple):
-    """What comes with a message of commands. The node answers each exchange as soon as it has results.
+    """The header of a message of commands. The node answers each exchange as soon as it has results.
 
     Attributes:
-        number: from 1 on, in the order in which they are sent. The node answers one that comes twice as it did first.
+        number: the number of the exchange, from 1 on, in the order of sending. If one arrives twice, the node sends the
+            same answer again.
         call: requests that come after these commands, and before those of the next exchange; an answer has the replies.
-        acknowledged: the pool has the answers of all exchanges up to this number.
-        is_for_all: wait, for a short time, until all commands are done.
+        acknowledged: the number up to which the pool has the answers of all exchanges.
+        is_for_all: whether to wait, for a short time, until all commands are done.
     """
 
     number: int
@@ -79,13 +80,13 @@ class Exchange(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What comes with a message of results.
+    """The header of a message of results.
 
     Attributes:
-        number: of the exchange.
+        number: the number of the exchange.
         exit_codes: by dead worker of the node, its exit code or the negative number of a signal, or None.
-        error: why the node is of no more use, or None.
-        replies: to calls, by their number. The results have all that the workers did before them.
+        error: why the node is unusable, or None.
+        replies: the replies to calls, by number of the call. The results include all that the workers did before.
     """
 
     number: int

@@ -1,10 +1,11 @@
-"""What runs on a node: workers that serve a slab of the node's own, and the pool's end of the messages to them.
+"""The part that runs on a node: workers that serve the node's slab, and the messages between them and the pool.
 
     NodeStream ──► NodeRelay.apply_commands ──► slab ──► workers (a local backend)
     NodeStream ◄── NodeRelay.collect_results ◄── slab ◄── workers
 
-`NodeHost` is the class of the actor. Ray calls its methods in several threads. Commands and results do not pass through Ray: the
-thread of the stream applies commands, and another one waits for results and sends them. The module does not import Ray.
+`NodeHost` is the class of the actor. Ray calls its methods in several threads. Commands and results do not pass through
+Ray: the thread of the stream applies commands, and another thread waits for results and sends them. Ray is imported
+only in methods.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from stepmill.worker.error_records import env_error
 from stepmill.worker.messages import Outcome, Reply, Request, Value, WorkerReport, dump
 
 GATHER_S = 0.01  # results wait this long for those of the other envs that were commanded
-NO_TIMEOUT_S = 1e9  # the pool knows the time limit of a call
+NO_TIMEOUT_S = 1e9  # because the pool enforces the time limit of a call
 LONG_POLL_S = 2.0  # an exchange without results ends after this time
 
 Result = TypeVar("Result")
@@ -52,11 +53,11 @@ class NodeHost:
         self._stream: NodeStream | None = None
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)  # an exchange has arrived, or the node is closed
-        self._newest = 0  # number of the newest exchange; they arrive in this order
+        self._newest = 0  # the number of the newest exchange; they arrive in order
         self._unanswered: deque[Exchange] = deque()
-        self._answers: dict[int, tuple[Answer, Bytes]] = {}  # by number of the exchange, until the pool has them
-        self._replies: dict[int, Replies] = {}  # by number of the call, until an answer has them
-        self._failure: str | None = None  # why the node is of no more use
+        self._answers: dict[int, tuple[Answer, Bytes]] = {}  # by number of the exchange, until received
+        self._replies: dict[int, Replies] = {}  # by number of the call, until an answer contains them
+        self._failure: str | None = None  # why the node is unusable
         self._is_closed = False
 
     # ---- start ------------------------------------------------------------------------------------------------------
@@ -82,9 +83,9 @@ class NodeHost:
         """Let the workers serve a slab; return the address where the node listens for exchanges.
 
         Args:
-            spec: of the envs.
+            spec: the spec of the envs.
             pool_servers: by server of the node, its number in the pool.
-            key: what only this node and the pool know.
+            key: a secret that only this node and the pool know.
         """
         import ray  # it runs this method
 
@@ -110,16 +111,16 @@ class NodeHost:
         return _guarded(serve)
 
     def ping(self) -> int | None:
-        """Check that the machine's raylet answers; return an env that hangs and cannot be ended without its node, or None."""
+        """Check that the machine's raylet answers; return an env that hangs and can only be ended with the node, if any."""
         import ray  # it runs this method
 
-        ray.put(None)  # waits while the raylet is stopped: replies to calls would not pass
+        ray.put(None)  # waits while the raylet is stopped and could not pass on replies
         return self._backend.find_hung_env() if isinstance(self._backend, NodeKernelBackend) else None
 
     # ---- commands and results ---------------------------------------------------------------------------------------
 
     def _on_message(self, exchange: Exchange, commands: Bytes) -> None:
-        """Give commands and then requests to the workers. An exchange that comes a second time gets the answer of the first."""
+        """Give commands and then requests to the workers. An exchange that arrives again gets its answer again."""
         with self._arrived:
             for number in [number for number in self._answers if number <= exchange.acknowledged]:
                 del self._answers[number]
@@ -128,7 +129,7 @@ class NodeHost:
                 if answer is not None:
                     self._require(self._stream).send(*answer)
                 return
-            self._newest = exchange.number  # from here on, the exchange that waits runs no kernel: a call may need it
+            self._newest = exchange.number  # from here on, the waiting exchange runs no kernel, which a call may need
             try:
                 if commands.nbytes:
                     self._require(self._relay).apply_commands(commands)
@@ -138,7 +139,7 @@ class NodeHost:
                 self._failure = f"failed ({type(exc).__name__}: {exc})"
             self._unanswered.append(exchange)
             self._arrived.notify_all()
-        # The exchange that waits is answered with what there is, and this one waits in its place.
+        # The waiting exchange is answered with the results so far, and this one waits in its place.
         self._require(self._relay).wake()
 
     def _answer_all(self) -> None:
@@ -174,11 +175,11 @@ class NodeHost:
         return Answer(number, self._exit_codes(), self._failure, replies), results
 
     def _waits(self, number: int) -> bool:
-        """Whether the answer to an exchange waits: there is no later exchange, and no reply to a call."""
+        """Whether the answer to an exchange may wait, because there is no later exchange and no reply to a call."""
         return self._newest == number and not self._replies
 
     def _wait(self, number: int, *, is_for_all: bool, timeout_s: float) -> bool:
-        """Wait for results as `NodeRelay.wait`, while this exchange waits."""
+        """Wait for results as `NodeRelay.wait` does, while this exchange waits."""
         relay, backend = self._require(self._relay), self._backend
         if not isinstance(backend, NodeKernelBackend):
             return bool(relay.wait(is_for_all, timeout_s))
@@ -203,7 +204,7 @@ class NodeHost:
         threading.Thread(target=self._await_replies, args=arguments, name="stepmill-replies", daemon=True).start()
 
     def _await_replies(self, number: int, futures: Sequence[Future]) -> None:
-        """Wait for the replies to a call; the next answer has them."""
+        """Wait for the replies to a call. The next answer contains them."""
         replies: dict[int, Reply | StepmillError] = {}
         for future in futures:
             try:
@@ -244,12 +245,12 @@ class NodeHost:
     def revive(
         self, worker: int, tickets: Sequence[int], settings_requests: Sequence[Request]
     ) -> tuple[WorkerReport, int] | Raised:
-        """Replace a worker that has ended; return the report of its successor, and the number of its restarts.
+        """Replace a worker that has ended. Return the report of its successor and the number of its restarts.
 
         Args:
             worker: its number in the node.
             tickets: by server of the worker, the pool's newest ticket.
-            settings_requests: to do before the successor serves.
+            settings_requests: requests to run before the successor serves.
         """
 
         def restart() -> tuple[WorkerReport, int]:
@@ -271,7 +272,7 @@ class NodeHost:
     def apply_settings(
         self, worker: int, tickets: Sequence[int], settings_requests: Sequence[Request]
     ) -> Raised | None:
-        """Do requests in a worker of a new node before its first command; arguments as for `revive`."""
+        """Run requests in a worker of a new node before its first command. The arguments are as for `revive`."""
 
         def apply() -> None:
             backend, plan = self._require(self._backend), self._require(self._plan)

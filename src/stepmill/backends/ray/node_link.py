@@ -3,9 +3,9 @@
     STARTING ──the workers serve──► SERVING ──its actor died, or does not answer──► LOST
         └──────────────── it could not be started ─────────────────────────────────► LOST
 
-An exchange is a message of commands to the node, which is answered by a message of results. Exchanges are numbered, and the node
-keeps each answer until the pool has received it. If the connection breaks while the actor lives, it is made again, and exchanges
-without an answer are sent again with the same numbers, since the node may have received them.
+An exchange is a message of commands to the node, which is answered by a message of results. Exchanges are numbered, and
+the node keeps each answer until the pool has received it. If the connection breaks while the actor lives, it is made
+again. Exchanges without an answer are then sent again with the same numbers, because the node may have received them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stepmill.spec.stats import NodeStats
 from stepmill.worker.messages import Reply, Request
 from stepmill.worker.signals import allow_signals
 
-MAX_IN_FLIGHT = 3  # exchanges: one waits on the node for results, the others are being transferred
+MAX_IN_FLIGHT = 3  # exchanges: one waits on the node for results while the others are transferred
 IDLE_S = 0.25  # an idle node is asked this often whether workers have died
 EAGER_WORD = 2  # index of `is_eager` in a message of commands, as 32-bit words (_native/relay/relay_message.hpp)
 
@@ -52,18 +52,18 @@ class NodeLink:
     """The connection to one actor of a node.
 
     Attributes:
-        node: its number.
+        node: the number of the node.
         workers: the workers that it runs, by their numbers in the pool.
         started: what the actor reported when its envs were built.
-        already_started: workers that were started with this actor, after the node's last actor was lost, and that `revive` has
-            not been called for yet.
+        already_started: workers that were started with this actor after the node's last actor was lost, and for which
+            `revive` has not been called yet.
         cause: why the node is lost, or None.
     """
 
     def __init__(
         self, ray: Any, actor: Any, node: int, env_ids: Mapping[int, Sequence[int]], post: Callable[[Callback], None]
     ) -> None:
-        """`env_ids`: of each worker, by its number in the pool. `post` lets the backend's thread call a function."""
+        """`env_ids` has the envs by worker number in the pool. `post` lets the backend's thread call a function."""
         self.node = node
         self.workers = tuple(env_ids)
         self._env_ids = {worker: tuple(ids) for worker, ids in env_ids.items()}
@@ -79,11 +79,11 @@ class NodeLink:
         self._post = post
         self._lock = threading.RLock()  # reentrant, because a signal handler may close the pool
         self._number = 0
-        self._queue: deque[tuple[Any, NodeCall | None]] = deque()  # commands and calls, to be sent in this order
-        self._in_flight: dict[int, tuple[Any, NodeCall | None]] = {}  # by number: what was sent
+        self._queue: deque[tuple[Any, NodeCall | None]] = deque()  # commands and calls that are not sent yet, in order
+        self._in_flight: dict[int, tuple[Any, NodeCall | None]] = {}  # what was sent, by number
         self._futures: set[Future] = set()
-        self._calls: dict[int, Mapping[int, Future]] = {}  # by number: those whose replies have not come
-        self._replies: deque[tuple[Future, Any]] = deque()  # Reply or error, until all results before it are published
+        self._calls: dict[int, Mapping[int, Future]] = {}  # calls whose replies have not arrived, by number
+        self._replies: deque[tuple[Future, Any]] = deque()  # until all results before them are published
         self._waits_for_all = True  # exchanges return when all commands of the node are done, and not after each
         self._answered_at = time.monotonic()
         self._heard_at = self._connected_at = self._probed_at = 0.0
@@ -99,13 +99,13 @@ class NodeLink:
 
         Raises:
             StepmillError: the method raised it.
-            EnvTimeout: it has not returned in time.
+            EnvTimeout: the method has not returned in time.
             WorkerDied: the node is lost.
         """
         return self.wait(method.remote(*arguments), timeout_s, worker)
 
     def wait(self, ref: Any, timeout_s: float | None, worker: int | None = None) -> Any:
-        """Wait for the result of a method, as `call_actor` does; without a worker, it is for all of them."""
+        """Wait for the result of a method, as `call_actor` does. Without a worker, the method concerns all of them."""
         ray = self._ray
         try:
             with allow_signals():
@@ -146,7 +146,7 @@ class NodeLink:
     # ---- exchanges: called by the backend's thread --------------------------------------------------------------------
 
     def advance(self, heartbeat_s: float, timeout_s: float) -> None:
-        """Finish calls, send new commands, ask for results, and check that the node answers. Comes after all callbacks."""
+        """Finish calls, send new commands, ask for results, and check that the node answers, after all callbacks."""
         if self.state is not NodeState.SERVING or self.relay is None:
             return
         self._finish_calls()
@@ -173,14 +173,14 @@ class NodeLink:
             self._handle_when_done(self.actor.ping.options(concurrency_group="ping").remote(), self._on_ping)
 
     def _check_connection(self, now: float, timeout_s: float) -> None:
-        """Give up a connection on which nothing comes from the node, and then the node. Its answers may take as long as a step."""
+        """Give up a silent connection, and later the node. Probes are sent because an answer may take long."""
         stream = self.stream
         if not self._in_flight:
             return
         if stream is not None:
             self._heard_at = max(self._heard_at, stream.heard_at)
         silent_s = now - self._heard_at
-        if silent_s > timeout_s and not self._has_ping:  # else Ray may not reach it, either
+        if silent_s > timeout_s and not self._has_ping:  # otherwise Ray may not reach it either
             place = "{}:{}".format(*self._address)
             self.mark_lost(f"did not answer at {place} for {timeout_s:g} s{self._obstacle}, although Ray reaches it")
         elif stream is not None and min(silent_s, now - self._connected_at) > timeout_s / 2:
@@ -191,7 +191,7 @@ class NodeLink:
 
     def _begin_exchange(self, commands: Any, call: NodeCall | None) -> None:
         if not self._in_flight:
-            self._heard_at = time.monotonic()  # it need not have said anything before
+            self._heard_at = time.monotonic()  # nothing was expected from it before
         self._number += 1
         self._in_flight[self._number] = commands, call
         self.counts["messages"] += 1
@@ -201,7 +201,7 @@ class NodeLink:
         self._send_exchange(self._number)
 
     def _send_exchange(self, number: int) -> None:
-        if self.stream is not None:  # else it is sent when there is a connection again
+        if self.stream is not None:  # otherwise it is sent when there is a connection again
             commands, call = self._in_flight[number]
             exchange = Exchange(number, call, min(self._in_flight) - 1, self._waits_for_all)
             self.stream.send(exchange, EMPTY if commands is None else commands)
@@ -245,13 +245,13 @@ class NodeLink:
             self._replies.extend((future, replies.get(local) or replies[-1]) for local, future in futures.items())
 
     def on_results(self, answer: Answer, results: Bytes) -> None:
-        """Handle the answer to an exchange. Set by the backend."""
+        """Handle the answer to an exchange. The backend sets this."""
         raise EngineBug("a node has no backend; please report this")
 
     # ---- the connection -------------------------------------------------------------------------------------------------
 
     def attach(self, spec: EnvSpec, pool_servers: Sequence[int]) -> Any:
-        """Let the node's workers serve a slab; return a reference to the address where it then listens."""
+        """Let the node's workers serve a slab. Return a reference to the address where the node then listens."""
         return self.actor.attach.remote(spec, pool_servers, self._key)
 
     def connect(self, address: tuple[str, int]) -> None:
@@ -271,7 +271,7 @@ class NodeLink:
             raise self.lost_error(self.workers[0]) from exc
 
     def _reconnect(self) -> None:
-        """Make the connection again, unless the node is lost: the next ping finds that."""
+        """Make the connection again. If the node is lost, the next ping finds out."""
         self.close_stream()
         if not self._has_ping:
             self._pinged_at = 0.0  # ping now
@@ -279,7 +279,7 @@ class NodeLink:
             threading.Thread(target=self._connect_again, name="stepmill-connect", daemon=True).start()
 
     def close_stream(self) -> None:
-        """Close the connection. Only for the backend's thread, or after it has ended."""
+        """Close the connection. Only the backend's thread calls this, or any thread after it has ended."""
         if self.stream is not None:
             self.stream.close()
             self.stream = None
@@ -306,14 +306,14 @@ class NodeLink:
     def call(self, number: int, requests: Mapping[int, Request], futures: Mapping[int, Future]) -> None:
         """Send requests, by the node's number of the worker, after all earlier commands; the replies finish the futures.
 
-        Called by the thread that gives the commands, and by threads that restart workers, for calls that came meanwhile.
+        The thread that sends commands calls this, and threads that restart workers, for requests that came meanwhile.
         """
         with self._lock:
             is_lost = self.state is not NodeState.SERVING or self.relay is None
             if not is_lost and self.relay is not None:
                 self._futures.update(futures.values())
                 self._calls[number] = futures
-                # Here, since later commands must come after the requests.
+                # Here, because later commands must come after the requests.
                 self._queue.append((self.relay.collect_commands(), NodeCall(number, requests)))
         if is_lost:
             for future in futures.values():
@@ -322,7 +322,7 @@ class NodeLink:
         self._post(lambda: None)  # wakes the backend's thread
 
     def _finish_calls(self) -> None:
-        """Finish calls whose replies have come, and the results of all commands before them: those may take longer."""
+        """Finish calls whose replies have arrived, once the results of all earlier commands have arrived as well."""
         for _ in range(len(self._replies)):
             future, reply = self._replies.popleft()
             if not self._is_published(future):
@@ -343,7 +343,7 @@ class NodeLink:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def on_lost(self) -> None:
-        """Handle the loss of the node. Set by the backend."""
+        """Handle the loss of the node. The backend sets this."""
 
     def mark_lost(self, cause: str) -> None:
         """Kill the actor of the node, and mark its workers dead. Any thread may call it."""

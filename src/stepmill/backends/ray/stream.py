@@ -1,11 +1,12 @@
 """A TCP connection between a pool and a node, for commands and results. Ray starts and ends nodes, and says whether they live.
 
-A call of an actor takes about a millisecond of processor time in the processes of Ray, a message on a connection a hundredth of it.
+A call of an actor takes about a millisecond of processor time in the processes of Ray. A message on a connection takes
+a hundredth of that.
 
 A message is a header, which is pickled, and an array of bytes, which may be empty. The first one follows the handshake
-(`handshake.py`). The connection may break and be made again at any time: who sends a message keeps it until the other end has
-answered it, and sends it again. A probe is a message whose header is None: the node sends it back at once, also while its workers
-need long for an answer.
+(`handshake.py`). The connection may break and be made again at any time, so an end that sends a message keeps it until
+the other end has answered, and may send it again. A probe is a message whose header is None. The node sends it back at
+once, even while its workers need long for an answer.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from stepmill.backends.ray.handshake import admit_pool, join_node
 
 PREFIX = struct.Struct("<QQ")  # bytes of the pickled header, bytes of the array
 CONNECT_S = 5.0  # how long a connection may take, without the handshake
-RETRY_S = 0.1  # what failed is tried again after this time
-MAX_STRANGERS = 16  # connections without a proof of the key: one more ends the oldest
+RETRY_S = 0.1  # after this time, an operation that failed is tried again
+MAX_STRANGERS = 16  # connections without a proof of the key; another one ends the oldest
 EMPTY = np.empty(0, np.uint8)
 
 Bytes = NDArray[np.uint8]
@@ -36,14 +37,14 @@ OnMessage = Callable[[Any, Bytes], None]
 
 
 class Message(NamedTuple):
-    """What one end has received."""
+    """A message that one end has received."""
 
     header: Any
     array: Bytes
 
 
 class _Assembler:
-    """Puts messages together. `target` is where the next bytes belong; `count` says how many were written there."""
+    """Assembles messages. The next bytes are written to `target`, and `count` is called with their number."""
 
     def __init__(self) -> None:
         self._begin()
@@ -54,7 +55,7 @@ class _Assembler:
         self._later: list[memoryview] = []  # the parts that follow the target
 
     def count(self, num_bytes: int) -> Message | None:
-        """Return the message of which these bytes were the last ones, or None."""
+        """Record that bytes were written. Return the message if they completed one, or None."""
         self.target = self.target[num_bytes:]
         if self.target:
             return None
@@ -73,14 +74,14 @@ class _Assembler:
 
 
 class PoolStream:
-    """The pool's end. Nothing waits: a node that has stopped must not hold up the others.
+    """The pool's end. No method but the constructor waits, because a node that has stopped must not delay the others.
 
     Attributes:
-        heard_at: the time.monotonic at which the last bytes came from the node, or were taken by its machine.
+        heard_at: the time.monotonic() at which the node last sent bytes, or its machine last accepted bytes.
     """
 
     def __init__(self, address: tuple[str, int], key: bytes) -> None:
-        """Connect to the node that has this key, and wait for that at most CONNECT_S + HANDSHAKE_S seconds.
+        """Connect to the node that has this key, within CONNECT_S + HANDSHAKE_S seconds.
 
         Raises:
             OSError: the node cannot be reached, or another program has its port.
@@ -107,18 +108,18 @@ class PoolStream:
         return bool(self._unsent)
 
     def send(self, header: Any, array: Bytes) -> None:
-        """Send a message, or the part of it that the connection takes now. If that is broken, `receive` raises an error."""
+        """Send a message, or the part that the connection takes now. If it is broken, `receive` raises an error."""
         self._unsent.extend(_parts(header, array))
         self._push()
 
     def flush(self) -> None:
         """Send more of what is unsent."""
-        if self._unsent and self._push():  # it did not fit before, so the node has taken something
+        if self._unsent and self._push():  # it did not fit before, so the node has accepted something
             self.heard_at = time.monotonic()
 
     def _push(self) -> int:
         total = 0
-        with contextlib.suppress(OSError):  # it takes no more, or is broken
+        with contextlib.suppress(OSError):  # the connection takes no more, or is broken
             while self._unsent:
                 num_sent = self._socket.sendmsg(list(self._unsent)[:16])
                 total += num_sent
@@ -147,7 +148,7 @@ class PoolStream:
         _shut_down(self._socket)
 
     def close(self) -> None:
-        """Close the socket. Only for the thread that uses the stream."""
+        """Close the socket. Only the thread that uses the stream calls this."""
         self._socket.close()
 
 
@@ -159,15 +160,15 @@ class NodeStream:
 
         Args:
             host: an address of this machine.
-            key: of this node. Connections from programs without it are closed.
+            key: the key of this node. Connections from programs without it are closed.
             on_message: called by a thread for each connection, in the order of its messages.
         """
         self._server = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.address: tuple[str, int] = self._server.getsockname()[:2]
         self._key, self._on_message = key, on_message
         self._sending = threading.Lock()
-        self._connection: socket.socket | None = None  # the newest
-        self._strangers: deque[socket.socket] = deque()  # they have not proved yet that they have the key
+        self._connection: socket.socket | None = None  # the newest one
+        self._strangers: deque[socket.socket] = deque()  # connections that have not proved yet that they have the key
         self._room = threading.Semaphore(MAX_STRANGERS)
         self._closed = threading.Event()
         threading.Thread(target=self._accept, name="stepmill-accept", daemon=True).start()
@@ -182,7 +183,7 @@ class NodeStream:
     def _admit(self, connection: socket.socket) -> None:
         """Serve a connection in a thread."""
         if not self._room.acquire(blocking=False):
-            with contextlib.suppress(IndexError):  # all have ended just now
+            with contextlib.suppress(IndexError):  # all have ended meanwhile
                 _shut_down(self._strangers.popleft())
             self._room.acquire()
         self._strangers.append(connection)
@@ -194,7 +195,7 @@ class NodeStream:
             raise
 
     def _dismiss(self, stranger: socket.socket) -> None:
-        with contextlib.suppress(ValueError):  # it was the oldest
+        with contextlib.suppress(ValueError):  # it was ended as the oldest
             self._strangers.remove(stranger)
         self._room.release()
 
@@ -218,7 +219,7 @@ class NodeStream:
                     self._on_message(*message)
 
     def send(self, header: Any, array: Bytes) -> None:
-        """Send a message on the newest connection. If that breaks, the message may be lost."""
+        """Send a message on the newest connection. If the connection breaks, the message may be lost."""
         connection = self._connection
         if connection is None:
             return
@@ -234,12 +235,12 @@ class NodeStream:
         self._closed.set()
         for each in (self._server, self._connection, *self._strangers.copy()):
             if each is not None:
-                _shut_down(each)  # which also ends the threads that wait for it
+                _shut_down(each)  # also ends the threads that wait for it
         self._server.close()
 
 
 def _shut_down(each: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it is closed, or broken
+    with contextlib.suppress(OSError):  # the connection is closed or broken
         each.shutdown(socket.SHUT_RDWR)
 
 

@@ -198,7 +198,7 @@ class Manager(EnvCalls):
 
     @property
     def ready_obs_id(self) -> list[int]:
-        """Envs that need an action. The first value after `ready_obs` has its envs and order; later ones are current."""
+        """Envs that need an action. The first value after `ready_obs` has its envs and order; others are current."""
         ids, self._offered_ids = self._offered_ids, None
         return self.ready_env if ids is None else ids
 
