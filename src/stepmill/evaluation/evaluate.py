@@ -82,7 +82,7 @@ def evaluate(
 
 
 def _identity(policy: Any, plan: Plan, settings: EvaluateOptions) -> dict[str, object]:
-    """Return what a resume file must have in common with this call."""
+    """Return the values that a resume file must share with this call."""
     if settings.resume is None:  # a policy has many weights, maybe on another device
         return {}
     judge = {"policy": policy_identity(policy), "success": describe(settings.success), "infos": [*settings.infos]}

@@ -102,7 +102,7 @@ class Pair:
 
     Attributes:
         task: the name of the task; None without tasks.
-        seed, options: what each `reset` of the env gets.
+        seed, options: the arguments of each `reset` of the env.
         maker: which of the plan's env functions makes the env.
         file_name: the name of the episode's files, without the ending.
     """
@@ -134,7 +134,7 @@ class Plan:
 
 
 def make_plan(env: str | EnvFn | None, tasks: Tasks, seeds: Iterable[int], *, must_render: bool) -> Plan:
-    """Check what is to be evaluated.
+    """Check the arguments of `evaluate`, and return all its episodes.
 
     Raises:
         UsageError: an argument is invalid.

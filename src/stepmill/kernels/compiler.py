@@ -55,7 +55,7 @@ class KernelFunctions(Protocol):
 numba_config: Any = numba.config
 _ALLOCATIONS = ("NRT_MemInfo_alloc", "NRT_Allocate")
 _REFUSED = "allocates"  # a file in the cache of a kernel: the name of its function that allocates memory
-# In 1, code of two kernels may have equal symbols; in 2 and 3, digests missed some of what code depends on.
+# In 1, code of two kernels may have equal symbols; in 2 and 3, digests missed some of the code's dependencies.
 _CACHE_FORMAT = "4"
 _THIS_PROCESS = secrets.token_hex(8)
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')

@@ -1,10 +1,10 @@
 """Kernels over MuJoCo: the threads call `mj_step` of the user's own `mujoco` package, and the compiled functions of a task.
 
-    state    addresses: of the model, which all envs share, of the env's own mjData, of the arrays in it
+    state    addresses of the model, which all envs share, of the env's own mjData, and of its arrays
     reset    mj_resetData · the task's `reset` writes qpos and qvel · mj_forward
     step     ctrl = action · mj_step, frame_skip times · mj_rnePostConstraint · the task's `outcome`
 
-That is what Gymnasium's MujocoEnv does, in this order. A simulation that diverges is a fault of its env.
+Gymnasium's MujocoEnv does the same in the same order. A simulation that diverges is a fault of its env.
 
 A snapshot contains MuJoCo's own state of the simulation, and the arrays that tasks read. These have their values from
 before the last integration, so they cannot be computed from the state. A snapshot contains no addresses.

@@ -1,5 +1,5 @@
-"""Gymnasium's MuJoCo tasks, version 5, as kernels. The simulation, and what is computed from it, is the same to the last
-bit, except the distances of Reacher and Pusher, which Gymnasium computes with BLAS.
+"""Gymnasium's MuJoCo tasks, version 5, as kernels. The simulation, and all that is computed from it, is the same to the
+last bit, except the distances of Reacher and Pusher, which Gymnasium computes with BLAS.
 """
 
 from __future__ import annotations

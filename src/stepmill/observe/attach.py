@@ -166,7 +166,7 @@ class AttachedPool(CloseAtEnd):
             raise UsageError(f"process {self.file.pid} has a file that looks like a pool's memory, but is not") from exc
 
     def close(self) -> None:
-        """Close the slab. The pool goes on."""
+        """Close the slab. The pool continues."""
         self._slab.close()
 
 

@@ -111,7 +111,7 @@ def _global_generators() -> tuple[bytes, object]:
 def _play(
     env: Any, actions: Iterable[Any], seed: int, ignore_info: Collection[str] | None, beside: Any | None = None
 ) -> list[Any]:
-    """Return what the env returns. Between its steps step another env with another seed, if there is one."""
+    """Return the results of the env. Between its steps, step another env with another seed, if there is one."""
 
     def result(*returned: Any) -> Any:
         *data, info = returned

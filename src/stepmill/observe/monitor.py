@@ -78,7 +78,7 @@ class View:
 
 
 class Watch:
-    """Reads the counters again and again, and remembers what must be compared."""
+    """Reads the counters repeatedly, and stores earlier readings for comparisons."""
 
     def __init__(self, title: str, read: Callable[[], PoolStats], window_s: float = 0.0) -> None:
         self._title = title

@@ -70,7 +70,7 @@ OnProgress = Callable[[Phase, float], None]  # called with the seconds since the
 
 @dataclass(frozen=True, kw_only=True)
 class TuneRequest:
-    """What is to be tuned.
+    """The input of a search.
 
     Attributes:
         name: the name of the env, for the report.
@@ -132,7 +132,7 @@ def make_request(
     step_timeout_s: float = TIME_LIMIT_S,
     **of_id: object,
 ) -> TuneRequest:
-    """Find the env, and return what is to be tuned. `of_id` are arguments of `find_env`."""
+    """Find the env, and return the input of the search. `of_id` are arguments of `find_env`."""
     is_positive = all(0 < amount < math.inf for amount in (budget_s, step_timeout_s))
     if num_envs < 1 or not is_positive or not 0 <= learner_s < math.inf:
         raise UsageError(

@@ -287,7 +287,7 @@ class FastParallelEnvironment(CloseAtEnd, HasSpecs):
     # ---- the end ------------------------------------------------------------------------------------------------
 
     def stats(self) -> PoolStats:
-        """Return how the time since the start was spent, per worker."""
+        """Return how each worker has spent its time since the start."""
         return self._pool.stats()
 
     def close(self) -> None:

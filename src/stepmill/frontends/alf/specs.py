@@ -36,7 +36,7 @@ class AlfSpecs:
 
 
 class HasSpecs:
-    """The spec methods of ALF envs, without a batch dimension. The specs are known since the start."""
+    """The spec methods of ALF envs, without a batch dimension. The specs are known from the start."""
 
     def _env_specs(self) -> AlfSpecs:
         raise NotImplementedError

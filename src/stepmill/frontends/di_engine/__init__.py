@@ -6,7 +6,7 @@ makes these, and no config has to change. Without DI-engine the managers run Gym
     managers         the managers under DI-engine's names, and its registry
     manager          `Manager`, their base class: launch and close, resets, seeds
     env_pool         `PoolEnvManager`: EnvPool's envs
-    env_lifecycle    `EnvState`, and what changes it: replies, ends of episodes, retries
+    env_lifecycle    `EnvState`, and its changes by replies, ends of episodes and retries
     env_calls        attributes and methods of envs
     pool_client      sends commands to the pool by env_id, and returns one reply per command
     timestep_codec   rebuilds timesteps with the classes, dtypes and shapes of each env

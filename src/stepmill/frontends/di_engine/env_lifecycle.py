@@ -122,7 +122,7 @@ class EnvLifecycle:
         self._init_states()
 
     def _init_states(self) -> None:
-        """Set all envs to VOID, and reset what is kept for one launch, the seeds and the paths of replays."""
+        """Set all envs to VOID, and reset the data of the last launch, the seeds and the paths of replays."""
         self._env_states = EnvStates(self._env_num)
         self._env_seed: dict[int, int | None] = dict.fromkeys(range(self._env_num))
         self._env_dynamic_seed: bool | None = None
@@ -130,7 +130,7 @@ class EnvLifecycle:
         self._clear_progress()
 
     def _clear_progress(self) -> None:
-        """Reset what is kept for one launch."""
+        """Reset the data of the last launch."""
         self._env_episode_count = dict.fromkeys(range(self._env_num), 0)
         self._ready_obs: dict[int, Any] = dict.fromkeys(range(self._env_num))
         self._reset_param: dict[int, dict[str, Any] | None] = {env_id: {} for env_id in range(self._env_num)}

@@ -102,7 +102,7 @@ def with_env_class(error: EnvError, hint: str = "") -> EnvError:
 
 
 class _EnvException(EnvError):
-    """Base class of what `with_env_class` returns. Its text begins as DI-engine's does."""
+    """The base class of the errors that `with_env_class` returns. Its text begins as DI-engine's does."""
 
     _takes_all_classes = True
 

@@ -84,7 +84,7 @@ class Manager(EnvCalls):
             self.reset(reset_param)
 
     def _create_state(self) -> None:
-        """Start the envs, and clear what is kept for one launch. A subclass may extend it, as in DI-engine."""
+        """Start the envs, and clear the data of the last launch. A subclass may extend it, as in DI-engine."""
         client = self._start()
         self._clear_progress()
         self._env_states.close()
@@ -247,7 +247,7 @@ class Manager(EnvCalls):
         return {*self._results, *(env_id for env_id, kind in pending if kind is ReplyKind.STEP)}
 
     def _begin_steps(self, actions: Mapping[int, Any]) -> list[int]:
-        """Handle the replies that are there, and send the actions. Return the envs that step.
+        """Handle the available replies, and send the actions. Return the envs that step.
 
         Raises:
             AssertionError: the manager is closed, or an env does not need an action.

@@ -69,7 +69,7 @@ class BaseEnvManager(Manager):
         return client
 
     def reset(self, reset_param: ResetParam | None = None) -> None:
-        """Like `Manager.reset`; all envs get their seeds before the first env is reset, since they share NumPy's global generator."""
+        """Like `Manager.reset`. All envs are seeded before the first one is reset: they share NumPy's global generator."""
         self._check_closed()
         for env_id in range(self._env_num) if reset_param is None else reset_param:
             seed = self._env_seed.get(env_id)
@@ -128,7 +128,7 @@ class AsyncSubprocessEnvManager(Manager):
 
     A step waits for `wait_num` timesteps, or for those of all its envs if they are fewer. Then it waits for more, until all
     have arrived or until `step_wait_timeout` seconds after it began. It does not return only ended episodes while other
-    envs execute actions, since `ready_obs` would be empty. Some settings are not in DI-engine. After
+    envs execute actions, because `ready_obs` would be empty. Some settings are not in DI-engine. After
     `step_deadline` seconds, a step returns the timesteps that have arrived, even if they are fewer than `wait_num`.
     With `step_wait_timeout=None`, it waits only for `wait_num`. `linger` waits for more timesteps, and `max_get` limits
     their number.

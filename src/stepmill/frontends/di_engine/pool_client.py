@@ -26,7 +26,7 @@ from stepmill.spec.options import AutoresetMode, BackendName, EnvState, PoolOpti
 
 
 class ReplyKind(IntEnum):
-    """What a reply contains. A command is STEP or RESET: what its reply contains if nothing fails."""
+    """The content of a reply. A command is STEP or RESET, which is the content of its reply if nothing fails."""
 
     STEP = 0
     RESET = 1

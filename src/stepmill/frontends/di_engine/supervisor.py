@@ -152,7 +152,7 @@ class EnvSupervisor(EnvCalls):
         """Step envs.
 
         Args:
-            actions: by env_id, or a list for all.
+            actions: a mapping by env_id, or a list for all envs.
             block: True waits, and returns one tree array per env, in the order of `actions`; otherwise `recv` returns them.
         """
         self._check_running()
@@ -172,7 +172,8 @@ class EnvSupervisor(EnvCalls):
         """Reset envs.
 
         Args:
-            reset_param: by env_id, or a list for all envs, keyword arguments of the env's `reset`; None resets all without arguments.
+            reset_param: keyword arguments of the envs' `reset`, by env_id or as a list for all envs. None resets all
+                without arguments.
             block: True waits; otherwise `recv` returns the observations.
         """
         self._check_running()

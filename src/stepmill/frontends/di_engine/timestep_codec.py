@@ -104,7 +104,10 @@ def split_rows(node: Node, value: Any, num: int) -> list[Any]:
 
 
 def _split_infos(batch: Batch) -> tuple[dict[int, Any], dict[int, Any]]:
-    """Return what was sent beside the arrays, and the last observations of episodes that were reset in place, both by row."""
+    """Return the data that were sent besides the arrays, and the last observations of episodes reset in place.
+
+    Both are dicts by row.
+    """
     sent_infos: dict[int, Any] = {}
     finals: dict[int, Any] = {}
     for row, info in rows_of(batch.info):

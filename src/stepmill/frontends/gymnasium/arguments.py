@@ -39,7 +39,7 @@ def check_positions(env_fns: object, misplaced: tuple[object, ...]) -> None:
     Raises:
         ArgumentTypeError: there are such arguments.
     """
-    if misplaced and not callable(env_fns):  # a function in place of the list has an error of its own
+    if misplaced and not callable(env_fns):  # a function in place of the list has a separate error
         raise ArgumentTypeError(
             f"VectorEnv got {', '.join(map(repr, misplaced))} by position after env_fns; give options by name, such as "
             "VectorEnv(env_fns, num_workers=4); the number of envs is the length of env_fns"

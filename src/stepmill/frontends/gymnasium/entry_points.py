@@ -42,7 +42,7 @@ class VectorEntryPoints:
             spec.vector_entry_point = ours
 
     def uninstall(self) -> None:
-        """Restore the entry points that the envs had before. One that has been replaced since then stays as it is."""
+        """Restore the entry points that the envs had before, except those that were replaced meanwhile."""
         for spec, ours, previous in reversed(self._installed):
             if spec.vector_entry_point is ours:
                 spec.vector_entry_point = previous

@@ -297,7 +297,7 @@ class AsyncStepmillEnv(StepmillEnv):
             if num:
                 taken.append(rows if num == len(ids) else rows[:num])
                 for env_id in ids[:num].tolist():
-                    self._tasks.pop(env_id, None)  # None: its worker has died since
+                    self._tasks.pop(env_id, None)  # None, because its worker may have died meanwhile
             if num < len(ids):
                 left.append((ids[num:], rows[num:]))
         self._done[task] = left

@@ -386,7 +386,7 @@ class StepmillEnv(PoolEnv):
 
 
 def replace_class(ours: type[StepmillEnv], theirs: Any) -> None:
-    """Make our class a virtual subclass of TorchRL's, which refuses subclasses that override what only TorchRL's calls."""
+    """Make our class a virtual subclass of TorchRL's, and refuse overrides of methods that only TorchRL's calls."""
     theirs.register(ours)
     advice = "override _reset or _step, or use a transform of TorchRL or a wrapper of the single envs"
     ours.NOT_CALLED = dict.fromkeys(protected_methods_missing_in(ours, theirs), advice)
