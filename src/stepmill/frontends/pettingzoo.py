@@ -84,7 +84,11 @@ class StepmillParallelEnv(ParallelEnv):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[Agent, Any], dict[Agent, dict[str, Any]]]:
-        """Begin an episode; return a dict of observations and a dict of infos, by agent that takes part."""
+        """Begin an episode; return dicts of observations and infos by agent that takes part.
+
+        Args:
+            seed, options: the arguments of the env's `reset`.
+        """
         self.agents = []
         batch = self._pool.reset(seed=seed, options=options)
         self.agents = self._alive(batch)
@@ -94,7 +98,8 @@ class StepmillParallelEnv(ParallelEnv):
         """Step with an action for each of `agents`.
 
         Returns:
-            Five dicts by agent that acted: observations, rewards (float), terminations and truncations (bool), infos.
+            Observations, rewards (float), terminations and truncations (bool) and infos, each as a dict by agent that
+            acted.
 
         Raises:
             UsageError: an agent that is alive has no action, an agent is unknown, or the episode is over. The env is not

@@ -34,7 +34,7 @@ from stepmill.worker.messages import dump, load
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-MAX_WAIT_S = 3600.0  # that one call of Ray waits at most
+MAX_WAIT_S = 3600.0  # the longest wait of one call of Ray
 MAX_IN_FLIGHT = 2  # fragments of a node that were ordered and have not been received
 
 

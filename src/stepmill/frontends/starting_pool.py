@@ -78,4 +78,4 @@ class StartingPool:
 
 
 def _do_nothing() -> None:
-    """Be the finalizer before the start."""
+    """Do nothing. This is the finalizer before the start."""

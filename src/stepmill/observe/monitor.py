@@ -321,7 +321,15 @@ class Monitor(CloseAtEnd):
 
 
 def monitor(pool: Pool, interval_s: float = 1.0, *, file: TextIO | None = None) -> Monitor:
-    """Draw where a pool's time goes, every `interval_s` seconds in a separate thread, until the returned context manager is closed."""
+    """Draw where a pool's time goes, in a separate thread, until the returned context manager is closed.
+
+    Args:
+        pool: the pool.
+        interval_s: the seconds between two pictures, more than 0.
+        file: the text file to which it is drawn; None means stdout, or the output of a notebook's cell.
+    Raises:
+        UsageError: `interval_s` is not above 0.
+    """
     if not interval_s > 0:
         raise UsageError(f"interval_s={interval_s} must be above 0")
     read = partial(PoolPort(pool).slab.read_stats, leased_slots=0, replay_log_bytes=0)

@@ -20,13 +20,13 @@ FPS = 30
 
 
 def tile(frames: Sequence[object], *, columns: int | None = None) -> Frame:
-    """Return one picture [height, width, 3] of frames [h, w, 3] side by side, row by row; smaller ones and gaps are black.
+    """Return one picture [height, width, 3] uint8 of frames side by side, row by row. Gaps are black.
 
     Args:
-        frames: at least one, for example the results of `pool.render()`.
-        columns: the number of frames in a row; None makes the grid about square.
+        frames: one or more arrays [h, w, 3] uint8, for example the results of `pool.render()`. Sizes may differ.
+        columns: the number of frames in a row, 1 or more; None makes the grid about square.
     Raises:
-        UsageError: there is no frame, or a frame is not a picture.
+        UsageError: there is no frame, a frame is not a picture, or `columns` is below 1.
     """
     if not frames:
         raise UsageError("there are no frames to show; name at least one env")
@@ -62,6 +62,9 @@ class VideoFile(CloseAtEnd):
     def __init__(self, path: str | Path, *, fps: int = FPS) -> None:
         """Prepare the file. Nothing is written before the first frame.
 
+        Args:
+            path: the path of the file, whose ending determines the format.
+            fps: frames per second.
         Raises:
             MissingExtraError: imageio-ffmpeg is not installed.
         """

@@ -73,7 +73,8 @@ class EnvSupervisor(EnvCalls):
     its spaces, `recv` is refused if no reply can arrive, and it waits without polling.
 
     Args:
-        type_: processes or threads. If a thread hangs, its env cannot be reset, so the supervisor closes.
+        type_: processes or threads. If a thread hangs, it cannot be ended and its env cannot be reset, so the
+            supervisor closes.
         env_fn: functions that make the envs.
         retry_type: "reset", or "renew" for a new env.
         max_try: the number of attempts at a reset. `max_retry` is the older name of this argument.

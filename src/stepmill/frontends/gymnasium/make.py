@@ -74,8 +74,8 @@ def make_vec(
             If these name no backend, up to 17 of Gymnasium's tiny envs, such as CartPole, run on the serial backend.
         vector_kwargs: arguments of `VectorEnv`, as a mapping instead of keywords.
         wrappers: functions that are applied to each env in this order, so that the first wrapper is the innermost.
-        env_kwargs: arguments of the env's constructor. Use it for names that are also arguments of `VectorEnv`, or
-            with a type checker, which does not know the arguments of envs.
+        env_kwargs: arguments of the env's constructor. Use this mapping for names that are also arguments of
+            `VectorEnv`, or with a type checker, which does not know the arguments of envs.
         **keywords: max_episode_steps and disable_env_checker as for `gymnasium.make`; the arguments of `VectorEnv`, which
             include all fields of PoolOptions. All other keywords are passed to the env's constructor.
 
