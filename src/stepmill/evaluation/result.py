@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
 Interval = tuple[float, float]
-_Z = 1.959963984540054  # the quantile of the normal distribution for 95 %
+_Z = 1.959963984540054  # the quantile of the normal distribution for 95 % intervals
 _NUM_RESAMPLES = 2000
 # The formats of the fields of a Summary in a table.
 _FORMS = ("{}", "{}", "{:.4g}", "{:.4g} to {:.4g}", "{:.1f}", "{:.1%}", "{:.1%} to {:.1%}")

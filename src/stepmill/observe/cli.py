@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, *_: object, **_named: object) -> None:
-    """Write a warning as one line. stepmill's own are RuntimeWarnings, and are written without a file name."""
+    """Write a warning as one line: a RuntimeWarning as its message, others with their category and file."""
     complain(f"{message}" if category is RuntimeWarning else f"{category.__name__}: {message} ({filename})")
 
 

@@ -160,7 +160,7 @@ class RayBackend:
         return cluster.demand_of(self._ray, self._options, num_cpus)
 
     def _start_actor(self, node: int, avoid: Sequence[str] = (), machine: str | None = None) -> NodeLink:
-        """Start the actor of a node, on `machine` without a reservation. If None, Ray chooses, but not one to `avoid`."""
+        """Start a node's actor, on `machine` without a reservation. If None, Ray chooses, except those to `avoid`."""
         workers, demand = self._workers_of(node), {} if machine else self._demand_of(node)
         actor = cluster.make_actor(self._ray, cluster.placed(self._ray, self._options, demand, avoid, machine))
         ids = {worker: self._workers[worker].plan.env_ids for worker in workers}

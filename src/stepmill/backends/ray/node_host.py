@@ -111,7 +111,7 @@ class NodeHost:
         return _guarded(serve)
 
     def ping(self) -> int | None:
-        """Check that the machine's raylet answers; return an env that hangs and can only be ended with the node, if any."""
+        """Check that the machine's raylet answers. Return an env that hangs and only ends with the node, or None."""
         import ray  # it runs this method
 
         ray.put(None)  # waits while the raylet is stopped and could not pass on replies

@@ -74,7 +74,7 @@ class _Assembler:
 
 
 class PoolStream:
-    """The pool's end. No method but the constructor waits, because a node that has stopped must not delay the others.
+    """The pool's end. Only the constructor waits, because a node that has stopped must not delay the others.
 
     Attributes:
         heard_at: the time.monotonic() at which the node last sent bytes, or its machine last accepted bytes.

@@ -76,7 +76,7 @@ def check_specs(all_specs: Sequence[AlfSpecs]) -> None:
     """Check that all envs and spares can be stepped together.
 
     Raises:
-        UsageError: an env differs. The message is ALF's, and names the first such env.
+        UsageError: an env is tensor-based, or differs from env 0. The message is ALF's, and names the first such env.
     """
     for env_id, specs in enumerate(all_specs):
         if specs.is_tensor_based:
