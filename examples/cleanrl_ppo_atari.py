@@ -1,9 +1,9 @@
-"""Learns an Atari game by PPO in one file that is laid out as CleanRL's `ppo_atari.py`, to be compared with it.
+"""Trains a policy for an Atari game by PPO in one file laid out as CleanRL's `ppo_atari.py`, to be compared with it.
 
     python examples/cleanrl_ppo_atari.py [--env-id ALE/Pong-v5] [--total-timesteps 10000000] [--cuda]
 
-The names of hyperparameters and the order of the parts are CleanRL's, and so are the defaults. What differs is where the envs are
-made, by `stepmill.VectorEnv`. Losing a life does not end an episode here. The program ends with an assertion: the loss is finite.
+Hyperparameters and the order of the parts are CleanRL's. The envs are made by `stepmill.VectorEnv`: of Pong, with sticky actions, by
+default. Losing a life does not end an episode. Only 260,000 env-steps of training were tried. At the end the loss is asserted finite.
 """
 
 from __future__ import annotations
