@@ -65,7 +65,7 @@ KILL_S = 0.3  # how long a killed process may take to end
 END_LAUNCHER_S = 1.5  # how long the launcher may take to end; if it is killed, its dead children become orphans
 EXIT_CODE_S = 0.2  # how long the launcher may take to report the exit code of a worker
 TRACE_S = 0.25  # how long a worker may take to end before its trace is read
-REVIVE_KILL_S = 2.0
+REVIVE_KILL_S = 20.0  # the same before a restart, whose thread may wait: the kernel may have much memory to free
 KEPT_BYTES = 1 << 20  # the pickled plan of a worker is kept for restarts if it is at most this large
 
 
