@@ -38,6 +38,15 @@ class Frail(Tag):
         return np.full(2, self.t)
 
 
+class Seen(Tag):
+    """Has a global view, with a space."""
+
+    state_space = gymnasium.spaces.Box(0, 99, (2,), np.int64)
+
+    def state(self):
+        return np.full(2, self.t)
+
+
 class Plain(Tag):
     """Observations are arrays, which PettingZoo's test of AEC envs wants."""
 
@@ -162,6 +171,14 @@ def test_a_killed_worker_is_reported_and_restarted(made):
     assert env.agents == []
     env.reset()
     assert env.step(ones(env))[1] == {"a_0": 1, "a_1": 1, "a_2": 1}
+
+
+def test_the_state_has_the_space_of_the_env_if_there_is_one(made):
+    env = made(StepmillParallelEnv(Seen, **WHERE["fork"]))
+    env.reset()
+    assert env.state_space.contains(env.state())
+    assert env.state_space is env.state_space
+    assert not hasattr(made(StepmillParallelEnv(Tag, **WHERE["serial"])), "state_space")
 
 
 def test_what_is_no_parallel_env_is_refused():

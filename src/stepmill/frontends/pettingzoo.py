@@ -12,7 +12,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -155,6 +155,12 @@ class StepmillParallelEnv(ParallelEnv):
     def state(self) -> Any:
         """Return the result of the env's `state`: a global view of the env."""
         return self.call("state")
+
+    @cached_property
+    def state_space(self) -> Space[Any]:
+        """The space of `state`; an AttributeError if the env has none."""
+        space: Space[Any] = self.get_attr("state_space")
+        return space
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the env, through wrappers, and return its result."""
