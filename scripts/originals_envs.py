@@ -57,7 +57,27 @@ ALF_PACKAGES = (
     "certifi",
     "charset-normalizer",
 )
+# PettingZoo's butterfly, classic and sisl envs, with what imports its Atari envs need.
+FARAMA_PACKAGES = ("pettingzoo[atari,butterfly,classic,sisl]==1.27.0", "supersuit==3.11.0")
 FRONTENDS_EXTRA = ("pygame", "pyyaml")  # Gymnasium's, SB3's and TorchRL's tests draw envs and read settings
+# LeRobot 0.4.4 asks for an older torch; its envs and its evaluation work with this one. A newer torchvision needs CUDA, as for ALF.
+LEROBOT_ITSELF = ("lerobot==0.4.4", "torchvision==0.15.2")
+LEROBOT_PACKAGES = (
+    TORCH,
+    "gym-pusht==0.1.8",
+    "pymunk<7",
+    "datasets>=4,<5",
+    "huggingface-hub>=0.34.2,<0.36",
+    "draccus==0.10.0",
+    "einops",
+    "termcolor",
+    "diffusers<0.36",
+    "accelerate<2",
+    "jsonlines",
+    "deepdiff",
+    "av<16",
+    "pyserial",
+)
 SKRL_PACKAGES = ("skrl==2.0.0", "sympy", "networkx", "jinja2")  # what torch needs of the others to be imported by skrl
 TRAINERS_FIRST = (TORCH, "numpy==1.23.5")
 TRAINERS_ITSELF = ("mlagents==1.1.0", "mlagents-envs==1.1.0")  # their metadata refuses CPython 3.11
@@ -74,6 +94,12 @@ TRAINERS_PACKAGES = (
     "pyyaml",
     "filelock",
 )
+
+_SIDES: dict[str, list[tuple[str, ...]]] = {
+    "farama": [FARAMA_PACKAGES],
+    "lerobot": [("--no-deps", *LEROBOT_ITSELF), LEROBOT_PACKAGES],
+    "skrl": [SKRL_PACKAGES],
+}
 
 
 class MissingToolError(RuntimeError):
@@ -95,8 +121,8 @@ def make_environment(name: str, source: Path | None) -> tuple[Path, list[Path]]:
         if source is not None:
             _copy_trainers_tests(python, source)
         return python, []
-    if name == "skrl":
-        return _install(name, [SKRL_PACKAGES]), []
+    if name in _SIDES:
+        return _install(name, _SIDES[name]), []
     assert name == "alf"
     assert source is not None
     python = _install(name, [ALF_FIRST, _without_dependencies(ALF_PACKAGES)])

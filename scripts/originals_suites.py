@@ -20,7 +20,7 @@ class Suite:
         environment: see originals_envs.
         source: folder below $STEPMILL_ORIGINALS; empty if the tests come with the installed package.
         needs_source: False if stepmill's own tests and the training run without the source, too.
-        copy: folders of the source that the tests need in their folder.
+        copy: folders and files of the source that the tests need in their folder.
         shards: arguments of pytest, a list for each of the runs that are started at the same time.
         plugin: the module of tests/originals/plugins that replaces the original classes by stepmill's.
         compares: whether the tests also run with the original classes.

@@ -152,7 +152,7 @@ def run_cases(suite: Suite, place: Place, plugins: list[str], *, hanging: Sequen
         folder = Path(name)
         if place.source is not None:
             for part in suite.copy:
-                shutil.copytree(place.source / part, folder / part)
+                copy_part(place.source / part, folder / part)
         running = []
         for number, shard in enumerate(suite.shards):
             words = [
@@ -171,6 +171,15 @@ def run_cases(suite: Suite, place: Place, plugins: list[str], *, hanging: Sequen
     return outcomes
 
 
+def copy_part(source: Path, target: Path) -> None:
+    """Copy a folder or a file."""
+    if source.is_dir():
+        shutil.copytree(source, target)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source, target)
+
+
 def start_shard(
     suite: Suite, place: Place, plugins: list[str], report: Path, words: list[str], hanging: Sequence[str]
 ) -> subprocess.Popen[bytes]:
@@ -182,6 +191,7 @@ def start_shard(
     command += ["--junitxml", f"{report}.xml", *words]
     own = [*map(str, place.path), str(report.parent), str(PLUGINS)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(own), "STEPMILL_HANGING": json.dumps(hanging)}
+    environment.setdefault("SDL_VIDEODRIVER", "dummy")  # games are drawn without a display
     with open(f"{report}.log", "wb") as log:
         return subprocess.Popen(command, cwd=report.parent, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
