@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -22,6 +20,7 @@ from stepmill.spec.capsule import Capsule, read_capsule
 from tests.harness import crashing
 from tests.harness.crashing import CrashingEnv, steps
 from tests.harness.hangs import DEADLINE_S
+from tests.harness.kills import stop_process
 from tests.harness.pools import kill_worker, make_pool
 
 POLICIES = ["raise", "truncate", "replay"]
@@ -129,7 +128,7 @@ def test_a_hang_leaves_the_stack_of_the_worker(action: int, tmp_path: Path):
 def test_a_worker_that_is_stopped_leaves_no_stack_and_is_ended_all_the_same(tmp_path: Path):
     with pool_in(tmp_path, "fork", on_fault="truncate", step_timeout_s=DEADLINE_S) as pool:
         pool.reset(seed=0)
-        os.kill(pool.stats().workers[1].pid, signal.SIGSTOP)
+        stop_process(pool.stats().workers[1].pid)
         run(pool, [1])
         run(pool, [1])
     assert the_capsule(tmp_path).notes == ["the worker left no traceback"]

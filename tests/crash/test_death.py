@@ -16,6 +16,7 @@ from stepmill.testing.faulty import DyingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
 from tests.harness import leaks
 from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.kills import stop_process
 from tests.harness.pools import counting_envs, make_pool
 from tests.harness.scripts import start_script
 
@@ -237,7 +238,7 @@ def test_close_ends_a_worker_that_hangs_in_a_call(where, pool_of, gate):
 def test_close_ends_a_stopped_worker(where, pool_of):
     pool = pool_of(counting_envs(2), num_workers=2)
     pool.reset(seed=0)
-    os.kill(_pid_of(pool, 0), signal.SIGSTOP)
+    stop_process(_pid_of(pool, 0))
     _kill_in_time(pool)
 
 

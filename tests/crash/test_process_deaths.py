@@ -22,7 +22,7 @@ from stepmill.testing.faulty import DyingEnv
 from stepmill.testing.gates import Gate
 from tests.harness import leaks
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.kills import kill_process
+from tests.harness.kills import kill_process, stop_process
 from tests.harness.scripts import start_script
 
 CONTEXTS = ["fork", "forkserver", "spawn"]
@@ -304,7 +304,7 @@ def test_closing_kills_what_hangs_and_says_so(with_gil: bool, pool_in: Callable[
 def test_ctrl_c_while_a_pool_closes_is_heard_when_it_has_closed(pool_in: Callable[..., stepmill.Pool]) -> None:
     pool = pool_in([CountingEnv] * 2)
     pids = [pid for pid, _ in pool.call("locate")]
-    os.kill(pids[0], signal.SIGSTOP)
+    stop_process(pids[0])
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -345,7 +345,7 @@ def test_a_worker_that_died_before_is_not_told_of_again_at_close(pool_in: Callab
 def test_a_stopped_worker_is_killed_too(pool_in: Callable[..., stepmill.Pool]) -> None:
     pool = pool_in([CountingEnv])
     pid = pool.call("locate")[0][0]
-    os.kill(pid, signal.SIGSTOP)
+    stop_process(pid)
     with pytest.warns(RuntimeWarning, match="it was killed"):
         pool.close()
     assert not leaks.is_running(pid)

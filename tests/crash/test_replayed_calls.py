@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -16,6 +15,7 @@ import stepmill
 from tests.chaos import RAISE, ChaosEnv
 from tests.chaos.envs import Traps
 from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.kills import stop_process
 from tests.harness.pools import kill_worker
 
 
@@ -163,7 +163,7 @@ def test_a_call_that_a_worker_did_not_read_before_it_died_is_answered_by_its_suc
             each.step([1, 2, 3, 4])
         backend = pool._runtime.backend
         pid = pool.stats().workers[0].pid
-        stop(pid)
+        stop_process(pid)
         send, to_kill = backend.call, [pid]
 
         def send_and_kill(requests: Any) -> Any:
@@ -185,18 +185,11 @@ def test_a_call_that_a_worker_did_not_read_before_it_died_is_answered_by_its_suc
         assert pool.get_attr("gain") == calm.get_attr("gain")
 
 
-def stop(pid: int) -> None:
-    """Stop a process, and wait until it is stopped."""
-    os.kill(pid, signal.SIGSTOP)
-    while "State:\tT" not in Path(f"/proc/{pid}/status").read_text(encoding="utf-8"):
-        os.sched_yield()
-
-
 def test_a_call_that_commands_have_followed_is_not_sent_to_the_successor() -> None:
     with make() as pool:
         pool.reset(seed=0)
         pid = pool.stats().workers[0].pid
-        stop(pid)
+        stop_process(pid)
         future = pool.call_async("amplify", 2.0)
         pool.send([1, 2, 3, 4])
         os.kill(pid, signal.SIGKILL)

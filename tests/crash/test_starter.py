@@ -24,7 +24,7 @@ from stepmill.worker.messages import StartLauncher
 from stepmill.worker.starter import Starter
 from tests.harness import leaks
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.kills import kill_process
+from tests.harness.kills import kill_process, stop_process
 
 PoolOf = Callable[..., stepmill.Pool]
 
@@ -276,7 +276,7 @@ def test_a_new_launcher_needs_no_old_starter(pool_of: PoolOf) -> None:
 def test_a_starter_that_does_not_answer_is_a_timeout_and_is_replaced(pool_of: PoolOf) -> None:
     pool_of()
     old = starter_pid()
-    os.kill(old, signal.SIGSTOP)
+    stop_process(old)
     with pytest.raises(
         stepmill.EnvTimeout, match=r"worker 0 was still constructing the first of envs \[0\] after 0\.1 s"
     ):

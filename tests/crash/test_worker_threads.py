@@ -16,7 +16,7 @@ import pytest
 import stepmill
 from tests.chaos import HANG, KILL, RAISE, ChaosEnv
 from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
-from tests.harness.kills import kill_process
+from tests.harness.kills import kill_process, stop_process
 from tests.harness.leaks import Footprint, find_leaks, wait_until_gone
 
 INTERRUPT, WAIT = 8, 9  # interrupt the learner, and wait; wait until the process ends
@@ -203,9 +203,7 @@ def test_a_call_that_no_thread_of_a_dead_process_read_is_answered_by_its_success
         pool.reset(seed=0)
         before = pool.step([1] * 8).obs[:, 1].tolist()
         backend, to_kill = pool._runtime.backend, [pool.stats().workers[0].pid]
-        os.kill(to_kill[0], signal.SIGSTOP)
-        while "State:\tT" not in Path(f"/proc/{to_kill[0]}/status").read_text(encoding="utf-8"):
-            os.sched_yield()
+        stop_process(to_kill[0])
         send = backend.call
 
         def send_and_kill(requests: Any) -> Any:

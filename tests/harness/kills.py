@@ -1,10 +1,11 @@
-"""Signals that end a process, and the wait for its end."""
+"""Signals that end or stop a process, and the wait until it has ended or stopped."""
 
 from __future__ import annotations
 
 import os
 import select
 import signal
+from pathlib import Path
 
 from stepmill import _native
 from tests.harness.hangs import HANG_GUARD_S
@@ -20,3 +21,12 @@ def kill_process(pid: int, number: int = signal.SIGKILL) -> None:
         assert poller.poll(HANG_GUARD_S * 1000), f"process {pid} does not end after signal {number}"
     finally:
         os.close(pidfd)
+
+
+def stop_process(pid: int) -> None:
+    """Stop a process, and wait until all its threads are stopped: a signal has no effect yet when `kill` returns."""
+    os.kill(pid, signal.SIGSTOP)
+    while not all(
+        "State:\tT" in each.read_text(encoding="utf-8") for each in Path(f"/proc/{pid}/task").glob("*/status")
+    ):
+        os.sched_yield()

@@ -21,6 +21,7 @@ from stepmill.spec.errors import UsageError
 from stepmill.testing import Gate, GateEnv
 from stepmill.testing.gates import GATED_ACTION
 from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.kills import stop_process
 from tests.harness.pools import counting_envs, make_pool
 
 
@@ -148,7 +149,7 @@ def test_a_stopped_worker_and_a_dead_worker_are_named():
     with make_pool("forkserver", counting_envs(6), num_workers=3) as pool:
         pool.reset(seed=0)
         stopped, killed = pool.stats().workers[0].pid, pool.stats().workers[2].pid
-        os.kill(stopped, signal.SIGSTOP)
+        stop_process(stopped)
         try:
             os.kill(killed, signal.SIGKILL)
             while not pool.stats().workers[2].is_dead:
