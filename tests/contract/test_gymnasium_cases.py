@@ -241,6 +241,18 @@ def test_a_reset_that_takes_too_long_times_out_and_is_not_lost(vector_env_of):
         envs.close()
 
 
+@pytest.mark.parametrize("where", ["thread", "fork"])
+def test_a_call_that_takes_too_long_times_out_and_is_not_lost(vector_env_of):
+    with Gate() as gate:
+        envs = vector_env_of([partial(GateEnv, gate.path, i) for i in range(2)])
+        envs.call_async("wait_here")
+        with pytest.raises(TimeoutError):
+            envs.call_wait(timeout=0.01)
+        gate.open(2)
+        assert envs.call_wait() == (0, 1)
+        envs.close()
+
+
 def test_use_after_close_is_an_error_and_closing_twice_is_not(vector_env_of):
     envs = vector_env_of(cartpoles(2))
     envs.close()

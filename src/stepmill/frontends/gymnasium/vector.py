@@ -31,7 +31,7 @@ from stepmill.frontends.gymnasium.spaces import SpacePair, batch_observations, c
 from stepmill.pool.port import Seed, begin_start, checked_fns
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import RecvTimeout, SpecMismatch, UsageError
+from stepmill.spec.errors import EnvTimeout, RecvTimeout, SpecMismatch, UsageError
 from stepmill.spec.options import EnvState, PoolOptions, merge_options
 
 if TYPE_CHECKING:
@@ -395,7 +395,10 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         is_over = True
         try:
             return wait(timeout_s=timeout)
-        except RecvTimeout as exc:
+        except (RecvTimeout, EnvTimeout) as exc:
+            # An EnvTimeout of a step, or of a call that its worker has cancelled, is a fault, and the wait is over.
+            if isinstance(exc, EnvTimeout) and (kind is not _Waiting.CALL or timeout is None or exc.remote_traceback):
+                raise
             is_over = False
             raise WaitTimeout(exc.message, env_ids=exc.env_ids, timeout_s=exc.timeout_s) from exc
         finally:
