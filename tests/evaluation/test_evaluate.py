@@ -65,6 +65,16 @@ def test_tasks_with_other_spaces_are_listed_with_their_fault():
     assert "task 1 has the spaces" in bad.fault
 
 
+class RaisesAtClose(Walk):
+    def close(self):
+        raise RuntimeError("the viewer is gone")
+
+
+def test_an_env_that_raises_in_close_does_not_spoil_the_next_task():
+    found = stepmill.evaluate(forward, tasks=[RaisesAtClose, Walk], seeds=[0, 1], num_envs=1, retries=0)
+    assert [episode.fault for episode in found.episodes] == [None] * 4
+
+
 def test_faults_are_played_again_and_change_nothing(tmp_path):
     expected = stepmill.evaluate(forward, Walk, seeds=range(18))
     found = stepmill.evaluate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ import numpy as np
 from stepmill import UsageError
 from stepmill.evaluation.plan import Success
 from stepmill.observe.video import FPS, VideoFile, tile
+
+logger = logging.getLogger("stepmill")
 
 ORDER = "stepmill.evaluate"  # the key of the reset option that says which episode begins
 SUCCESS_NAMES = ("is_success", "success")
@@ -84,8 +87,11 @@ class EpisodeEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         if own != wanted:
             env.close()
             raise ValueError(f"task {maker} has the spaces {own}, and the first task {wanted}; evaluate it by itself")
-        self.env.close()
-        self.env = env
+        old, self.env = self.env, env
+        try:
+            old.close()
+        except Exception:
+            logger.warning("an env raised an exception in close(); it counts as closed", exc_info=True)
 
     def _add_frame(self) -> None:
         if self._order.video is not None:
