@@ -23,6 +23,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
+from stepmill.backends.starter_client import STARTERS
 from tests.chaos.envs import HANG, KILL, RAISE, ChaosEnv
 from tests.chaos.kinds import KINDS, Kind
 from tests.chaos.report import ChaosReport
@@ -85,6 +86,7 @@ class ResourceCheck:
 
     def compare(self, report: ChaosReport, parity: int) -> None:
         """Report what has grown since the first pass of this parity. Call it while no pool exists."""
+        STARTERS.close()  # some rounds have a starter, with two descriptors, and others have none
         join_threads()
         gc.collect()  # an interrupt may leave a cycle of a frame and its exception, which holds what it used until the next collection
         with open("/proc/self/statm") as file:
