@@ -66,6 +66,20 @@ def test_an_indexed_view_is_a_live_env():
     env.close()
 
 
+def test_a_view_repeats_actions_as_the_whole_env_does():
+    env = counting(3, 3, frame_skip=2)
+    env.reset()
+    view = env[[2, 0]]
+    td = view.step(act(view, view.reset(), 1, 10))
+    assert obs_of(td["next"]) == [[2, 1, 2], [0, 1, 2]]
+    assert td["next", "reward"].flatten().tolist() == [2, 20]
+    td = view.step(act(view, td["next"], 1, 10))
+    assert [row[2] for row in obs_of(td["next"])] == [4, 3]
+    assert td["next", "reward"].flatten().tolist() == [2, 10]  # env 0 ended after one
+    assert td["next", "done"].flatten().tolist() == [False, True]
+    env.close()
+
+
 @pytest.mark.covers("T-12")
 def test_each_env_has_reset_arguments_of_its_own():
     env = StepmillEnv([stepmill.testing.SeedRecorder] * 3, backend="serial")

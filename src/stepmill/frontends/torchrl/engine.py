@@ -269,25 +269,28 @@ class Engine:
             raise translated(exc) from exc
 
     def _step_some(self, actions: Any, mask: Mask | None) -> Rows:
-        pool = self.pool
-        left = np.ones(self.num_envs, np.bool_) if mask is None else mask.copy()
-        reward = np.zeros(self.num_envs)
-        self._copy_flags()
-        for _ in range(self.frame_skip):
-            ids = np.flatnonzero(left)
-            if not ids.size:
-                break
-            pool.send(take_rows(actions, ids), ids)
-            batch = pool.recv(len(ids))
-            _, more, terminated, truncated, info = batch
-            env_ids = batch.env_id
-            self.store_infos(info, env_ids)
-            reward[env_ids] += more
-            self.terminated[env_ids], self.truncated[env_ids] = terminated, truncated
-            left[env_ids[terminated | truncated]] = False
+        ids = np.flatnonzero(np.ones(self.num_envs, np.bool_) if mask is None else mask)
+        reward = self._repeat(take_rows(actions, ids), ids)
         obs = self.port.observe()
         self._begin_resets()
         return obs, reward, self.terminated, self.truncated
+
+    def _repeat(self, actions: Any, ids: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Apply actions, [B] in the order of ids, `frame_skip` times. Return the sums of the rewards of all N envs."""
+        reward = np.zeros(self.num_envs)
+        self._copy_flags()
+        for _ in range(self.frame_skip):
+            if not ids.size:
+                break
+            self.pool.send(actions, ids)
+            batch = self.pool.recv(len(ids))
+            env_ids = batch.env_id
+            self.store_infos(batch.info, env_ids)
+            reward[env_ids] += batch.reward
+            self.terminated[env_ids], self.truncated[env_ids] = batch.terminated, batch.truncated
+            going = ~(self.terminated | self.truncated)[ids]
+            actions, ids = take_rows(actions, going), ids[going]
+        return reward
 
     def _begin_resets(self) -> None:
         if not self.begins_resets:
@@ -333,21 +336,14 @@ class Engine:
         self.terminated, self.truncated = self.terminated.copy(), self.truncated.copy()
 
     def step_ids(self, actions: Any, ids: NDArray[np.int64]) -> Rows:
-        """Step some envs. Actions and rows are [B], in the order of ids."""
+        """Step some envs. Actions and rows are [B], in the order of ids. The frame skip is that of `step`."""
         if self._fresh[ids].any():
             self.reset(self._fresh.copy())
         try:
-            self.pool.send(actions, ids)
-            batch = self.pool.recv(len(ids))
-            obs, reward, terminated, truncated, info = batch
-            order = batch.env_id
+            reward = self._repeat(actions, ids)
         except StepmillError as exc:
             raise translated(exc) from exc
-        self.store_infos(info, order)
-        self.store_flags(order, terminated, truncated)
-        # `recv` may return the rows in another order than `ids`.
-        place = np.argsort(order)[np.argsort(np.argsort(ids))]
-        return take_rows(obs, place), reward[place], terminated[place], truncated[place]
+        return self.port.observe(ids), reward[ids], self.terminated[ids], self.truncated[ids]
 
     def store_flags(self, ids: NDArray[np.int64], terminated: Mask, truncated: Mask) -> None:
         """Store the flags that steps of some envs returned."""
@@ -355,7 +351,7 @@ class Engine:
         self.terminated[ids], self.truncated[ids] = terminated, truncated
 
 
-def take_rows(actions: Any, ids: NDArray[np.intp]) -> Any:
+def take_rows(actions: Any, ids: NDArray[np.intp] | Mask) -> Any:
     """Return some rows of actions, in their structure."""
     return map_nest(lambda column: column[ids], actions)
 
