@@ -29,9 +29,10 @@ from tests.harness.coroutine_envs import (
     wait_at,
     wait_for_others,
     wait_forever,
+    wait_longer_than_calls,
     with_orders,
 )
-from tests.harness.hangs import DEADLINE_S
+from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
 
 BACKENDS = ("serial", "thread", "process")
 
@@ -197,7 +198,31 @@ def test_a_call_that_is_too_late_is_cancelled_and_its_env_goes_on() -> None:
         pool.reset()
         with pytest.raises(stepmill.EnvTimeout):
             pool.call("wait_here", env_ids=[0])
+        late = pool.call_async("wait_here", env_ids=[0])
+        with pytest.raises(
+            stepmill.EnvTimeout, match=r"env 0 .* deadline of 1 s for a call, and was cancelled"
+        ) as caught:
+            late.result(HANG_GUARD_S)  # the worker's answer
+        assert "wait_here" in caught.value.remote_traceback
         assert pool.step([1, 1]).obs[:, 1].tolist() == [1, 1]
+
+
+def test_a_call_that_is_late_because_it_waits_for_a_step_costs_no_step() -> None:
+    options = {"num_workers": 1, "backend": "process", "workers": {"call_timeout_s": DEADLINE_S}}
+    with Gate() as gate:
+        orders = partial(wait_at, gate.path), wait_longer_than_calls
+        with stepmill.Pool([partial(Turns, each) for each in orders], **options) as pool:
+            pool.reset()
+            pool.send([1, 1])
+            late = pool.call_async("wait_here")
+            assert pool.recv(1).env_id == [1]
+            gate.open()
+            assert pool.recv(1).env_id == [0]
+            with pytest.raises(stepmill.EnvTimeout, match="for a call, and was cancelled") as caught:
+                late.result(HANG_GUARD_S)
+            assert len(caught.value.others) == 1
+            gate.open()
+            assert pool.step([1, 1]).obs[:, 1].tolist() == [2, 2]
 
 
 def test_a_cancellation_that_comes_after_its_command_harms_no_later_command() -> None:

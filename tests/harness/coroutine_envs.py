@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from stepmill.testing import gates
+from tests.harness.hangs import DEADLINE_S
 
 LENGTH = 4
 Orders = Callable[[Any, Any], Coroutine[Any, Any, None]]
@@ -115,6 +116,10 @@ class LateOnce(Turns):
 
 async def wait_forever(_env: Turns, _action: Any) -> None:
     await asyncio.Event().wait()
+
+
+async def wait_longer_than_calls(_env: Turns, _action: Any) -> None:
+    await asyncio.sleep(2 * DEADLINE_S)
 
 
 async def refuse_to_end(_env: Turns, _action: Any) -> None:

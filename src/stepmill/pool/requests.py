@@ -15,6 +15,7 @@ from stepmill.backends.base import Future
 from stepmill.pool.arguments import checked_ids
 from stepmill.pool.crash_reporter import PositionedCall
 from stepmill.pool.events import FaultKind, LaneView
+from stepmill.pool.faults import CANCELLED, cancelled_error
 from stepmill.pool.settings import Name
 from stepmill.pool.start import PoolRuntime
 from stepmill.pool.workers import WorkerState
@@ -309,6 +310,8 @@ class EnvRequests:
     def make_error(self, record: ErrorRecord, call: EnvCall, place: int) -> StepmillError:
         """Return the error of an env that raised an exception. Write a crash capsule if one is wanted."""
         env_id = call.env_ids[place]
+        if record["type"] == CANCELLED:
+            return cancelled_error(record, env_id)
         error = env_error(record, env_id)
         if not call.positions:
             return error

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 from stepmill import _native
 from stepmill.worker import calls
 from stepmill.worker.calls import SETTING_KINDS
-from stepmill.worker.coroutines import Cancelled, abandon, close, rename_task, run_here, task_of
+from stepmill.worker.coroutines import CANCEL_GRACE_S, Cancelled, abandon, close, rename_task, run_here, task_of
 from stepmill.worker.messages import Reply, Request, RequestKind, WorkerSettings
 
 if TYPE_CHECKING:
     from stepmill.worker.env_host import Mailbox
 
-_CANCEL_GRACE_S = 2.0  # how long a command that was cancelled at its deadline may clean up
-_CLOSING_GRACE_S = 0.5  # the same when the pool ends
+_CLOSING_GRACE_S = 0.5  # how long a command that was cancelled may clean up when the pool ends
 _LONGEST_TICK_S = 0.25
 _TICKS_PER_LIMIT = 8
 _FOREVER_S = float("inf")
@@ -137,7 +136,9 @@ class CoroutineServer:
 
     def run_until(self, local: int, after_ticket: int) -> None:
         """Wait until the commands of an env that precede a request have ended."""
-        run_here(asyncio.sleep(0), self._envs[local])
+        done = self._loop.create_future()
+        done.set_result(None)  # it cannot be cancelled
+        run_here(done, self._envs[local])
 
     def refresh(self) -> None:
         """Do nothing, because methods are looked up in each call."""
@@ -225,7 +226,7 @@ class CoroutineServer:
             self._end_command(server)
             error: BaseException = exc
             if server in self._cancelled:
-                error = Cancelled(f"{limit_s:g}").with_traceback(exc.__traceback__)
+                error = Cancelled(limit_s).with_traceback(exc.__traceback__)
                 self._stale.add(server)
             arguments = self._native.fail(server, error)
             wait_s = self._retry_wait_s
@@ -282,9 +283,9 @@ class CoroutineServer:
             else:
                 self._cancelled.add(server)
                 self._tasks[server].cancel()
-                self._deadlines[server] = now + _CANCEL_GRACE_S
+                self._deadlines[server] = now + CANCEL_GRACE_S
         if self._served is not None and now > self._call_deadline:  # the caller no longer waits for it
             for server in self._served.servers:
-                self._tasks[server].cancel()
+                self._tasks[server].cancel_call(self._call_limit_s)
         self._ticked = now
         self._timer = self._loop.call_later(self._tick_s, self._guard, self._tick)

@@ -13,15 +13,20 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any
 
 from stepmill.spec.errors import UsageError
 
 Work = Callable[[], Coroutine[Any, Any, None]]
+CANCEL_GRACE_S = 2.0  # how long a command or call that was cancelled at its deadline may clean up
 
 
 class Cancelled(Exception):
     """A coroutine env exceeded its deadline, and was cancelled. The text is the deadline in seconds."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"{limit_s:g}")
 
 
 class _Thread(threading.local):
@@ -43,6 +48,8 @@ class EnvTask:
         self._work: asyncio.Queue[Work | None] = asyncio.Queue()
         self._coroutine = self._run()
         self._task = loop.create_task(self._coroutine)
+        self._may_cancel_at = inf  # when the call that runs now may be cancelled
+        self._late_s = 0.0  # the time limit for which it was cancelled
 
     def begin(self, work: Work | None) -> None:
         """Run `work` after all earlier work. It must not raise exceptions. None ends the task."""
@@ -51,12 +58,27 @@ class EnvTask:
     def run(self, value: Awaitable[Any]) -> asyncio.Future[Any]:
         """Await `value` after all earlier work, and return the future of its result."""
         done: asyncio.Future[Any] = self.loop.create_future()
-        self.begin(partial(_run_for, done, value))
+        self.begin(partial(self._run_for, done, value))
         return done
+
+    async def _run_for(self, done: asyncio.Future[Any], value: Awaitable[Any]) -> None:
+        self._may_cancel_at = self._late_s = 0.0
+        try:
+            done.set_result(await value)
+        except BaseException as exc:
+            done.set_exception(Cancelled(self._late_s).with_traceback(exc.__traceback__) if self._late_s else exc)
+        self._may_cancel_at = inf
 
     def cancel(self) -> None:
         """Cancel the work that runs now."""
         self._task.cancel()
+
+    def cancel_call(self, limit_s: float) -> None:
+        """Cancel the work that runs now if `run` began it, and again if it continues."""
+        now = self.loop.time()
+        if now >= self._may_cancel_at:
+            self._may_cancel_at, self._late_s = now + CANCEL_GRACE_S, limit_s
+            self.cancel()
 
     def drop(self) -> None:
         """End the work that runs now, without the event loop."""
@@ -109,13 +131,6 @@ def run_here(value: Awaitable[Any], env: object) -> Any:
     """Run an awaitable in the task of its env, and return its result. This thread must not run an event loop."""
     task = task_of(env)
     return task.loop.run_until_complete(task.run(value))
-
-
-async def _run_for(done: asyncio.Future[Any], value: Awaitable[Any]) -> None:
-    try:
-        done.set_result(await value)
-    except BaseException as exc:
-        done.set_exception(exc)
 
 
 def abandon(env: object) -> None:
