@@ -16,6 +16,8 @@ from stepmill.spec.capsule import read_capsule
 from stepmill.testing.gates import Gate
 from tests.harness.coroutine_envs import (
     LENGTH,
+    Fails,
+    FailsOnce,
     LateOnce,
     PlainTurns,
     Remote,
@@ -141,6 +143,25 @@ def test_a_cancelled_reset_is_tried_again(tmp_path: Path) -> None:
     with stepmill.Pool([partial(LateOnce, tmp_path / "late")], backend="process", **options) as pool:
         assert pool.reset(seed=5).obs.tolist() == [PlainTurns().reset(seed=5)[0].tolist()]
         assert pool.stats().workers[0].reset_retries == 1
+
+
+def test_a_reset_is_tried_again_although_a_task_of_the_env_cancels_the_wait_before(tmp_path: Path) -> None:
+    resets = {"retries": 1, "retry_wait_s": HANG_GUARD_S / 10}
+    with stepmill.Pool([partial(FailsOnce, tmp_path / "failed")], backend="process", resets=resets) as pool:
+        assert pool.reset(seed=5).obs.tolist() == [PlainTurns().reset(seed=5)[0].tolist()]
+        assert pool.step([1]).obs[0, 1] == 1
+
+
+def test_a_close_ends_the_wait_before_a_reset_is_tried_again(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    with Gate() as gate:
+        env_fn = partial(Fails, gate.path, closed)
+        pool = stepmill.Pool([env_fn], backend="process", resets={"retries": 1, "retry_wait_s": HANG_GUARD_S})
+        pool.reset_async()
+        gate.wait_arrivals(1)
+        gate.open()
+        pool.close()
+    assert closed.read_text() == "1"
 
 
 # ---- faults ------------------------------------------------------------------------------------------------------------

@@ -111,6 +111,32 @@ class LateOnce(Turns):
         return await super().reset(seed=seed, options=options)
 
 
+class FailsOnce(Turns):
+    """Raises in its first `reset`, after which a callback cancels the task of the env."""
+
+    def __init__(self, flag: Path) -> None:
+        super().__init__()
+        self.flag = flag
+
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        if is_first(self.flag):
+            await cancel_later(self, None)
+            raise ValueError("no luck")
+        return await super().reset(seed=seed, options=options)
+
+
+class Fails(Turns):
+    """Waits at a gate in each `reset`, where it blocks its event loop, and raises."""
+
+    def __init__(self, gate: Path, closed: Path) -> None:
+        super().__init__(closed=closed)
+        self.gate = gate
+
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        gates.wait_at(self.gate)
+        raise ValueError("no luck")
+
+
 # ---- orders ------------------------------------------------------------------------------------------------------------
 
 

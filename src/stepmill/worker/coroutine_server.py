@@ -152,6 +152,7 @@ class CoroutineServer:
 
     def _end(self) -> None:
         """Cancel the running commands. Those that continue are abandoned."""
+        self._is_told = True
         self._timer.cancel()
         self._loop.remove_reader(self._native.event_fd)
         self._native.stop()
@@ -236,7 +237,11 @@ class CoroutineServer:
             wait_s = 0.0
         self._cancelled.discard(server)
         if arguments is not None and not self._is_told:
-            await asyncio.sleep(wait_s)
+            self._deadlines[server] = _FOREVER_S
+            with suppress(asyncio.CancelledError):  # by `_end`, or by a task that the env has left behind
+                await asyncio.sleep(wait_s)
+            del self._deadlines[server]
+        if arguments is not None and not self._is_told:
             await self._run_command(server, arguments, is_reset=True)
 
     async def _call(self, server: int, arguments: Any, *, is_reset: bool) -> Any:
