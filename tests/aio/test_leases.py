@@ -182,6 +182,40 @@ def test_a_step_needs_a_reset_in_the_same_lease_and_after_the_end_of_an_episode(
     run(main())
 
 
+def test_a_lease_that_is_used_again_needs_a_reset() -> None:
+    async def main() -> None:
+        async with stepmill.AsyncPool(CountingEnv, num_envs=1) as pool:
+            lease = pool.lease()
+            async with lease as env:
+                await env.reset()
+            async with lease as env:
+                with pytest.raises(stepmill.UsageError, match="not reset in this lease"):
+                    await env.step(1)
+
+    run(main())
+
+
+def test_a_lease_that_holds_or_awaits_an_env_takes_no_other() -> None:
+    async def main() -> None:
+        async with stepmill.AsyncPool(CountingEnv, num_envs=1) as pool:
+            lease = pool.lease()
+            async with lease:
+                with pytest.raises(stepmill.UsageError, match="used already"):
+                    await lease.__aenter__()
+            async with pool.lease():
+                waiting = asyncio.create_task(lease.__aenter__())
+                await asyncio.sleep(0)
+                with pytest.raises(stepmill.UsageError, match="used already"):
+                    await lease.__aenter__()
+                waiting.cancel()
+                with suppress(CANCELLED):
+                    await waiting
+            async with lease:
+                pass
+
+    run(main())
+
+
 def test_a_wrong_action_sends_nothing() -> None:
     async def main() -> None:
         async with stepmill.AsyncPool(CountingEnv, num_envs=1) as pool, pool.lease() as env:

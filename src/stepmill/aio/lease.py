@@ -26,7 +26,8 @@ class EnvLease:
     def __init__(self, leases: Leases) -> None:
         self._leases = leases
         self._seat: Seat | None = None
-        self._why_reset = "it was not reset in this lease"  # empty if it can step
+        self._is_entered = False
+        self._why_reset = ""  # empty if it can step
 
     @property
     def env_id(self) -> int:
@@ -109,11 +110,18 @@ class EnvLease:
         return seat
 
     async def __aenter__(self) -> Self:
-        self._seat = await self._leases.acquire()
+        if self._is_entered:
+            raise UsageError("this lease is used already; call pool.lease() once for each env")
+        self._is_entered = True
+        self._why_reset = "it was not reset in this lease"
+        try:
+            self._seat = await self._leases.acquire()
+        finally:
+            self._is_entered = self._seat is not None
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        seat, self._seat = self._held(), None
+        seat, self._seat, self._is_entered = self._held(), None, False
         self._leases.release(seat)
