@@ -176,6 +176,21 @@ def test_close_ends_a_call(backend: Any) -> None:
         run(main(gate))
 
 
+def test_errors_of_calls_that_are_kept_hold_no_descriptor_open() -> None:
+    async def main() -> None:
+        async with chaos_pool() as pool, pool.lease() as env:
+            await env.reset(seed=1)
+            kept: list[BaseException] = []
+            before = os.listdir("/proc/self/fd")
+            for _ in range(3):
+                with pytest.raises(KeyError) as caught:
+                    await env.call(raise_key_error)
+                kept.append(caught.value)
+            assert len(os.listdir("/proc/self/fd")) == len(before)
+
+    run(main())
+
+
 async def is_marked(lost: stepmill.EnvLease) -> bool:
     """Return whether the step of an env that is lost says so in its info, or raises it."""
     try:

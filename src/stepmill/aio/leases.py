@@ -237,7 +237,10 @@ class Leases:
         while True:
             waiter: asyncio.Future[None] = self._loop.create_future()
             descriptor = self._port.watch_call(future, partial(self._wake_soon, waiter))
-            await self._wait(seat, waiter, descriptor.fileno())  # even if it is done: other tasks run in between
+            try:
+                await self._wait(seat, waiter, descriptor.fileno())  # even if it is done: other tasks run in between
+            finally:
+                descriptor.close()
             is_late = self._loop.time() >= deadline
             try:
                 return future.result(None if is_late else 0.0)[0]
