@@ -250,6 +250,20 @@ def test_leases_are_refused_for_envs_with_several_rows() -> None:
     run(main())
 
 
+def test_leases_are_refused_with_spares() -> None:
+    async def main() -> None:
+        async with stepmill.AsyncPool(CountingEnv, num_envs=2, resets={"spare_envs": 1}) as pool:
+            for _ in range(2):
+                with pytest.raises(stepmill.UsageError, match="leave the option out"):
+                    pool.lease()
+            pool.reset_async()
+            received = await pool.receive()
+            assert received.batch is not None
+            assert received.batch.num_rows == 1
+
+    run(main())
+
+
 # ---- faults ------------------------------------------------------------------------------------------------------------
 
 

@@ -68,6 +68,8 @@ class Leases:
             raise UsageError(
                 "only envs with one row and one agent each can be leased; await batches of these envs with receive()"
             )
+        if pool.options.resets.spare_envs:
+            raise UsageError("leases have no use for resets.spare_envs; leave the option out, and all envs can be leased")
         self._pool, self._port = pool, PoolPort(pool)
         self._loop = asyncio.get_running_loop()
         self._seats = [Seat(env_id) for env_id in range(pool.num_envs)]
