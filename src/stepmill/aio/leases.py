@@ -69,7 +69,9 @@ class Leases:
                 "only envs with one row and one agent each can be leased; await batches of these envs with receive()"
             )
         if pool.options.resets.spare_envs:
-            raise UsageError("leases have no use for resets.spare_envs; leave the option out, and all envs can be leased")
+            raise UsageError(
+                "leases have no use for resets.spare_envs; leave the option out, and all envs can be leased"
+            )
         self._pool, self._port = pool, PoolPort(pool)
         self._loop = asyncio.get_running_loop()
         self._seats = [Seat(env_id) for env_id in range(pool.num_envs)]
@@ -235,7 +237,6 @@ class Leases:
         send = partial(self._port.call_now, seat.env_id, name, args, kwargs)
         while (future := self._send(seat, send)) is None:
             await self._wait(seat, self._loop.create_future(), -1)
-        deadline = self._loop.time() + self._pool.options.workers.call_timeout_s
         while True:
             waiter: asyncio.Future[None] = self._loop.create_future()
             descriptor = self._port.watch_call(future, partial(self._wake_soon, waiter))
@@ -243,11 +244,10 @@ class Leases:
                 await self._wait(seat, waiter, descriptor.fileno())  # even if it is done: other tasks run in between
             finally:
                 descriptor.close()
-            is_late = self._loop.time() >= deadline
             try:
-                return future.result(None if is_late else 0.0)[0]
-            except EnvTimeout:
-                if is_late:
+                return future.result(0.0)[0]
+            except EnvTimeout as error:
+                if error.timeout_s:  # not 0, so the call is too late
                     raise
 
     async def _wait(self, seat: Seat, waiter: asyncio.Future[None], fd: int) -> None:

@@ -232,7 +232,8 @@ class Future:
         Args:
             timeout_s: seconds from now. None waits until `workers.call_timeout_s` after the request was sent.
         Raises:
-            EnvTimeout: the reply has not arrived in time. Nothing is lost, and `result` may be called again.
+            EnvTimeout: the reply has not arrived in time. Nothing is lost, and `result` may be called again. The error's
+                `timeout_s` is `workers.call_timeout_s` once that has passed, whatever `timeout_s` is here.
             WorkerDied: the worker died before it replied.
             ClosedPoolError: the pool was closed before the reply came.
         """
@@ -242,7 +243,8 @@ class Future:
             raise answer.with_traceback(None)
         outcomes = self.peek()
         if outcomes is None:
-            raise self._timeout_error(self._timeout_s if timeout_s is None else timeout_s)
+            is_late = self._deadline is not None and time.monotonic() >= self._deadline
+            raise self._timeout_error(self._timeout_s if timeout_s is None or is_late else timeout_s)
         return outcomes
 
     def wait_done(self, seconds: float) -> bool:

@@ -87,8 +87,12 @@ class PoolFuture:
         return all(part.future.is_done for part in self._parts)
 
     def _watch(self, callback: Callable[[], object]) -> OwnedFd:
-        """Watch the first part that is not done, as `Future.watch` does. `result(0)` then may repeat the call."""
-        return next((part for part in self._parts if not part.future.is_done), self._parts[0]).future.watch(callback)
+        """Watch the first part that is not done, as `Future.watch` does. `result(0)` then may repeat the call.
+
+        If it is to be sent to a rebuilt env, nothing announces that: call `result(0)` after a while.
+        """
+        part = next((part for part in self._parts if part in self._unserved or not part.future.is_done), self._parts[0])
+        return OwnedFd() if part in self._unserved else part.future.watch(callback)
 
     def result(self, timeout_s: float | None = None) -> tuple[Any, ...]:
         """Wait for the replies, and return one value per env, in the order of `env_ids`.
