@@ -400,6 +400,34 @@ def test_under_replay_tasks_do_not_notice_deaths() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("idle_s", [None, DEADLINE_S])
+def test_under_replay_a_reset_or_close_of_an_idle_env_waits_for_the_replay_beside_other_tasks(idle_s: Any) -> None:
+    async def main(gate: Gate) -> None:
+        env_fns = [partial(GateEnv, gate.path, env_id) for env_id in range(2)]
+        options: Any = {"num_workers": 1, "on_fault": "replay", "seeding": "per_episode", "idle_s": idle_s}
+        async with stepmill.AsyncPool(env_fns, **options) as pool, pool.lease() as busy:
+            gate.open()
+            await busy.reset(options={"gate": True})
+            await asyncio.to_thread(gate.wait_arrivals)
+            async with pool.lease() as idle:
+                await idle.reset()
+            await asyncio.to_thread(kill_first_worker, pool)
+            step = asyncio.create_task(busy.step(1))  # finds the death
+            await asyncio.to_thread(gate.wait_arrivals)  # the replay repeats the reset
+            await asyncio.sleep(2 * (idle_s or 0.0))
+            async with pool.lease() as idle:
+                reset = asyncio.create_task(idle.reset())
+                await asyncio.sleep(0)
+                with pytest.raises(stepmill.BusyEnvError):
+                    await idle.step(1)
+                gate.open()
+                await reset
+                assert [(await each)[0].tolist() for each in (step, idle.step(1))] == [[0, 0, 1], [1, 0, 1]]
+
+    with Gate() as gate:
+        run(main(gate))
+
+
 def test_results_arrive_although_an_env_reads_the_events_of_the_pool() -> None:
     class Thief(ChaosEnv):
         def step(self, action: Any) -> Any:

@@ -49,7 +49,7 @@ class EnvLease:
         seat = self._free_seat()
         self._why_reset = "its reset has not ended"
         await self._wait_idle(seat)
-        self._leases.reset(seat, seed, options)
+        await self._leases.reset(seat, seed, options)
         obs, _, _, _, info = await self._leases.result_of(seat)
         self._why_reset = ""
         return obs, info

@@ -165,9 +165,10 @@ class Leases:
         self._take(seat).is_built = False
         with suppress(StepmillError):
             if not self._port.is_lost(seat.env_id):  # otherwise there is nothing to close
-                self._send_reset(seat, None, CLOSE)
-                seat.is_returned = True
-                return
+                seat.is_returned = self._send_reset(seat, None, CLOSE)
+                if seat.is_returned:
+                    return
+                seat.is_built = True  # it is being rebuilt, and is closed later
         self._put_back(seat)
 
     # ---- commands -----------------------------------------------------------------------------------------------------
@@ -178,24 +179,31 @@ class Leases:
         self._send(seat, send, is_step=True)
         self._begin(seat)
 
-    def reset(self, seat: Seat, seed: int | None, options: Mapping[str, Any] | None) -> None:
-        """Send a reset. Revive the env if it has a fault."""
+    async def reset(self, seat: Seat, seed: int | None, options: Mapping[str, Any] | None) -> None:
+        """Send a reset, once a replay has rebuilt the env. Revive the env if it has a fault."""
+        while not self._send_reset(seat, seed, options):
+            await self._wait(seat, self._loop.create_future(), -1)
         seat.is_built = True
-        self._send_reset(seat, seed, options)
 
-    def _send_reset(self, seat: Seat, seed: int | None, options: Mapping[str, Any] | None) -> None:
+    def _send_reset(self, seat: Seat, seed: int | None, options: Mapping[str, Any] | None) -> bool:
+        """Send a reset, or return False if a replay is rebuilding the env."""
         env_id = seat.env_id
         seeds = None if seed is None else {env_id: seed}
         settings = None if options is None else {env_id: options}
 
-        def send() -> None:
+        def send() -> bool:
+            if not self._port.is_rebuilt(env_id):
+                return False
             if seat.fault is not None or self._port.is_lost(env_id):
                 self._pool.revive([env_id], wait=False)  # a reset alone would wait until the worker has started
             self._pool.reset_async(env_ids=[env_id], seed=seeds, options=settings)
+            return True
 
-        self._send(seat, send)
-        seat.fault = None
-        self._begin(seat)
+        is_sent = self._send(seat, send)
+        if is_sent:
+            seat.fault = None
+            self._begin(seat)
+        return is_sent
 
     def _send(self, seat: Seat, send: Callable[[], T], *, is_step: bool = False) -> T:
         """Send a command. If dead workers are found, send it again, except a step of an env that is lost with one of them."""

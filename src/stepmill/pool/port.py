@@ -201,6 +201,13 @@ class PoolPort:
         """Watch a call, as `Future.watch` does. Then call `result(0)`, which may begin the call again."""
         return future._watch(callback)
 
+    def is_rebuilt(self, env_id: int) -> bool:
+        """Return whether no replay is rebuilding an env; a reset would wait for its end. Handle deaths that this finds."""
+        with suppress(EnvTimeout):
+            self.pool._revival.wait_until_rebuilt([self._recovery.workers.worker_of(env_id)], 0.0)
+            return True
+        return False
+
     def is_lost(self, env_id: int) -> bool:
         """Whether the worker of an env is dead and an error has been raised for it, so that only `Pool.revive` restarts it."""
         workers = self._recovery.workers
