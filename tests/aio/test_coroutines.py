@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,16 @@ def test_a_call_that_is_too_late_is_cancelled_and_its_env_goes_on() -> None:
             late.result(HANG_GUARD_S)  # the worker's answer
         assert "wait_here" in caught.value.remote_traceback
         assert pool.step([1, 1]).obs[:, 1].tolist() == [1, 1]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tasks do not count cancellations")
+def test_a_task_that_goes_on_after_a_cancellation_is_not_being_cancelled() -> None:
+    options = {"num_workers": 1, "workers": {"call_timeout_s": DEADLINE_S}}
+    with stepmill.Pool([Turns], backend="process", **options) as pool:
+        pool.reset()
+        with pytest.raises(stepmill.EnvTimeout):
+            pool.call_async("wait_here").result(HANG_GUARD_S)
+        assert pool.call("num_cancellations") == (0,)
 
 
 def test_a_call_that_is_late_because_it_waits_for_a_step_costs_no_step() -> None:

@@ -86,6 +86,10 @@ class Turns:
     async def wait_here(self) -> None:
         await asyncio.Event().wait()
 
+    async def num_cancellations(self) -> int:
+        task: Any = asyncio.current_task()
+        return int(task.cancelling())
+
     def pid(self) -> int:
         return os.getpid()
 

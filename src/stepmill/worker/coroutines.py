@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -98,6 +99,9 @@ class EnvTask:
             if work is None:
                 return
             await work()
+            if sys.version_info >= (3, 11):
+                while self._task.cancelling():  # else a TaskGroup in later work may cancel the task again
+                    self._task.uncancel()
 
 
 def task_of(env: object) -> EnvTask:
