@@ -78,7 +78,10 @@ LEROBOT_PACKAGES = (
     "av<16",
     "pyserial",
 )
-SKRL_PACKAGES = ("skrl==2.0.0", "sympy", "networkx", "jinja2")  # what torch needs of the others to be imported by skrl
+TORCH_COMPILER = ("sympy", "networkx", "jinja2")  # parts of torch that skrl and RLlib import need these
+RLLIB_PACKAGES = ("ray[rllib]==2.60.0", "ale-py", "mujoco", *TORCH_COMPILER)
+SKRL_PACKAGES = ("skrl==2.0.0", *TORCH_COMPILER)
+ZOO_PACKAGES = ("rl-zoo3==2.9.2", "gymnasium[box2d]", "requests")  # RL Zoo imports requests, and does not install it
 TRAINERS_FIRST = (TORCH, "numpy==1.23.5")
 TRAINERS_ITSELF = ("mlagents==1.1.0", "mlagents-envs==1.1.0")  # their metadata refuses CPython 3.11
 TRAINERS_PACKAGES = (
@@ -98,7 +101,9 @@ TRAINERS_PACKAGES = (
 _SIDES: dict[str, list[tuple[str, ...]]] = {
     "farama": [FARAMA_PACKAGES],
     "lerobot": [("--no-deps", *LEROBOT_ITSELF), LEROBOT_PACKAGES],
+    "rllib": [RLLIB_PACKAGES],
     "skrl": [SKRL_PACKAGES],
+    "zoo": [ZOO_PACKAGES],
 }
 
 

@@ -12,10 +12,18 @@ _make_vec = gymnasium.make_vec
 
 
 def _make_ours(env_id: str, num_envs: int = 1, vectorization_mode: Any = None, **kwargs: Any) -> Any:
-    if vectorization_mode == "vector_entry_point":  # the library tries envs that are vector envs themselves
+    if vectorization_mode in (
+        "vector_entry_point",
+        gymnasium.VectorizeMode.VECTOR_ENTRY_POINT,
+    ):  # the library tries envs that are vector envs themselves
         return _make_vec(env_id, num_envs, vectorization_mode, **kwargs)
     with install_vector_entry_points([env_id], replace_others=True, backend="process"):
         return _make_vec(env_id, num_envs, "vector_entry_point", **kwargs)
 
 
-gymnasium.make_vec = _make_ours
+def replace() -> None:
+    """Replace the function in this process."""
+    gymnasium.make_vec = _make_ours
+
+
+replace()
