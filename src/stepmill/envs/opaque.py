@@ -71,9 +71,8 @@ class OpaqueEnv(EnvAdapter):
     def render_as(self, mode: str) -> object:
         """Return what the env's `render` returns for a mode."""
         parameters = _parameters(self.env.render)
-        takes_any = any(
-            each.kind is each.VAR_KEYWORD for each in parameters.values()
-        )  # because gym 0.25 decorates all methods `render`
+        # gym 0.25 decorates all methods `render`.
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         takes_mode = "mode" in parameters or (takes_any and mode != "human")
         frame: object = self.env.render(mode=mode) if takes_mode else self.env.render()
         return frame

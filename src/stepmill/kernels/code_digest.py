@@ -54,9 +54,8 @@ class _Walk:
     def __init__(self, *, has_lines: bool) -> None:
         self._has_lines = has_lines
         self._met: dict[int, tuple[int, Any]] = {}  # the values are kept, so that no id is used again
-        self._open: list[
-            types.FunctionType
-        ] = []  # the functions whose parts are being yielded, from the outermost to the innermost
+        # The functions whose parts are being yielded, from the outermost to the innermost.
+        self._open: list[types.FunctionType] = []
 
     def parts(self, name: str, value: Any) -> Iterator[str | bytes]:
         """Yield the parts of a value that code reaches as `name`."""
@@ -68,9 +67,8 @@ class _Walk:
             yield from _array_parts(name, value)
         elif id(value) in self._met:
             if any(each is getattr(value, "py_func", value) for each in self._open[:-1]):
-                raise NotComparableError(
-                    f"{name}, one of several functions that call each other in a circle"
-                )  # Numba's bug
+                # Numba's bug.
+                raise NotComparableError(f"{name}, one of several functions that call each other in a circle")
             yield str(self._met[id(value)][0])
         else:
             _check_known(name, value)

@@ -165,9 +165,8 @@ def native_calls(program: KernelProgram, memory: KernelMemory) -> tuple[Callable
     obs, action = memory.obs, memory.action
     leading = [_address(memory.block)]
     trailing = [_address(memory.words), _address(obs), _address(memory.result)]
-    outcome = (
-        ctypes.c_uint64 * 2
-    )()  # Numba writes the return value to the first, the exception's address to the second
+    # Numba writes the return value to the first, the exception's address to the second.
+    outcome = (ctypes.c_uint64 * 2)()
     extra = [ctypes.addressof(outcome), ctypes.addressof(outcome) + 8] if program.call is KernelCall.NUMBA else []
 
     def make_call(address: int, arguments: list[int]) -> Callable[[], None]:

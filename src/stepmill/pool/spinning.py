@@ -67,9 +67,8 @@ def set_spinning(slab: SharedSlab, options: PoolOptions, num_workers: int) -> No
         # woken the parent and runs on its core.
         num_permits = num_workers_allowed = min(share, worker_cores(options))
     if options.workers.threads_per_worker > 1:
-        num_workers_allowed = (
-            0  # envs block for longer than a spin, and a thread that spins delays the others of its process
-        )
+        # Envs block for longer than a spin, and a thread that spins delays the others of its process.
+        num_workers_allowed = 0
     slab.native.set_spinning(num_permits, num_workers_allowed, _spin_ns(options))
 
 

@@ -211,9 +211,8 @@ class _Worker:
                 return list(worker_fault(exc, "launch")), {}
             self._for_lanes(build, is_serial=message.settings.start_serially)
         faults = [fault for lane in self._lanes for fault in lane.built.faults]
-        if (
-            not faults and inherited is None
-        ):  # an env may have imported more; its own changes do not count as differences
+        # An env may have imported more; its own changes do not count as differences.
+        if not faults and inherited is None:
             envs = () if loaded.has_init else [env for lane in self._lanes for env in lane.built.envs]
             return [], {**loaded.modules, **module_contents.read_contents(loaded.modules, envs)}
         return faults, loaded.modules

@@ -29,10 +29,8 @@ _MAX_TEXT = 60
 _MAX_ITEMS = 100  # longer containers are not compared; in other containers the limit is a tenth of this
 _MAX_LENGTH = 10_000  # the limit for strings and bytes
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-_PATHS = (
-    "PosixPath",
-    "PurePosixPath",
-)  # by name: an env may need no pathlib, whose import takes 2 % of the start of a starter
+# By name: an env may need no pathlib, whose import takes 2 % of the start of a starter.
+_PATHS = ("PosixPath", "PurePosixPath")
 _CONTAINERS = (tuple, list, dict, set, frozenset)
 _MAX_WRAPPERS = 30
 _OWN_PACKAGE = __name__.partition(".")[0]

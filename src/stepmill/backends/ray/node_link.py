@@ -151,9 +151,8 @@ class NodeLink:
             return
         self._finish_calls()
         now = time.monotonic()
-        missed_s = max(
-            0.0, now - self._advanced_at - heartbeat_s
-        )  # while this program was stopped, it could hear nothing
+        # While this program was stopped, it could hear nothing.
+        missed_s = max(0.0, now - self._advanced_at - heartbeat_s)
         self._advanced_at, self._heard_at, self._pinged_at = now, self._heard_at + missed_s, self._pinged_at + missed_s
         with self._lock:  # messages are sent in the order in which their commands are collected
             if not self._queue and len(self._in_flight) < MAX_IN_FLIGHT:
