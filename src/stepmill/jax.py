@@ -44,9 +44,7 @@ def as_jax(batch: Batch) -> Batch:
     )
 
 
-def xla(
-    pool: Pool,
-) -> tuple[Handle, Callable[[Handle], Any], Callable[..., Handle], Callable[..., Any]]:
+def xla(pool: Pool) -> tuple[Handle, Callable[[Handle], Any], Callable[..., Handle], Callable[..., Any]]:
     """Return (handle, recv, send, step) for use inside and outside of `jit`, `lax.scan` and `lax.fori_loop`.
 
     B is the pool's batch_size, or N if it has none.

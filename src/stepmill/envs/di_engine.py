@@ -47,11 +47,7 @@ def timestep_class() -> type[Any]:
 def describe(env: object, like: EnvSpec | None) -> EnvSpec:
     """Return the spec of a DI-engine env, or the object `like` if it equals that spec."""
     pair = [_read_space(env, name) for name in ("observation_space", "action_space")]
-    spec = EnvSpec(
-        observation=tree_of_any(pair[0]),
-        action=tree_of_any(pair[1]),
-        spaces=dump_spaces(tuple(pair)),
-    )
+    spec = EnvSpec(observation=tree_of_any(pair[0]), action=tree_of_any(pair[1]), spaces=dump_spaces(tuple(pair)))
     return like if like is not None and spec == like else spec
 
 

@@ -414,10 +414,7 @@ def check_budget(spec: EnvSpec, options: PoolOptions) -> None:
 
 
 def _state_settings(
-    specs: Sequence[EnvSpec],
-    options: PoolOptions,
-    backend: Backend,
-    num_workers: int,
+    specs: Sequence[EnvSpec], options: PoolOptions, backend: Backend, num_workers: int
 ) -> dict[str, object]:
     spec = specs[0]
     return {

@@ -216,10 +216,7 @@ class BatchedCountingEnv(gymnasium.vector.VectorEnv[NDArray[np.int64], NDArray[n
         )
 
     def reset(
-        self,
-        *,
-        seed: int | list[int | None] | None = None,
-        options: Options | None = None,
+        self, *, seed: int | list[int | None] | None = None, options: Options | None = None
     ) -> tuple[NDArray[np.int64], Info]:
         return self._inner.reset(seed=seed, options=options)
 

@@ -136,13 +136,7 @@ class DyingEnv(_FaultyEnv):
     """Ends its process. `how` is "exit" (os._exit(17)) or a signal name such as "SIGKILL" or "SIGSEGV"."""
 
     def __init__(
-        self,
-        phase: Phase | str = Phase.STEP,
-        at: int = 1,
-        how: str = "SIGKILL",
-        *,
-        identity: int = 0,
-        length: int = 5,
+        self, phase: Phase | str = Phase.STEP, at: int = 1, how: str = "SIGKILL", *, identity: int = 0, length: int = 5
     ) -> None:
         self._how = how
         super().__init__(phase, at, identity, length)

@@ -71,10 +71,7 @@ class BuiltEnvs:
 
 
 def build_envs(
-    plan: WorkerPlan,
-    *,
-    on_begin: Callable[[int], None] = lambda _: None,
-    should_raise: RaisePredicate = raise_none,
+    plan: WorkerPlan, *, on_begin: Callable[[int], None] = lambda _: None, should_raise: RaisePredicate = raise_none
 ) -> BuiltEnvs:
     """Call `plan.init`, and then build the envs one after the other.
 
