@@ -26,6 +26,11 @@ MAX_DICTS = 65_536
 _FINAL_OBS = "final_obs"
 _NUMBERS = (int, float, bool)
 _UNREAD: Any = object()
+_FILLING = (  # the methods of LazyInfo that fill it first
+    "__contains__", "__delitem__", "__eq__", "__getitem__", "__ior__", "__iter__", "__len__", "__ne__", "__or__",
+    "__repr__", "__reversed__", "__ror__", "__setitem__", "clear", "copy", "get", "items", "keys", "pop", "popitem",
+    "setdefault", "update", "values",
+)  # fmt: skip
 
 _UNFIT = (TypeError, ValueError, OverflowError)  # NumPy raises these for a value that does not fit into an array
 
@@ -358,26 +363,7 @@ class LazyInfo(dict[str, Any]):
 
     __hash__ = None
     fromkeys = dict.fromkeys
-    __contains__ = _filling("__contains__")
-    __delitem__ = _filling("__delitem__")
-    __eq__ = _filling("__eq__")
-    __getitem__ = _filling("__getitem__")
-    __ior__ = _filling("__ior__")
-    __iter__ = _filling("__iter__")
-    __len__ = _filling("__len__")
-    __ne__ = _filling("__ne__")
-    __or__ = _filling("__or__")
-    __repr__ = _filling("__repr__")
-    __reversed__ = _filling("__reversed__")
-    __ror__ = _filling("__ror__")
-    __setitem__ = _filling("__setitem__")
-    clear = _filling("clear")
-    copy = _filling("copy")
-    get = _filling("get")
-    items = _filling("items")
-    keys = _filling("keys")
-    pop = _filling("pop")
-    popitem = _filling("popitem")
-    setdefault = _filling("setdefault")
-    update = _filling("update")
-    values = _filling("values")
+
+
+for _name in _FILLING:
+    setattr(LazyInfo, _name, _filling(_name))
