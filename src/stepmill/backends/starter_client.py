@@ -24,6 +24,7 @@ from functools import partial
 from stepmill._native import OwnedFd
 from stepmill.backends.process_link import ProcessLink, ServerLink
 from stepmill.spec.choices import Context
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import LauncherDied, describe_exit
 from stepmill.worker.channel import NO_FD, ChannelClosed, deadline_after
 from stepmill.worker.fresh_interpreter import InterpreterStart, interpreter_flags, start_interpreter
@@ -115,12 +116,9 @@ class StarterClient(ServerLink):
         self.inputs = inputs
         self.is_retired = False
         self._numbers = itertools.count()
-        try:
+        with close_on_error(self.close):  # this ends a process that has been started
             self._interpreter = self._start_interpreter(preload)
             self.set_process(self._interpreter.pid, OwnedFd.pidfd(self._interpreter.pid))
-        except BaseException:
-            self.close()  # this ends a process that has been started
-            raise
 
     def _start_interpreter(self, preload: Sequence[str]) -> subprocess.Popen[bytes]:
         with self.peer, contextlib.closing(OwnedFd.pidfd(os.getpid())) as learner:
@@ -139,7 +137,7 @@ class StarterClient(ServerLink):
         """
         number = next(self._numbers)
         stdio = tuple(fd for fd, _ in self.inputs.stdio)
-        try:
+        with close_on_error(lambda: self._drop(number)):
             self.request(request._replace(number=number, stdio=stdio), launcher, stdio)
             with allow_signals():
                 self.wait_report(lambda: launcher.pidfd != NO_FD or launcher.launch_failure is not None, deadline)
@@ -147,9 +145,6 @@ class StarterClient(ServerLink):
                 raise OSError(errno.EAGAIN, f"no process can be started: {launcher.launch_failure}")
             if launcher.pidfd == NO_FD:
                 raise ChannelClosed if self.is_dead else TimeoutError
-        except BaseException:
-            self._drop(number)
-            raise
         return number
 
     def release(self, number: int) -> int | None:

@@ -31,6 +31,7 @@ from stepmill.backends.base import (
 )
 from stepmill.backends.start_progress import StartProgress
 from stepmill.slab.memory import SharedSlab
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import EngineBug, StepmillError, UsageError, join_errors
 from stepmill.spec.notices import warn
 from stepmill.worker import process_setup
@@ -121,14 +122,11 @@ class ThreadBackend:
             fresh = self._make_worker(old.plan, old.num_posted)
             self._workers[worker] = fresh
             old.close_end_fd()
-            try:
+            with close_on_error(fresh.cancel):
                 with allow_signals():
                     fresh.settings_requests = tuple(settings_requests)
                 report = self._build([fresh])[0]
                 self._attach([fresh])
-            except BaseException:
-                fresh.cancel()
-                raise
             return report
 
     def close(self, timeout_s: float) -> None:

@@ -27,6 +27,7 @@ from stepmill.pool.revival import Revival
 from stepmill.pool.spinning import check_affinity, parent_spin_ns, set_spinning
 from stepmill.slab.layout import lay_out
 from stepmill.slab.memory import SharedSlab
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
 from stepmill.spec.notices import warn
@@ -238,12 +239,9 @@ def _make_reaper(slab: SharedSlab, traits: BackendTraits, options: PoolOptions) 
     dump_signal = DUMP_SIGNAL if options.crash_dir is not None else 0
     limits = options.step_timeout_s, options.reset_timeout_s, dump_signal, options.workers.call_timeout_s
     reaper = _native.Reaper(slab.native, *limits, _attempts_timeout_s(options))
-    try:
+    with close_on_error(reaper.stop):
         for worker, pidfd in () if traits.monitor is None else traits.monitor.pidfds.items():
             reaper.watch(worker, pidfd)
-    except BaseException:
-        reaper.stop()
-        raise
     return reaper
 
 

@@ -26,6 +26,7 @@ from stepmill.backends.ray.messages import Answer, NodePlan
 from stepmill.backends.ray.node_link import Callback, NodeLink, NodeState
 from stepmill.backends.ray.stream import Bytes, PoolStream
 from stepmill.slab.memory import SharedSlab
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import EngineBug, StepmillError, WorkerDied, join_errors
 from stepmill.spec.notices import warn
 from stepmill.spec.ray_options import RayOptions
@@ -128,12 +129,9 @@ class RayBackend:
         self._workers = [RemoteWorker(plan, 0, 0, OwnedFd.eventfd()) for plan in plans]
         self._replacing = {node: threading.Lock() for node in range(num_nodes)}
         self._plan_nodes(plans, range(num_nodes))
-        try:
+        with close_on_error(self._shut_down):
             self._links = [self._start_actor(node) for node in range(len(self._node_plans))]
             return self._wait_started(self._links)
-        except BaseException:
-            self._shut_down()
-            raise
 
     def _plan_nodes(self, plans: Sequence[WorkerPlan], nodes: Sequence[int]) -> None:
         """Divide workers evenly among nodes with these numbers."""

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill.backends.ray.handshake import admit_pool, join_node
+from stepmill.spec.closing import close_on_error
 
 PREFIX = struct.Struct("<QQ")  # bytes of the pickled header, bytes of the array
 CONNECT_S = 5.0  # how long a connection may take, without the handshake
@@ -87,13 +88,10 @@ class PoolStream:
             OSError: the node cannot be reached, or another program has its port.
         """
         self._socket = socket.create_connection(address, timeout=CONNECT_S)
-        try:
+        with close_on_error(self._socket.close):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             join_node(self._socket, key)
             self._socket.setblocking(False)
-        except BaseException:
-            self._socket.close()
-            raise
         self.heard_at = 0.0
         self._unsent: deque[memoryview] = deque()
         self._incoming = _Assembler()
