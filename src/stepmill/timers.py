@@ -25,7 +25,6 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
 Tree: TypeAlias = dict[str, Any]
@@ -114,9 +113,7 @@ class timed:  # noqa: N801 - it is used like a function
         self._state = 1
         self._began = _clock()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._state == 0:
             return
         own = _own

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from importlib import import_module
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -21,7 +20,7 @@ from stepmill.pool.snapshots import PoolSnapshot, Snapshots
 from stepmill.pool.start import PoolResources, has_seeds, start_pool
 from stepmill.pool.stats import read_stats
 from stepmill.spec.batch import Batch
-from stepmill.spec.closing import close_on_error
+from stepmill.spec.closing import CloseAtEnd, close_on_error
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import EnvState, OptionKeywords, PoolOptions, merge_options
@@ -32,12 +31,12 @@ from stepmill.worker.messages import RequestKind
 
 if TYPE_CHECKING:
     import gymnasium
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Unpack
 
     from stepmill.envs.gymnasium import VectorSpaces
 
 
-class Pool:
+class Pool(CloseAtEnd):
     """Runs N envs, each with a fixed env_id from 0 to N-1.
 
     `step` steps all envs and waits for all of them. `send` and `recv` are the two halves of a step, for any subset of envs: `recv`
@@ -362,14 +361,6 @@ class Pool:
         """Close the envs and end the workers, in at most 2 s. Any thread may call this. Later calls do nothing."""
         self._resources.close()
         self._finalizer.detach()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Pool(num_envs={self.num_envs}, num_workers={self.num_workers}{', closed' * self._resources.is_closed})"

@@ -14,8 +14,6 @@ from stepmill.frontends.gymnasium.vector import VectorEnv
 from stepmill.spec.errors import UsageError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self, Unpack
 
 
@@ -50,9 +48,7 @@ class VectorEntryPoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.uninstall()
 
 

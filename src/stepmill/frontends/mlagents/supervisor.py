@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from stepmill.frontends.batch_rows import send_living
@@ -62,9 +61,7 @@ class Supervisor:
             for worker in self._workers:
                 self._correct(worker, states[worker.worker_id])
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._was_interrupted = kind is not None and not issubclass(kind, Exception)
 
     def _correct(self, worker: EngineWorker, state: EnvState) -> None:
