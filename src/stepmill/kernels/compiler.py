@@ -14,14 +14,13 @@ import pickle
 import re
 import secrets
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numba
-import numpy as np
 from numba.core.bytecode import FunctionIdentity
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError, NumbaWarning
@@ -36,21 +35,8 @@ from stepmill.spec.errors import UsageError
 from stepmill.spec.kernel import KernelCall, KernelProgram, Raised, RowLayout, memory_of
 from stepmill.spec.notices import warn
 
-
-class KernelFunctions(Protocol):
-    """What is compiled: a `PythonKernel`."""
-
-    name: str
-    state: np.dtype[Any]
-    infos: np.dtype[Any] | None
-    saved_bytes: int
-    max_episode_steps: int
-    is_debug: bool
-    reset: Callable[..., Any]
-    step: Callable[..., Any]
-    methods: Mapping[str, Callable[..., Any]]
-    identity: str
-
+if TYPE_CHECKING:
+    from stepmill.kernels.python import PythonKernel
 
 numba_config: Any = numba.config
 _ALLOCATIONS = ("NRT_MemInfo_alloc", "NRT_Allocate")
@@ -93,7 +79,7 @@ def _unique_symbols() -> Iterator[None]:
 
 
 @_unique_symbols()
-def compile_kernel(kernel: KernelFunctions, observation: RowLayout, action: RowLayout) -> KernelProgram:
+def compile_kernel(kernel: PythonKernel, observation: RowLayout, action: RowLayout) -> KernelProgram:
     """Return the compiled kernel.
 
     Raises:
@@ -143,7 +129,7 @@ def compile_kernel(kernel: KernelFunctions, observation: RowLayout, action: RowL
     )
 
 
-def _check_enabled(kernel: KernelFunctions) -> None:
+def _check_enabled(kernel: PythonKernel) -> None:
     if numba_config.DISABLE_JIT:
         raise UsageError(
             f"Numba compiles nothing, because NUMBA_DISABLE_JIT is set; unset it, or run {kernel.name} as Python with "
@@ -152,7 +138,7 @@ def _check_enabled(kernel: KernelFunctions) -> None:
 
 
 def _compile(
-    kernel: KernelFunctions, entry: Any, signature: Any, numba_options: dict[str, Any], function: Callable[..., Any]
+    kernel: PythonKernel, entry: Any, signature: Any, numba_options: dict[str, Any], function: Callable[..., Any]
 ) -> Any:
     try:
         dispatcher = numba.njit(**numba_options)(entry)
@@ -186,7 +172,7 @@ def _warn_once(kernel: str, text: str, *, is_of_numba: bool) -> None:
     warn(text, NumbaWarning if is_of_numba else UserWarning)
 
 
-def _refusal(kernel: KernelFunctions, function: Callable[..., Any], error: Exception) -> str:
+def _refusal(kernel: PythonKernel, function: Callable[..., Any], error: Exception) -> str:
     """Return the text of an error: Numba's message, and the line of the user's function that it names."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     source_file = os.path.basename(inspect.getsourcefile(function) or "")
@@ -198,7 +184,7 @@ def _refusal(kernel: KernelFunctions, function: Callable[..., Any], error: Excep
     )
 
 
-def _check_allocations(kernel: KernelFunctions, function: Callable[..., Any], code: Any, folder: Path | None) -> None:
+def _check_allocations(kernel: PythonKernel, function: Callable[..., Any], code: Any, folder: Path | None) -> None:
     """Refuse code that allocates memory in each step: all threads would wait for each other in the allocator."""
     if not any(name in code.library.get_llvm_str() for name in _ALLOCATIONS):
         return
@@ -207,7 +193,7 @@ def _check_allocations(kernel: KernelFunctions, function: Callable[..., Any], co
     raise _allocation_error(kernel, function.__name__)
 
 
-def _allocation_error(kernel: KernelFunctions, function: str) -> UsageError:
+def _allocation_error(kernel: PythonKernel, function: str) -> UsageError:
     return UsageError(
         f"{function} of the kernel {kernel.name} allocates memory (new arrays, lists, or array expressions); "
         "keep arrays in the state, and write to their elements in a loop (out[i] = a[i] + b[i]; out[:] = a + b allocates)"
@@ -233,7 +219,7 @@ def _pointer_type(layout: RowLayout) -> Any:
 # ---- the cache ---------------------------------------------------------------------------------------------------------
 
 
-def _find_cache(kernel: KernelFunctions, text: str) -> Path | None:
+def _find_cache(kernel: PythonKernel, text: str) -> Path | None:
     """Return the directory of a kernel's code; None if there is none. A kernel that was refused for its allocations is refused again."""
     digest = _digest(kernel, text)
     folder = None if digest is None else open_cache(digest)
@@ -256,7 +242,7 @@ def _write_once(path: Path, text: str) -> str:
     return str(path)
 
 
-def _digest(kernel: KernelFunctions, text: str) -> str | None:
+def _digest(kernel: PythonKernel, text: str) -> str | None:
     """Return a digest of all that the compiled kernel depends on; None, after a warning, if some of it cannot be compared."""
     settings = _CACHE_FORMAT, __version__, numba_config.BOUNDSCHECK, kernel.is_debug
     parts = (text, settings, kernel.state, kernel.infos, kernel.reset, kernel.step)
@@ -267,7 +253,7 @@ def _digest(kernel: KernelFunctions, text: str) -> str | None:
         return None
 
 
-def _identity(kernel: KernelFunctions) -> str:
+def _identity(kernel: PythonKernel) -> str:
     """Return a text that distinguishes a kernel's snapshots from those of kernels with other code, constants or tables.
 
     If some of these cannot be compared, other processes refuse the snapshots.
