@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,22 +18,8 @@ from stepmill.frontends.torchrl.env_state import has_named
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import Seed
 
-
-class Whole(Protocol):
-    """The part of a `StepmillEnv` that its views use."""
-
-    device: Any
-    num_workers: int
-    full_action_spec: Any
-    observation_spec: Any
-    full_reward_spec: Any
-    full_done_spec: Any
-    _engine: Engine
-    _reader: Any
-
-    def _flag_tensors(self) -> dict[str, Any]: ...
-    def _observation_tensors(self, obs: Any, ids: NDArray[np.int64]) -> dict[str, Any]: ...
-    def _step_tensors(self, result: Any, ids: NDArray[np.int64]) -> dict[str, Any]: ...
+if TYPE_CHECKING:
+    from stepmill.frontends.torchrl.env import StepmillEnv
 
 
 class PoolEnv(EnvBase):
@@ -88,7 +74,7 @@ class PoolEnv(EnvBase):
 class EnvView(PoolEnv):
     """B envs of a `StepmillEnv` as an env of batch size [B]. Its envs are those of the `StepmillEnv`, which closes them."""
 
-    def __init__(self, whole: Whole, ids: NDArray[np.int64]) -> None:
+    def __init__(self, whole: StepmillEnv, ids: NDArray[np.int64]) -> None:
         super().__init__(device=whole.device, batch_size=torch.Size([len(ids)]))
         self._whole = (whole,)  # in a tuple, so that torch does not make it a submodule
         self._engine = whole._engine
