@@ -18,19 +18,9 @@ from gymnasium import spaces
 from stepmill.testing.envs import Info, Options
 
 DTYPES: tuple[type[np.generic], ...] = (
-    np.bool_,
-    np.int8,
-    np.int16,
-    np.int32,
-    np.int64,
-    np.uint8,
-    np.uint16,
-    np.uint32,
-    np.uint64,
-    np.float16,
-    np.float32,
-    np.float64,
-)
+    np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64,
+    np.float16, np.float32, np.float64,
+)  # fmt: skip
 """Every dtype that a Box may have."""
 
 Draw = Callable[[np.random.Generator], object]
