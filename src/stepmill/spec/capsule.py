@@ -23,7 +23,8 @@ import stat
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,28 +118,10 @@ class Capsule:
         return [self.arrays[name][step] for name in names]
 
 
-# The JSON types that each field may have. Fields that are not listed may have any type.
-_TYPES: dict[str, tuple[type, ...]] = {
-    "made": (str,),
-    "kind": (str,),
-    "phase": (str,),
-    "error_type": (str,),
-    "message": (str,),
-    "traceback": (str,),
-    "exit_code": (int, type(None)),
-    "signal_name": (str, type(None)),
-    "trace": (str,),
-    "env_id": (int,),
-    "worker": (int,),
-    "worker_env_ids": (list,),
-    "episode": (int,),
-    "is_whole": (bool,),
-    "command": (str,),
-    "attributes": (dict,),
-    "versions": (dict,),
-    "pool": (dict,),
-    "notes": (list,),
-}
+def _json_types(annotation: Any) -> tuple[type, ...]:
+    """Return the types that a field's value may have in JSON; `object` allows any type, and gives none."""
+    alternatives = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    return tuple(get_origin(each) or each for each in alternatives if each is not object)
 
 
 _ALLOWED_VALUES = {
@@ -146,6 +129,7 @@ _ALLOWED_VALUES = {
     "command": ("step", "reset", "call", "construct", ""),
 }
 _OWN_MEMBERS = ("arrays", "opaque_actions")  # fields that are not among the facts
+_TYPES = {name: _json_types(each) for name, each in get_type_hints(Capsule).items() if name not in _OWN_MEMBERS}
 _RESULTS = {"rewards": np.float64, "flags": np.uint8, "hashes": np.uint16}
 
 
@@ -269,7 +253,7 @@ def _checked(facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], opaqu
     _check_depth([facts, opaque_actions])
     values = {entry.name: facts[entry.name] for entry in fields(Capsule) if entry.name not in _OWN_MEMBERS}
     for name, types in _TYPES.items():
-        if type(values[name]) not in types:
+        if types and type(values[name]) not in types:
             raise ValueError(f"{name} is a {type(values[name]).__name__}")
     for name, known in _ALLOWED_VALUES.items():
         if values[name] not in known:
