@@ -16,14 +16,12 @@ import numpy as np
 
 from stepmill.pool.pool import Pool
 from stepmill.spec.batch import Batch
-from stepmill.spec.errors import MissingExtraError, UsageError
+from stepmill.spec.errors import UsageError, needs_extra
 from stepmill.spec.tree import Node, leaves, opaques, unflatten
 
-try:
+with needs_extra("jax", "jax", ImportError):
     import jax
     from jax.experimental import io_callback
-except ImportError as exc:
-    raise MissingExtraError(module="jax", extra="jax") from exc
 
 Handle: TypeAlias = Any
 States: TypeAlias = tuple[Any, Any, Any, Any, Any]  # obs, reward, terminated, truncated, env_id

@@ -23,13 +23,11 @@ from stepmill.pool.port import PoolPort
 from stepmill.pool.receiving import EnvIds
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import CloseAtEnd
-from stepmill.spec.errors import MissingExtraError, UsageError
+from stepmill.spec.errors import UsageError, needs_extra
 from stepmill.spec.tree import map_nest
 
-try:
+with needs_extra("torch", "torch", ImportError):
     import torch
-except ImportError as exc:
-    raise MissingExtraError(module="torch", extra="torch") from exc
 
 IsDone = Callable[[], bool]
 

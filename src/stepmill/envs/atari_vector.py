@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from stepmill.envs.gymnasium import pickle_spaces, tree_of
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import MissingExtraError, UsageError
+from stepmill.spec.errors import UsageError, needs_extra
 
 _CHOSEN = frozenset({"num_envs", "batch_size", "autoreset_mode", "game"})
 _LARGEST_SEED = 2**31 - 1
@@ -57,10 +57,8 @@ class AtariVectorTask:
         chosen = sorted(_CHOSEN & set(self.kwargs))
         if chosen:
             raise UsageError(f"{', '.join(chosen)} of an AtariVectorTask is chosen by the pool; leave it out")
-        try:
+        with needs_extra("ale_py", "atari"):
             vector_env = import_module("ale_py.vector_env")
-        except ModuleNotFoundError as exc:
-            raise MissingExtraError(module="ale_py", extra="atari") from exc
         envs = vector_env.AtariVectorEnv(self.game, num_envs, **self.kwargs)
         observation, action = envs.single_observation_space, envs.single_action_space
         spec = EnvSpec(

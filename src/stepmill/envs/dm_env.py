@@ -16,13 +16,11 @@ from gymnasium import spaces
 from stepmill.envs import Steppable
 from stepmill.envs.env_adapter import EnvAdapter
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import MissingExtraError, UsageError
+from stepmill.spec.errors import UsageError, needs_extra
 from stepmill.spec.tree import PLAIN_DTYPE_KINDS, DictNode, Leaf, LeafKind, Node, Opaque, TupleNode, as_list
 
-try:
+with needs_extra("dm_env", "dm-env"):
     from dm_env import specs
-except ModuleNotFoundError as exc:
-    raise MissingExtraError(module="dm_env", extra="dm-env") from exc
 
 _SCALAR = specs.Array((), np.float64)
 

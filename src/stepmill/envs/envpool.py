@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from stepmill.envs.gymnasium import pickle_spaces, tree_of
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import MissingExtraError, UsageError
+from stepmill.spec.errors import UsageError, needs_extra
 
 _BOOKKEEPING_INFOS = frozenset({"env_id", "players"})  # they say which env a row belongs to, which the engine knows
 _ENV_ID_NAMES = frozenset({"env_id", "players.env_id"})  # parts of an action that contain its env_id
@@ -133,10 +133,8 @@ def import_envpool() -> Any:
     Raises:
         MissingExtraError: EnvPool is not installed.
     """
-    try:
+    with needs_extra("envpool", "envpool"):
         return import_module("envpool")
-    except ModuleNotFoundError as exc:
-        raise MissingExtraError(module="envpool", extra="envpool") from exc
 
 
 def describe_pool(pool: Any) -> EnvSpec:

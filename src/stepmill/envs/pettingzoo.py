@@ -21,13 +21,11 @@ from stepmill.envs.agent_stacking import row_of, stack, stack_values, zeros
 from stepmill.envs.env_adapter import EnvAdapter
 from stepmill.envs.gymnasium import tree_of
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import MissingExtraError, UsageError
+from stepmill.spec.errors import UsageError, needs_extra
 from stepmill.spec.tree import DictNode
 
-try:
+with needs_extra("pettingzoo", "pettingzoo"):
     from pettingzoo.utils.env import AECEnv
-except ModuleNotFoundError as exc:
-    raise MissingExtraError(module="pettingzoo", extra="pettingzoo") from exc
 
 
 class StackedAgents(EnvAdapter):

@@ -23,16 +23,14 @@ from stepmill.pool.pool import Pool
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import MissingExtraError, UsageError
+from stepmill.spec.errors import UsageError, needs_extra
 from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords, PoolOptions, merge_options
 from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode
 
-try:
+with needs_extra("dm_env", "dm-env"):
     import dm_env
     from dm_env import specs
-except ModuleNotFoundError as exc:
-    raise MissingExtraError(module="dm_env", extra="dm-env") from exc
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack

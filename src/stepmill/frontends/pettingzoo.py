@@ -30,15 +30,13 @@ from stepmill.pool.port import OMITTED, Options, PoolPort, Seed, checked_fns, me
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import MissingExtraError, UsageError
+from stepmill.spec.errors import UsageError, needs_extra
 from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords, PoolOptions, merge_options
 from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import DictNode, Leaf, Node, Opaque, map_tree
 
-try:
+with needs_extra("pettingzoo", "pettingzoo"):
     from pettingzoo.utils.env import ParallelEnv
-except ModuleNotFoundError as exc:
-    raise MissingExtraError(module="pettingzoo", extra="pettingzoo") from exc
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

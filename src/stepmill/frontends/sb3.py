@@ -22,16 +22,14 @@ from stepmill.frontends.gymnasium.spaces import check_spaces, read_spaces
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import PoolPort, rows_of
 from stepmill.spec.closing import close_on_error
-from stepmill.spec.errors import EnvError, MissingExtraError, UsageError, rebuild_error
+from stepmill.spec.errors import EnvError, UsageError, needs_extra, rebuild_error
 from stepmill.spec.options import AutoresetMode, OptionKeywords, PoolOptions, merge_options
 from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import Leaf
 
-try:
+with needs_extra("stable_baselines3", "sb3", ImportError):
     from stable_baselines3.common.env_util import is_wrapped
     from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
-except ImportError as exc:
-    raise MissingExtraError(module="stable_baselines3", extra="sb3") from exc
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

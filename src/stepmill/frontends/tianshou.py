@@ -23,15 +23,13 @@ from stepmill.pool.pool import Pool
 from stepmill.pool.port import PoolPort, checked_fns, rows_of
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
-from stepmill.spec.errors import MissingExtraError, RecvTimeout, UsageError
+from stepmill.spec.errors import RecvTimeout, UsageError, needs_extra
 from stepmill.spec.options import AutoresetMode, EnvState, OptionKeywords, PoolOptions, merge_options
 from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import DictNode, TupleNode
 
-try:
+with needs_extra("tianshou", "tianshou", ImportError):
     from tianshou.env import BaseVectorEnv
-except ImportError as exc:
-    raise MissingExtraError(module="tianshou", extra="tianshou") from exc
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

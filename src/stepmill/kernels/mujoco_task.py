@@ -29,7 +29,7 @@ from gymnasium import spaces
 from stepmill.kernels.env import KernelEnv
 from stepmill.kernels.python import PythonKernel
 from stepmill.kernels.row_layouts import check_infos
-from stepmill.spec.errors import MissingExtraError, UsageError
+from stepmill.spec.errors import UsageError, needs_extra
 
 _FUNCTIONS = ("mj_resetData", "mj_forward", "mj_step", "mj_rnePostConstraint")
 _ARRAYS = (
@@ -192,10 +192,8 @@ def import_mujoco() -> Any:
     Raises:
         MissingExtraError: it is not installed.
     """
-    try:
+    with needs_extra("mujoco", "mujoco"):
         return import_module("mujoco")
-    except ModuleNotFoundError as exc:
-        raise MissingExtraError(module="mujoco", extra="mujoco") from exc
 
 
 def load_model(xml: Path) -> Any:

@@ -14,7 +14,7 @@ from gymnasium import Space
 from stepmill.kernels.env import KernelEnv, KernelMemory, native_calls, python_calls
 from stepmill.kernels.row_layouts import check_infos, describe_spaces, row_layout
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import MissingExtraError, UsageError
+from stepmill.spec.errors import UsageError, needs_extra
 from stepmill.spec.kernel import KernelProgram
 
 if TYPE_CHECKING:
@@ -186,10 +186,8 @@ def import_numba() -> None:
     Raises:
         MissingExtraError: it is not installed.
     """
-    try:
+    with needs_extra("numba", "numba"):
         import_module("numba")
-    except ModuleNotFoundError as exc:
-        raise MissingExtraError(module="numba", extra="numba") from exc
 
 
 def _check_arguments(kernel: str, name: str, function: Callable[..., Any] | None, wanted: tuple[str, ...]) -> None:

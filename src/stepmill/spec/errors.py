@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepmill.spec.exception_classes import find_class, is_plain, mix, new_instance, unmixed
@@ -302,6 +303,15 @@ class MissingExtraError(StepmillError, ImportError):
         super().__init__(f"{module} is not installed; run: pip install 'stepmill[{extra}]'")
         self.module = module
         self.extra = extra
+
+
+@contextmanager
+def needs_extra(module: str, extra: str, error: type[ImportError] = ModuleNotFoundError) -> Iterator[None]:
+    """Raise MissingExtraError if the block cannot find a module; with `error=ImportError`, also if its import fails."""
+    try:
+        yield
+    except error as exc:
+        raise MissingExtraError(module=module, extra=extra) from exc
 
 
 class EngineBug(StepmillError):

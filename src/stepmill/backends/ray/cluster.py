@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from stepmill.backends.ray.node_host import NodeHost
-from stepmill.spec.errors import MissingExtraError, UsageError, WorkerDied
+from stepmill.spec.errors import UsageError, WorkerDied, needs_extra
 from stepmill.spec.notices import warn
 from stepmill.spec.ray_options import RayOptions
 
@@ -41,10 +41,8 @@ def require_ray() -> Any:
     Raises:
         MissingExtraError: Ray is not installed.
     """
-    try:
+    with needs_extra("ray", "ray", ImportError):
         return import_module("ray")
-    except ImportError as exc:
-        raise MissingExtraError(module="ray", extra="ray") from exc
 
 
 def connect() -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stepmill.frontends.alf import errors
-from stepmill.spec.errors import MissingExtraError
+from stepmill.spec.errors import needs_extra
 from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode, leaves
 
 Convert = Callable[[Any], Any]
@@ -57,10 +57,8 @@ def default_device() -> object:
 
 
 def _torch() -> Any:
-    try:
+    with needs_extra("torch", "torch", ImportError):
         import torch
-    except ImportError as exc:
-        raise MissingExtraError(module="torch", extra="torch") from exc
     return torch
 
 
