@@ -54,7 +54,7 @@ class Adapter(Protocol):
     """The functions of an adapter module."""
 
     def describe(self, env: object, like: EnvSpec | None) -> EnvSpec:
-        """Return the spec of an env, or the object `like` if it equals that spec."""
+        """Return the spec of an env. `like` is that of another env, or None; objects that are equal may be taken from it."""
 
     def adapt(self, env: object) -> Steppable:
         """Return the object that the hot loop steps."""
@@ -117,7 +117,11 @@ def describe(env: object, like: EnvSpec | None = None) -> EnvSpec:
     Raises:
         UsageError: there is no adapter for the env, or its spaces cannot be used.
     """
-    return adapter_of(env).describe(env, like)
+    spec = adapter_of(env).describe(env, like)
+    try:
+        return like if like is not None and like == spec else spec
+    except (ValueError, RuntimeError):  # arrays and tensors in metadata have no single truth value
+        return spec
 
 
 def adapt(env: object) -> Steppable:

@@ -102,8 +102,8 @@ class AlfEnv(EnvAdapter):
                 update(progress)
 
 
-def describe(env: object, like: EnvSpec | None) -> EnvSpec:
-    """Return the spec of an ALF environment, or the object `like` if it equals that spec."""
+def describe(env: object, _like: EnvSpec | None) -> EnvSpec:
+    """Return the spec of an ALF environment."""
     own: Any = env.env if isinstance(env, AlfEnv) else env
     described = {
         **{name: getattr(own, name)() for name in _SPECS},
@@ -128,7 +128,7 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
     env_id = cast("TupleNode", tree).children[fields.index(_ENV_ID)]
     if not isinstance(env_id, Leaf) or env_id.kind is not LeafKind.DISCRETE:
         raise UsageError(f"time_step_spec().{_ENV_ID} of {own} is {env_id}; make it the spec of one integer")
-    spec = EnvSpec(
+    return EnvSpec(
         observation=tree,
         action=tree_of(described["action_spec"], "action"),
         batch_size=described["batch_size"],
@@ -141,7 +141,6 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
         metadata=_metadata_of(own, is_batched=described["batched"]),
         spaces=_pickle_specs(described, own),
     )
-    return like if like is not None and _is_same(spec, like) else spec
 
 
 def adapt(env: object) -> Steppable:
@@ -208,10 +207,3 @@ def _pickle_specs(described: Mapping[str, object], env: object) -> bytes:
         raise UsageError(
             f"the specs of {env} cannot be pickled: {type(exc).__name__}: {exc}; make them of plain data only"
         ) from exc
-
-
-def _is_same(spec: EnvSpec, other: EnvSpec) -> bool:
-    try:
-        return bool(spec == other)
-    except ValueError:  # arrays in metadata have no single truth value
-        return False

@@ -44,11 +44,10 @@ def timestep_class() -> type[Any]:
 # ---- the adapter of a plain Pool -------------------------------------------------------------------------------------
 
 
-def describe(env: object, like: EnvSpec | None) -> EnvSpec:
-    """Return the spec of a DI-engine env, or the object `like` if it equals that spec."""
+def describe(env: object, _like: EnvSpec | None) -> EnvSpec:
+    """Return the spec of a DI-engine env."""
     pair = [_read_space(env, name) for name in ("observation_space", "action_space")]
-    spec = EnvSpec(observation=tree_of_any(pair[0]), action=tree_of_any(pair[1]), spaces=dump_spaces(tuple(pair)))
-    return like if like is not None and spec == like else spec
+    return EnvSpec(observation=tree_of_any(pair[0]), action=tree_of_any(pair[1]), spaces=dump_spaces(tuple(pair)))
 
 
 def adapt(env: object) -> Steppable:

@@ -82,15 +82,14 @@ class ManagedEnvMaker:
         return env
 
 
-def describe(env: object, like: EnvSpec | None) -> EnvSpec:
-    """Return the spec of a managed env, or the object `like` if it equals that spec."""
+def describe(env: object, _like: EnvSpec | None) -> EnvSpec:
+    """Return the spec of a managed env."""
     assert isinstance(env, ManagedEnv)
-    spec = EnvSpec(
+    return EnvSpec(
         observation=tree_of_any(env.spaces[0]) if env.settings.shared_memory else Opaque(),
         action=Opaque(),
         spaces=dump_spaces(env.spaces),
     )
-    return like if like is not None and spec == like else spec
 
 
 def adapt(env: object) -> Steppable:

@@ -25,19 +25,18 @@ with needs_extra("dm_env", "dm-env"):
 _SCALAR = specs.Array((), np.float64)
 
 
-def describe(env: object, like: EnvSpec | None) -> EnvSpec:
-    """Return the spec of a dm_env environment, or the object `like` if it equals that spec."""
+def describe(env: object, _like: EnvSpec | None) -> EnvSpec:
+    """Return the spec of a dm_env environment."""
     known: Any = env
     observation, action = known.observation_spec(), known.action_spec()
     reward, discount = _leaf_of(known, "reward_spec"), _leaf_of(known, "discount_spec")
-    spec = EnvSpec(
+    return EnvSpec(
         observation=tree_of(observation),
         action=tree_of(action),
         reward=Leaf(reward.dtype if reward.dtype == np.float32 else np.dtype(np.float64), reward.shape),
         info=DictNode((("discount", discount),)),
         spaces=pickle.dumps((space_of(observation), space_of(action))),
     )
-    return like if like is not None and spec == like else spec
 
 
 def adapt(env: object) -> Steppable:

@@ -37,11 +37,11 @@ _MAX_DIMS = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
 
 
 def describe(env: object, like: EnvSpec | None) -> EnvSpec:
-    """Return the spec of a Gymnasium env, or the object `like` if it equals that spec."""
+    """Return the spec of a Gymnasium env."""
     observation = declared_space(env, "observation_space")
     action = declared_space(env, "action_space")
     reward = _vector_reward_space(env)
-    spec = EnvSpec(
+    return EnvSpec(
         observation=tree_of(observation, "observation_space"),
         action=tree_of(action, "action_space"),
         reward=_reward_leaf(reward),
@@ -51,13 +51,11 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
         reward_space=b"" if reward is None else pickle.dumps(reward, pickle.HIGHEST_PROTOCOL),
         gym_spec=_pickle_spec(env) if like is None else like.gym_spec,
     )
-    return like if like is not None and is_same(spec, like) else spec
 
 
-def describe_opaque(_env: object, like: EnvSpec | None) -> EnvSpec:
+def describe_opaque(_env: object, _like: EnvSpec | None) -> EnvSpec:
     """Return the spec of an env without spaces: its observations and actions are any values, of one agent."""
-    spec = EnvSpec(observation=Opaque(), action=Opaque(), spaces=pickle_spaces(None, None, None))
-    return like if like is not None and spec == like else spec
+    return EnvSpec(observation=Opaque(), action=Opaque(), spaces=pickle_spaces(None, None, None))
 
 
 def adapt(env: object) -> Steppable:
@@ -177,15 +175,6 @@ def _pickle_spec(env: Any) -> bytes | None:
         return None if env.spec is None else bytes(cloudpickle.dumps(env.spec))
     except Exception:
         return None
-
-
-def is_same(spec: EnvSpec, other: EnvSpec) -> bool:
-    """Whether two specs are equal, with their spaces compared as bytes."""
-    try:
-        return bool(spec == other)
-    except ValueError:
-        # Arrays in metadata have no single truth value.
-        return False
 
 
 @dataclass(frozen=True)

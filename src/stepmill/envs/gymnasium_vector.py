@@ -8,19 +8,19 @@ from typing import cast
 from gymnasium.vector import VectorEnv
 
 from stepmill.envs import Steppable
-from stepmill.envs.gymnasium import declared_space, is_same, pickle_spaces, tree_of
+from stepmill.envs.gymnasium import declared_space, pickle_spaces, tree_of
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
 
 
 def describe(env: object, like: EnvSpec | None) -> EnvSpec:
-    """Return the spec of one row of a vector env, with the number of rows; or `like` if it equals that spec."""
+    """Return the spec of one row of a vector env, with the number of rows."""
     env = cast("VectorEnv[object, object, object]", env)
     observation = declared_space(env, "single_observation_space")
     action = declared_space(env, "single_action_space")
     if observation is None or action is None:
         raise UsageError(f"{env} lacks one of single_observation_space and single_action_space; declare both")
-    spec = EnvSpec(
+    return EnvSpec(
         observation=tree_of(observation, "single_observation_space"),
         action=tree_of(action, "single_action_space"),
         batch_size=_read_num_envs(env),
@@ -29,7 +29,6 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
         metadata=_read_metadata(env),
         spaces=pickle_spaces(observation, action, None if like is None else like.spaces),
     )
-    return like if like is not None and is_same(spec, like) else spec
 
 
 def adapt(env: object) -> Steppable:

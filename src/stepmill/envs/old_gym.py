@@ -23,17 +23,16 @@ from stepmill.spec.tree import Node, TupleNode
 _TIME_LIMIT = "TimeLimit.truncated"
 
 
-def describe(env: object, like: EnvSpec | None) -> EnvSpec:
-    """Return the spec of a gym env, or the object `like` if it equals that spec."""
+def describe(env: object, _like: EnvSpec | None) -> EnvSpec:
+    """Return the spec of a gym env."""
     known: Any = env
-    spec = EnvSpec(
+    return EnvSpec(
         observation=tree_of_any(known.observation_space),
         action=tree_of_any(known.action_space),
         render_mode=getattr(known, "render_mode", None),
         metadata=dict(getattr(known, "metadata", None) or {}),
         spaces=bytes(cloudpickle.dumps((known.observation_space, known.action_space))),
     )
-    return like if like is not None and spec == like else spec
 
 
 def adapt(env: object) -> Steppable:

@@ -96,17 +96,16 @@ class OpaqueEnv(EnvAdapter):
         )
 
 
-def describe(env: object, like: EnvSpec | None) -> EnvSpec:
-    """Return the spec of an env: its spaces, if it has any, and which API it has; or `like` if it equals that spec."""
+def describe(env: object, _like: EnvSpec | None) -> EnvSpec:
+    """Return the spec of an env: its spaces, if it has any, and which API it has."""
     env = cast("OpaqueEnv", env)
     spaces = (getattr(env.env, "observation_space", None), getattr(env.env, "action_space", None))
-    spec = EnvSpec(
+    return EnvSpec(
         observation=Opaque(),
         action=Opaque(),
         metadata={"is_gymnasium": env.is_gymnasium},
         spaces=bytes(cloudpickle.dumps(spaces)),
     )
-    return like if like is not None and like == spec else spec
 
 
 def adapt(env: object) -> Steppable:

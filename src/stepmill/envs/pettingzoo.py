@@ -32,8 +32,8 @@ class StackedAgents(EnvAdapter):
     """Wraps a parallel env so that its observations and actions are arrays [A, ...]. Return it from an env_fn."""
 
 
-def describe(env: object, like: EnvSpec | None) -> EnvSpec:
-    """Return the spec of a parallel env, or the object `like` if it equals that spec.
+def describe(env: object, _like: EnvSpec | None) -> EnvSpec:
+    """Return the spec of a parallel env.
 
     Raises:
         UsageError: the env has no `possible_agents`, or they cannot be stacked.
@@ -43,7 +43,7 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
     agents = _agents_of(known)
     observation = [tree_of(known.observation_space(agent), f"observation of {agent!r}") for agent in agents]
     action = [tree_of(known.action_space(agent), f"action of {agent!r}") for agent in agents]
-    spec = EnvSpec(
+    return EnvSpec(
         observation=stack(observation) if is_stacked else DictNode(tuple(zip(agents, observation, strict=True))),
         action=stack(action) if is_stacked else DictNode(tuple(zip(agents, action, strict=True))),
         agents=tuple(agents),
@@ -51,7 +51,6 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
         metadata=dict(getattr(known, "metadata", None) or {}),
         spaces=pickle.dumps(tuple(_space_of(known, name, agents) for name in ("observation_space", "action_space"))),
     )
-    return like if like is not None and spec == like else spec
 
 
 def adapt(env: object) -> Steppable:

@@ -90,14 +90,14 @@ class AgentSlots:
         return {int(agent): slot for slot, agent in enumerate(self.agents) if agent != NO_AGENT}
 
 
-def describe(env: object, like: EnvSpec | None) -> EnvSpec:
-    """Return the spec of a ragged env, or the object `like` if it equals that spec."""
+def describe(env: object, _like: EnvSpec | None) -> EnvSpec:
+    """Return the spec of a ragged env."""
     known: Any = env
     if not isinstance(known.capacity, int) or known.capacity < 1:
         raise UsageError(f"capacity of {known} is {known.capacity!r}; set it to how many agents may be present at once")
     observation = tree_of(known.single_observation_space, "single_observation_space")
     action = tree_of(known.single_action_space, "single_action_space")
-    spec = EnvSpec(
+    return EnvSpec(
         observation=stack([observation] * known.capacity),
         action=stack([action] * known.capacity),
         agents=tuple(range(known.capacity)),
@@ -107,7 +107,6 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
         metadata=dict(known.metadata),
         spaces=pickle.dumps((known.single_observation_space, known.single_action_space)),
     )
-    return like if like is not None and spec == like else spec
 
 
 def adapt(env: object) -> Steppable:

@@ -52,8 +52,8 @@ class SpecSpace(spaces.Space[NDArray[Any]]):
         return f"SpecSpace({self.spec!r})"
 
 
-def describe(env: object, like: EnvSpec | None) -> EnvSpec:
-    """Return the spec of a TorchRL env, or the object `like` if it equals that spec.
+def describe(env: object, _like: EnvSpec | None) -> EnvSpec:
+    """Return the spec of a TorchRL env.
 
     Raises:
         UsageError: the env has something that is not supported.
@@ -62,10 +62,9 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
     _check(known)
     observation = _space_of(known, known.observation_spec, "observation")
     action = _space_of(known, known.full_action_spec["action"], "action")
-    spec = EnvSpec(
+    return EnvSpec(
         observation=_tree_of(observation), action=_tree_of(action), spaces=pickle.dumps((observation, action))
     )
-    return like if like is not None and spec == like else spec
 
 
 def adapt(env: object) -> Steppable:

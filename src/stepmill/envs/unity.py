@@ -85,11 +85,10 @@ class ActionTuple:
 # ---- the adapter -----------------------------------------------------------------------------------------------------
 
 
-def describe(env: object, like: EnvSpec | None) -> EnvSpec:
-    """Return the spec of a Unity env, whose data are all opaque; or the object `like` if it equals that spec."""
+def describe(env: object, _like: EnvSpec | None) -> EnvSpec:
+    """Return the spec of a Unity env, whose data are all opaque."""
     payload_bytes = env.payload_bytes if isinstance(env, UnityEnv) else PAYLOAD_BYTES
-    spec = EnvSpec(observation=Opaque(), action=Opaque(), payload_bytes=payload_bytes)
-    return like if like == spec else spec
+    return EnvSpec(observation=Opaque(), action=Opaque(), payload_bytes=payload_bytes)
 
 
 def adapt(env: object) -> Steppable:
