@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -303,6 +303,15 @@ class MissingExtraError(StepmillError, ImportError):
         super().__init__(f"{module} is not installed; run: pip install 'stepmill[{extra}]'")
         self.module = module
         self.extra = extra
+
+
+@contextmanager
+def raising_as(translate: Callable[..., Exception], *args: Any) -> Iterator[None]:
+    """Raise `translate(error, *args)` in place of an error of stepmill that the block raises."""
+    try:
+        yield
+    except StepmillError as error:
+        raise translate(error, *args) from error
 
 
 @contextmanager

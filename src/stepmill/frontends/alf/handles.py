@@ -11,7 +11,7 @@ from stepmill.frontends.alf.errors import as_runtime_error
 from stepmill.frontends.alf.nests import converter
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs
 from stepmill.pool.pool import Pool
-from stepmill.spec.errors import StepmillError
+from stepmill.spec.errors import StepmillError, raising_as
 
 Value = TypeVar("Value")
 
@@ -30,10 +30,8 @@ class Promise(Generic[Value]):
             EnvError: the env raised, also a RuntimeError.
             WorkerDied: its process ended.
         """
-        try:
+        with raising_as(as_runtime_error):
             return self._fetch()
-        except StepmillError as error:
-            raise as_runtime_error(error) from error
 
 
 class Once(Generic[Value]):
@@ -110,19 +108,15 @@ class EnvMethods(HasSpecs):
         return self._running_pool()
 
     def _promised(self, command: Callable[[], object], blocking: bool) -> Any:
-        try:
+        with raising_as(as_runtime_error, self._fields):
             command()
-        except StepmillError as error:
-            raise as_runtime_error(error, self._fields) from error
         promise = Promise(Once(self._fetch))
         return promise() if blocking else promise
 
     def _fetch(self) -> Any:
         pool = self._running_pool()
-        try:
+        with raising_as(as_runtime_error, self._fields):
             time_step = pool.recv(env_ids=[self._env_id]).obs
-        except StepmillError as error:
-            raise as_runtime_error(error, self._fields) from error
         return self._converters[1](time_step)
 
     @cached_property

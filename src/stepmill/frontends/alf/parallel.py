@@ -17,7 +17,7 @@ from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs, check_specs
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import PoolPort
 from stepmill.spec.closing import CloseAtEnd, close_on_error
-from stepmill.spec.errors import BusyEnvError, ClosedPoolError, SpecMismatch, StepmillError, UsageError
+from stepmill.spec.errors import BusyEnvError, ClosedPoolError, SpecMismatch, StepmillError, UsageError, raising_as
 from stepmill.spec.options import Context, PoolOptions
 from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import Leaf, TupleNode, leaves
@@ -138,10 +138,8 @@ class FastParallelEnvironment(CloseAtEnd, HasSpecs):
 
     def _reset(self) -> Any:
         """Do what `reset` does, without storing the TimeStep. Subclasses may override it, as in ALF."""
-        try:
+        with raising_as(errors.as_runtime_error, self._fields):
             time_step = self._pool.reset().obs
-        except StepmillError as error:
-            raise errors.as_runtime_error(error, self._fields) from error
         return self._to_tensor(time_step) if self._must_convert else time_step
 
     def step(self, action: Any) -> Any:

@@ -15,7 +15,7 @@ from stepmill.frontends.overrides import refuse_overrides
 from stepmill.frontends.starting_pool import StartingPool
 from stepmill.pool.pool import Pool
 from stepmill.spec.closing import CloseAtEnd
-from stepmill.spec.errors import StepmillError
+from stepmill.spec.errors import StepmillError, raising_as
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -93,10 +93,8 @@ class ProcessEnvironment(CloseAtEnd, EnvMethods):
     def _running_pool(self) -> Pool:
         if not self._is_started:
             raise errors.NotStartedError("Run ProcessEnvironment.start() first")
-        try:
+        with raising_as(errors.as_runtime_error):
             pool = self._starting.pool
-        except StepmillError as error:
-            raise errors.as_runtime_error(error) from error
         if self._specs is None:
             self._specs = AlfSpecs.of(pool.spec)
             self._fields = getattr(pool.spec.observation, "factory")._fields  # noqa: B009  # a TimeStep's class

@@ -21,7 +21,7 @@ from stepmill.frontends.torchrl.engine import Engine
 from stepmill.frontends.torchrl.env import StepmillEnv, replace_class
 from stepmill.frontends.torchrl.errors import NotSteppedError, StillBusyError, translated
 from stepmill.spec.batch import Batch
-from stepmill.spec.errors import RecvTimeout, StepmillError, UsageError, join_errors
+from stepmill.spec.errors import RecvTimeout, UsageError, join_errors, raising_as
 
 Ids = NDArray[np.int64]
 EnvIndex = int | Sequence[int] | None
@@ -150,10 +150,8 @@ class AsyncStepmillEnv(StepmillEnv):
         self._check_idle(ids)
         with torch.no_grad():
             actions = self._reader.read(rows)
-        try:
+        with raising_as(translated):
             self._engine.pool.send(actions, ids)
-        except StepmillError as exc:
-            raise translated(exc) from exc
         for place, env_id in enumerate(ids.tolist()):
             self._tasks[env_id], self._roots[env_id] = task, (rows, place)
 

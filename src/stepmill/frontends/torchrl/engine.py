@@ -21,7 +21,7 @@ from stepmill.frontends.torchrl.states import States
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import PoolPort, Seed, choose_backend, spread_seed
 from stepmill.spec.closing import close_on_error
-from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
+from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError, raising_as
 from stepmill.spec.options import AutoresetMode, BackendName, PoolOptions, merge_options
 from stepmill.spec.tree import map_nest
 
@@ -203,10 +203,8 @@ class Engine:
         self._open_for(int(mask.sum()))
         ids = [int(env_id) for env_id in np.flatnonzero(mask)]
         seeds = self._take_seeds(ids, seed)
-        try:
+        with raising_as(translated):
             obs, info = self.port.reset_rows(mask, seeds, options)
-        except StepmillError as exc:
-            raise translated(exc) from exc
         self.mark_reset(mask)
         self.store_infos(info)
         return obs
@@ -225,10 +223,8 @@ class Engine:
             own = kwargs[env_id]
             seeds = self._take_seeds([env_id], None if own.get("seed") is None else {env_id: own["seed"]})
             pool.reset_async(seed=seeds, options=own.get("options"), env_ids=[env_id])
-        try:
+        with raising_as(translated):
             batch = pool.recv(len(ids))
-        except StepmillError as exc:
-            raise translated(exc) from exc
         self.mark_reset(mask)
         self.store_infos(batch.info, batch.env_id)
         return self.port.observe()
@@ -313,10 +309,8 @@ class Engine:
             return None
         if self._needs_full_reset(mask):
             return self.reset(mask)
-        try:
+        with raising_as(translated):
             obs, info = self.port.reset_wait()
-        except StepmillError as exc:
-            raise translated(exc) from exc
         self.mark_reset(mask)
         self.store_infos(info)
         return obs
@@ -339,10 +333,8 @@ class Engine:
         """Step some envs. Actions and rows are [B], in the order of ids. The frame skip is that of `step`."""
         if self._fresh[ids].any():
             self.reset(self._fresh.copy())
-        try:
+        with raising_as(translated):
             reward = self._repeat(actions, ids)
-        except StepmillError as exc:
-            raise translated(exc) from exc
         return self.port.observe(ids), reward[ids], self.terminated[ids], self.truncated[ids]
 
     def store_flags(self, ids: NDArray[np.int64], terminated: Mask, truncated: Mask) -> None:
