@@ -17,40 +17,29 @@ makes these, and no config has to change. Without DI-engine the managers run Gym
     errors           errors that are also of DI-engine's classes
 """
 
-from stepmill.frontends.di_engine.env_lifecycle import EnvState
-from stepmill.frontends.di_engine.env_pool import PoolEnvManager
-from stepmill.frontends.di_engine.managers import (
-    AsyncSubprocessEnvManager,
-    BaseEnvManager,
-    BaseEnvManagerV2,
-    GymVectorEnvManager,
-    SubprocessEnvManagerV2,
-    SyncSubprocessEnvManager,
-    create_env_manager,
-    get_env_manager_cls,
-    register,
-    register_if_there,
-)
-from stepmill.frontends.di_engine.supervisor import ChildType, EnvSupervisor
-from stepmill.frontends.di_engine.worker_functions import is_abnormal_timestep, worker_fn, worker_fn_robust
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AsyncSubprocessEnvManager",
-    "BaseEnvManager",
-    "BaseEnvManagerV2",
-    "ChildType",
-    "EnvState",
-    "EnvSupervisor",
-    "GymVectorEnvManager",
-    "PoolEnvManager",
-    "SubprocessEnvManagerV2",
-    "SyncSubprocessEnvManager",
-    "create_env_manager",
-    "get_env_manager_cls",
-    "is_abnormal_timestep",
-    "register",
-    "worker_fn",
-    "worker_fn_robust",
-]
+from stepmill._lazy_names import lazy_names
+from stepmill.frontends.di_engine.managers import register_if_there
+
+if TYPE_CHECKING:
+    from stepmill.frontends.di_engine.env_lifecycle import EnvState as EnvState
+    from stepmill.frontends.di_engine.env_pool import PoolEnvManager as PoolEnvManager
+    from stepmill.frontends.di_engine.managers import AsyncSubprocessEnvManager as AsyncSubprocessEnvManager
+    from stepmill.frontends.di_engine.managers import BaseEnvManager as BaseEnvManager
+    from stepmill.frontends.di_engine.managers import BaseEnvManagerV2 as BaseEnvManagerV2
+    from stepmill.frontends.di_engine.managers import GymVectorEnvManager as GymVectorEnvManager
+    from stepmill.frontends.di_engine.managers import SubprocessEnvManagerV2 as SubprocessEnvManagerV2
+    from stepmill.frontends.di_engine.managers import SyncSubprocessEnvManager as SyncSubprocessEnvManager
+    from stepmill.frontends.di_engine.managers import create_env_manager as create_env_manager
+    from stepmill.frontends.di_engine.managers import get_env_manager_cls as get_env_manager_cls
+    from stepmill.frontends.di_engine.managers import register as register
+    from stepmill.frontends.di_engine.supervisor import ChildType as ChildType
+    from stepmill.frontends.di_engine.supervisor import EnvSupervisor as EnvSupervisor
+    from stepmill.frontends.di_engine.worker_functions import is_abnormal_timestep as is_abnormal_timestep
+    from stepmill.frontends.di_engine.worker_functions import worker_fn as worker_fn
+    from stepmill.frontends.di_engine.worker_functions import worker_fn_robust as worker_fn_robust
+
+__getattr__, __dir__, __all__ = lazy_names(__name__)
 
 register_if_there()
