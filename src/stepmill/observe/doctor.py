@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import IO, cast
 
 import cloudpickle
 
@@ -122,7 +119,7 @@ def diagnose(
         if group == "backends" and any(finding.check == "non-deterministic" for finding in diagnosis.findings):
             continue  # the data of two runs differ on one backend already
         on_group(group)
-        found = list(_run_group(group, pickled, num_steps, limit_s))
+        found = _run_group(group, pickled, num_steps, limit_s)
         diagnosis.groups.append(group)
         known = {finding.check for finding in diagnosis.findings}
         diagnosis.findings += [finding for finding in found if finding.check not in known]
@@ -141,86 +138,54 @@ def _unpicklable(error: Exception) -> Finding:
     )
 
 
-def _run_group(group: str, pickled: bytes, num_steps: int, limit_s: float) -> Iterator[Finding]:
-    """Run one group in a child process, and yield its findings, even if it crashes or hangs."""
-    began_s = time.monotonic()
+def _run_group(group: str, pickled: bytes, num_steps: int, limit_s: float) -> list[Finding]:
+    """Run one group in a child process, and return its findings, even if it crashes or hangs."""
     settings = {"group": group, "num_steps": num_steps, "budget_s": min(STEPS_BUDGET_S, limit_s / 2), "path": sys.path}
-    with _child() as (child, lines):
-        try:
-            with cast("IO[bytes]", child.stdin) as stdin:
-                stdin.write(cloudpickle.dumps(settings) + pickled)
-            is_whole = yield from _read_findings(lines, began_s + limit_s)
-            code = child.wait(max(0.1, began_s + limit_s - time.monotonic()))
-        except (subprocess.TimeoutExpired, TimeoutError):
-            yield Finding(
+    with open(os.memfd_create("stepmill-doctor"), "rb") as output:
+        code = _run_probe(output.fileno(), cloudpickle.dumps(settings) + pickled, limit_s)
+        output.seek(0)
+        # A probe that was killed may have left a part of a line.
+        rows = [json.loads(line) for line in output if line.endswith(b"\n")]
+    found = [Finding(**{**row, "severity": Severity(row["severity"])}) for row in rows if row]
+    if code is None:
+        found.append(
+            Finding(
                 "hangs",
                 Severity.ERROR,
                 f"the checks did not end within {limit_s:g} s: the env hangs, or a step or a constructor is very slow",
                 f"group {group!r}",
                 "find where with `py-spy dump`; in a pool, set step_timeout_s and reset_timeout_s",
             )
-            return
-        except BrokenPipeError:
-            code, is_whole = child.wait(), False
-    if code or not is_whole:
+        )
+    elif code or not any(not row or row["check"] == "hangs" for row in rows):
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        yield Finding(
-            "crashes",
-            Severity.ERROR,
-            f"the env ended its process with {how}",
-            f"group {group!r}",
-            "run it under a native debugger; in a pool, use backend='process' and crash_dir",
+        found.append(
+            Finding(
+                "crashes",
+                Severity.ERROR,
+                f"the env ended its process with {how}",
+                f"group {group!r}",
+                "run it under a native debugger; in a pool, use backend='process' and crash_dir",
+            )
         )
+    return found
 
 
-@contextmanager
-def _child() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Start a probe, and yield its process and the descriptor of its findings. At the end, end it and its children."""
-    reader, writer = os.pipe()
-    try:
-        command = [sys.executable, "-m", "stepmill.observe.doctor_probe", str(writer)]
-        quiet = subprocess.DEVNULL
-        child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, pass_fds=(writer,), start_new_session=True
-        )
-    except BaseException:
-        os.close(reader)
-        raise
-    finally:
-        os.close(writer)
-    try:
-        yield child, reader
-    finally:
-        os.close(reader)
-        # The whole process group, because the env may have started processes.
+def _run_probe(output: int, data: bytes, limit_s: float) -> int | None:
+    """Run a probe that writes its findings to the descriptor `output`. Return its exit status, or None if it hangs."""
+    command = [sys.executable, "-m", "stepmill.observe.doctor_probe", str(output)]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, pass_fds=(output,), start_new_session=True
+    ) as child:
         try:
-            os.killpg(child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        child.wait()
-        if child.stdin is not None:
-            child.stdin.close()
-
-
-def _read_findings(reader: int, until_s: float) -> Generator[Finding, None, bool]:
-    """Yield findings until the probe closes its end. Return whether it finished its checks.
-
-    Raises:
-        TimeoutError: the probe has not closed its end in time.
-    """
-    text, is_whole = b"", False
-    while True:
-        left_s = until_s - time.monotonic()
-        if left_s <= 0 or not select.select([reader], [], [], left_s)[0]:
-            raise TimeoutError
-        part = os.read(reader, 1 << 16)
-        *lines, text = (text + part).split(b"\n")
-        for fields in map(json.loads, lines):
-            is_whole = is_whole or not fields or fields["check"] == "hangs"
-            if fields:
-                yield Finding(**{**fields, "severity": Severity(fields["severity"])})
-        if not part or is_whole:
-            return is_whole
+            child.communicate(data, limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with suppress(ProcessLookupError):  # the whole process group, because the env may have started processes
+                os.killpg(child.pid, signal.SIGKILL)
+    return child.returncode
 
 
 def run_doctor(
