@@ -31,6 +31,7 @@ from stepmill.worker.calls import ServingLoop, serve_request
 from stepmill.worker.env_host import Fault
 from stepmill.worker.error_records import env_error
 from stepmill.worker.messages import Outcome, Reply, Request, RequestKind, WorkerPlan, WorkerReport
+from stepmill.worker.process_stat import read_stat
 from stepmill.worker.signals import wait_event
 
 CALL_SLICE_S = 0.1  # how often a wait checks for signals and for close()
@@ -384,8 +385,7 @@ def num_before(env_ids: Sequence[int], building: int | None) -> int:
 def is_stopped(pid: int) -> bool:
     """Return whether a process exists and is stopped until it gets SIGCONT."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+        return read_stat(f"/proc/{pid}")[0] in (b"T", b"t")
     except OSError:
         return False
 

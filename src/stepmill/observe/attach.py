@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepmill import _native
-from stepmill.observe.process_usage import read_stat
 from stepmill.slab.counters import HEADER_BYTES, CounterReader, Description, read_header
 from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import UsageError
 from stepmill.spec.stats import PoolStats
+from stepmill.worker.process_stat import read_stat
 
 SLAB_LINK = "/memfd:stepmill-slab"
 MAX_DESCRIPTION_BYTES = 1 << 24
@@ -185,5 +185,5 @@ def only_pool(pid: int) -> PoolFile:
 def process_state(pid: int) -> str:
     """Return the state letter of a process, as in ps(1): R, S, D, T, Z, ...; "" if there is none."""
     with contextlib.suppress(OSError, IndexError):
-        return read_stat(PROC / str(pid))[0]
+        return read_stat(PROC / str(pid))[0].decode()
     return ""

@@ -7,7 +7,9 @@ import os
 import time
 from pathlib import Path
 
-OWN_CHILDREN = ("resource_tracker", "forkserver", "stepmill.worker")  # helpers of Python and stepmill
+from stepmill.worker.process_stat import read_stat
+
+OWN_CHILDREN = (b"resource_tracker", b"forkserver", b"stepmill.worker")  # helpers of Python and stepmill
 
 
 def children() -> set[int]:
@@ -18,19 +20,10 @@ def children() -> set[int]:
             continue
         with contextlib.suppress(OSError):  # it has ended
             state, parent = read_stat(folder)[:2]
-            command = (folder / "cmdline").read_text()
-            if int(parent) == os.getpid() and state != "Z" and not any(name in command for name in OWN_CHILDREN):
+            command = (folder / "cmdline").read_bytes()
+            if int(parent) == os.getpid() and state != b"Z" and not any(name in command for name in OWN_CHILDREN):
                 found.add(int(folder.name))
     return found
-
-
-def read_stat(folder: Path) -> list[str]:
-    """Return the fields of /proc/PID/stat, or of a thread's, that follow the name: state, parent, ...; see proc(5).
-
-    Raises:
-        OSError: the process or the thread has ended.
-    """
-    return (folder / "stat").read_text().rpartition(")")[2].split()
 
 
 def cpu_seconds(folder: Path) -> float:

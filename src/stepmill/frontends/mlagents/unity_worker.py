@@ -42,6 +42,7 @@ from stepmill.frontends.mlagents.failures import pack
 from stepmill.frontends.mlagents.optional_imports import load
 from stepmill.frontends.mlagents.specs import pack_spec
 from stepmill.spec.errors import UsageError
+from stepmill.worker.process_stat import read_stat
 
 logger = logging.getLogger("stepmill.mlagents")
 
@@ -325,7 +326,7 @@ def _kill(pid: int, start_time: int) -> None:
 def _read_stat(pid: int) -> tuple[int, int] | None:
     """Return the parent and the start time of a process, or None if it has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        fields = read_stat(f"/proc/{pid}")
     except OSError:
         return None
     return int(fields[1]), int(fields[19])
