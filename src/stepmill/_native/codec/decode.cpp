@@ -109,6 +109,12 @@ class Reader {
         if (data != nullptr) out = *data;
         return data != nullptr;
     }
+    template <typename T>
+    bool fixed(T& out) {
+        const std::uint8_t* data = read_bytes(sizeof out);
+        if (data != nullptr) std::memcpy(&out, data, sizeof out);
+        return data != nullptr;
+    }
     bool varint(std::uint64_t& out);
     const char* blob(std::size_t& size);
     bool count(std::size_t& out);
@@ -181,10 +187,7 @@ bool Reader::count(std::size_t& out) {
 
 PyObject* Reader::integer() {
     std::int64_t number = 0;
-    const std::uint8_t* data = read_bytes(sizeof number);
-    if (data == nullptr) return nullptr;
-    std::memcpy(&number, data, sizeof number);
-    return PyLong_FromLongLong(number);
+    return fixed(number) ? PyLong_FromLongLong(number) : nullptr;
 }
 
 PyObject* Reader::big_integer() {
@@ -202,18 +205,12 @@ PyObject* Reader::big_integer() {
 
 PyObject* Reader::floating() {
     double number = 0.0;
-    const std::uint8_t* data = read_bytes(sizeof number);
-    if (data == nullptr) return nullptr;
-    std::memcpy(&number, data, sizeof number);
-    return PyFloat_FromDouble(number);
+    return fixed(number) ? PyFloat_FromDouble(number) : nullptr;
 }
 
 PyObject* Reader::complex() {
     double parts[2] = {};
-    const std::uint8_t* data = read_bytes(sizeof parts);
-    if (data == nullptr) return nullptr;
-    std::memcpy(parts, data, sizeof parts);
-    return PyComplex_FromDoubles(parts[0], parts[1]);
+    return fixed(parts) ? PyComplex_FromDoubles(parts[0], parts[1]) : nullptr;
 }
 
 PyObject* Reader::text(Tag kind) {
