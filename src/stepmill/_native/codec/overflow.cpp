@@ -43,15 +43,14 @@ bool is_within(int fd, const OverflowRef& ref) {
     return ref.size <= file_bytes - sizeof(Header) - ref.offset && ref.size <= static_cast<std::uint64_t>(file.st_blocks) * STAT_BLOCK_BYTES;
 }
 
-int write_all(int fd, const void* data, std::uint64_t size_bytes, std::uint64_t offset) {
-    const auto* bytes = static_cast<const std::uint8_t*>(data);
-    while (size_bytes > 0) {
-        const ssize_t written = pwrite(fd, bytes, size_bytes, static_cast<off_t>(offset));
-        if (written < 0 && errno == EINTR) continue;
-        if (written <= 0) return written < 0 ? errno : EIO;
-        bytes += written;
-        offset += static_cast<std::uint64_t>(written);
-        size_bytes -= static_cast<std::uint64_t>(written);
+// Calls `transfer(at)`, a pread or pwrite of the value from the byte `at` on, until all bytes are transferred. Returns 0 or an errno.
+template <typename Transfer>
+int transfer_rest(std::uint64_t at, std::uint64_t size_bytes, Transfer transfer) {
+    while (at < size_bytes) {
+        const ssize_t moved = transfer(at);
+        if (moved < 0 && errno == EINTR) continue;
+        if (moved <= 0) return moved < 0 ? errno : EIO;
+        at += static_cast<std::uint64_t>(moved);
     }
     return 0;
 }
@@ -63,21 +62,9 @@ int write_both(int fd, const Header& header, const void* data, std::uint64_t siz
     do written = pwritev(fd, parts, 2, static_cast<off_t>(offset));
     while (written < 0 && errno == EINTR);
     if (written < static_cast<ssize_t>(sizeof header)) return written < 0 ? errno : EIO;
-    const std::uint64_t done = static_cast<std::uint64_t>(written) - sizeof header;
-    return write_all(fd, static_cast<const std::uint8_t*>(data) + done, size_bytes - done, offset + sizeof header + done);
-}
-
-bool read_all(int fd, void* data, std::uint64_t size_bytes, std::uint64_t offset) {
-    auto* bytes = static_cast<std::uint8_t*>(data);
-    while (size_bytes > 0) {
-        const ssize_t got = pread(fd, bytes, size_bytes, static_cast<off_t>(offset));
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) return false;
-        bytes += got;
-        offset += static_cast<std::uint64_t>(got);
-        size_bytes -= static_cast<std::uint64_t>(got);
-    }
-    return true;
+    return transfer_rest(static_cast<std::uint64_t>(written) - sizeof header, size_bytes, [&](std::uint64_t at) {
+        return pwrite(fd, static_cast<const std::uint8_t*>(data) + at, size_bytes - at, static_cast<off_t>(offset + sizeof header + at));
+    });
 }
 
 }  // namespace
@@ -143,8 +130,8 @@ bool read_overflow(int fd, const OverflowRef& ref, std::vector<std::uint8_t>& ou
     while (got < 0 && errno == EINTR);
     const bool is_own = got >= static_cast<ssize_t>(sizeof header) && header.size_bytes == ref.size &&
                         (ref.generation == 0 || header.generation == ref.generation);
-    const std::uint64_t done = is_own ? static_cast<std::uint64_t>(got) - sizeof header : 0;
-    if (is_own && read_all(fd, out.data() + done, ref.size - done, ref.offset + sizeof header + done)) return true;
+    const auto read_rest = [&](std::uint64_t at) { return pread(fd, out.data() + at, ref.size - at, static_cast<off_t>(ref.offset + sizeof header + at)); };
+    if (is_own && transfer_rest(static_cast<std::uint64_t>(got) - sizeof header, ref.size, read_rest) == 0) return true;
     out.clear();
     return false;
 }
