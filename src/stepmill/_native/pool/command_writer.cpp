@@ -72,9 +72,7 @@ void CommandWriter::repeat_blob(std::uint32_t server, std::span<const std::uint8
 
 // Tells the thread that sends commands to other machines that there are new ones.
 void CommandWriter::notify_outbox() const {
-    if (!outbox_) return;
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = ::write(outbox_->number(), &one, sizeof one);  // fails only if the counter is full: then the thread is awake
+    if (outbox_) set_event(outbox_->number());
 }
 
 void CommandWriter::deliver() {

@@ -130,19 +130,13 @@ void Reaper::unwatch(std::uint32_t worker) {
     ++process.generation;
 }
 
-void Reaper::wake() const {
-    const std::uint64_t one = 1;
-    // Fails only if the counter is full; then the thread is awake.
-    [[maybe_unused]] const ssize_t written = write(wake_, &one, sizeof one);
-}
-
 void Reaper::stop() {
     if (is_forked() || !is_running_) return;
     {
         const std::lock_guard lock(mutex_);
         is_stopping_ = true;
     }
-    wake();
+    set_event(wake_);
     pthread_join(thread_, nullptr);
     is_running_ = false;
 }

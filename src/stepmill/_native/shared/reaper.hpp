@@ -107,7 +107,6 @@ class Reaper {
     void end_overdue(std::uint32_t lane);
     void mark_lane_dead(std::uint32_t lane);
     void unwatch(std::uint32_t worker);
-    void wake() const;
     bool is_forked() const;
     void close_all();
 
