@@ -121,11 +121,6 @@ class Loop:
         Run commands until a slow request or stop; return LOOP_REQUEST or LOOP_STOP. Releases the GIL while it waits.
         """
 
-    def run_server(self, server: int) -> bool:
-        """
-        Run the outstanding command of a server (its number in this worker). Return False if there is none.
-        """
-
     def run_until(self, server: int, after_ticket: int) -> None:
         """
         Run a server's outstanding command if its ticket is at most after_ticket.
@@ -155,8 +150,6 @@ class Loop:
     def release(self) -> None:
         """Drop all references to Python objects."""
 
-LOOP_CALLS: int = 2
-
 class CoroutineLoop(Loop):
     """The loop of envs whose methods are coroutines."""
 
@@ -170,7 +163,7 @@ class CoroutineLoop(Loop):
 
     def receive_calls(self) -> tuple[int, list[tuple[int, bool, Any]]]:
         """
-        Return (exit, [(server, is_reset, arguments), ...]): calls to make. exit is LOOP_CALLS, LOOP_REQUEST or LOOP_STOP.
+        Return (exit, [(server, is_reset, arguments), ...]): calls to make. exit is LOOP_REQUEST, LOOP_STOP, or 2 if there are only calls.
         """
 
     def accept(self, server: int, returned: object) -> object:
@@ -362,8 +355,6 @@ class PoolState:
 
     def release(self) -> None:
         """Drop all references to Python objects."""
-
-FOREIGN_COMMANDS: int = 2
 
 class ForeignLoop:
     """A proxy's side of the slab, for a foreign pool of envs."""

@@ -131,7 +131,6 @@ void bind_loop(nb::module_& module) {
     nb::class_<Loop>(module, "Loop", nb::type_slots(collector_slots<Loop>()), "The hot loop of one worker.")
         .def(nb::init<std::shared_ptr<Slab>, std::uint32_t, nb::list, nb::dict>(), "slab"_a, "worker"_a, "envs"_a, "settings"_a)
         .def("run", [](Loop& loop) { return static_cast<int>(loop.run()); }, "Run commands until a slow request or stop; return LOOP_REQUEST or LOOP_STOP. Releases the GIL while it waits.")
-        .def("run_server", &Loop::run_server, "server"_a, "Run the outstanding command of a server (its number in this worker). Return False if there is none.")
         .def("run_until",
              [](Loop& loop, std::uint32_t server, std::uint32_t after_ticket) {
                  loop.run_until(server, after_ticket);
@@ -145,12 +144,11 @@ void bind_loop(nb::module_& module) {
              "Set the encoded options of resets without options of their own; None removes them.")
         .def("requests_seen", &Loop::requests_seen, "count"_a, "Set how many slow requests were handled so far.")
         .def("release", &Loop::release, "Drop all references to Python objects.");
-    module.attr("LOOP_CALLS") = LOOP_CALLS;
     nb::class_<CoroutineLoop, Loop>(module, "CoroutineLoop", nb::type_slots(collector_slots<CoroutineLoop>()), "The loop of envs whose methods are coroutines.")
         .def(nb::init<std::shared_ptr<Slab>, std::uint32_t, nb::list, nb::dict>(), "slab"_a, "worker"_a, "envs"_a, "settings"_a)
         .def_prop_ro("event_fd", &CoroutineLoop::event_fd, "A descriptor that is readable when receive_calls() is to be called. The loop keeps owning it.")
         .def("receive_calls", &CoroutineLoop::receive_calls, nb::sig("def receive_calls(self) -> tuple[int, list[tuple[int, bool, typing.Any]]]"),
-             "Return (exit, [(server, is_reset, arguments), ...]): calls to make. exit is LOOP_CALLS, LOOP_REQUEST or LOOP_STOP.")
+             "Return (exit, [(server, is_reset, arguments), ...]): calls to make. exit is LOOP_REQUEST, LOOP_STOP, or 2 if there are only calls.")
         .def("accept", [](CoroutineLoop& loop, std::uint32_t server, nb::handle returned) { return value_or_none(loop.accept(server, returned)); }, "server"_a, "returned"_a,
              "Take what a call returned. Return the keyword arguments of the reset that follows it, or None: the result is published.")
         .def("fail", [](CoroutineLoop& loop, std::uint32_t server, nb::handle error) { return value_or_none(loop.fail(server, error)); }, "server"_a, "error"_a,
@@ -230,6 +228,8 @@ nb::dict worker_word_offsets(std::uint32_t num_servers) {
     return offsets;
 }
 
+#define FIELD(structure, name) {#name, offsetof(structure, name)}
+
 // Returns sizes of the structures with counters, and offsets of their fields, by name. Numbers are 8 bytes long, words 4.
 nb::dict counter_offsets() {
     nb::dict offsets;
@@ -238,24 +238,21 @@ nb::dict counter_offsets() {
         for (const auto& [name, offset] : fields) own[name] = offset;
         offsets[structure] = nb::make_tuple(size_bytes, own);
     };
-    add("pool", sizeof(PoolWords), {{"magic", offsetof(PoolWords, magic)}, {"version", offsetof(PoolWords, version)}, {"size_bytes", offsetof(PoolWords, size_bytes)},
-                                    {"description_offset", offsetof(PoolWords, description_offset)}, {"description_bytes", offsetof(PoolWords, description_bytes)},
-                                    {"counters", offsetof(PoolWords, counters)}});
-    add("learner", sizeof(LearnerCounters), {{"send_ns", offsetof(LearnerCounters, send_ns)}, {"wait_ns", offsetof(LearnerCounters, wait_ns)},
-                                             {"gather_ns", offsetof(LearnerCounters, gather_ns)}, {"num_sends", offsetof(LearnerCounters, num_sends)},
-                                             {"num_batches", offsetof(LearnerCounters, num_batches)}, {"num_lease_copies", offsetof(LearnerCounters, num_lease_copies)},
-                                             {"num_spares_used", offsetof(LearnerCounters, num_spares_used)}, {"num_spares_waited", offsetof(LearnerCounters, num_spares_waited)}});
-    add("env", sizeof(EnvCounters), {{"num_faults", offsetof(EnvCounters, num_faults)}, {"num_spares", offsetof(EnvCounters, num_spares)}});
-    add("learner_words", sizeof(LearnerWords), {{"pid", offsetof(LearnerWords, pid)}, {"num_restarts", offsetof(LearnerWords, num_restarts)},
-                                                {"num_deaths", offsetof(LearnerWords, num_deaths)}, {"num_recycles", offsetof(LearnerWords, num_recycles)}, {"dead", offsetof(LearnerWords, dead)}});
-    add("worker", sizeof(WorkerWords), {{"current", offsetof(WorkerWords, current)}, {"running", offsetof(WorkerWords, running)}, {"busy_ns", offsetof(WorkerWords, busy_ns)},
-                                        {"wait_ns", offsetof(WorkerWords, wait_ns)}, {"num_steps", offsetof(WorkerWords, num_steps)},
-                                        {"num_resets", offsetof(WorkerWords, num_resets)}, {"num_retries", offsetof(WorkerWords, num_retries)}});
-    add("server", sizeof(ServerCounters), {{"num_spilled", offsetof(ServerCounters, num_spilled)}, {"step", offsetof(ServerCounters, step)}, {"reset", offsetof(ServerCounters, reset)}});
-    add("event", sizeof(TraceEvent), {{"begin_ns", offsetof(TraceEvent, begin_ns)}, {"end_ns", offsetof(TraceEvent, end_ns)}, {"server", offsetof(TraceEvent, server)}, {"kind", offsetof(TraceEvent, kind)}});
-    add("worker_trace", sizeof(WorkerTrace), {{"num_events", offsetof(WorkerTrace, num_events)}, {"events", offsetof(WorkerTrace, events)}});
-    add("learner_trace", sizeof(LearnerTrace), {{"num_events", offsetof(LearnerTrace, num_events)}, {"events", offsetof(LearnerTrace, events)}});
-    add("histogram", sizeof(TimeHistogram), {{"total_ns", offsetof(TimeHistogram, total_ns)}, {"max_ns", offsetof(TimeHistogram, max_ns)}, {"buckets", offsetof(TimeHistogram, buckets)}});
+    add("pool", sizeof(PoolWords), {FIELD(PoolWords, magic), FIELD(PoolWords, version), FIELD(PoolWords, size_bytes), FIELD(PoolWords, description_offset),
+                                    FIELD(PoolWords, description_bytes), FIELD(PoolWords, counters)});
+    add("learner", sizeof(LearnerCounters), {FIELD(LearnerCounters, send_ns), FIELD(LearnerCounters, wait_ns), FIELD(LearnerCounters, gather_ns),
+                                             FIELD(LearnerCounters, num_sends), FIELD(LearnerCounters, num_batches), FIELD(LearnerCounters, num_lease_copies),
+                                             FIELD(LearnerCounters, num_spares_used), FIELD(LearnerCounters, num_spares_waited)});
+    add("env", sizeof(EnvCounters), {FIELD(EnvCounters, num_faults), FIELD(EnvCounters, num_spares)});
+    add("learner_words", sizeof(LearnerWords), {FIELD(LearnerWords, pid), FIELD(LearnerWords, num_restarts), FIELD(LearnerWords, num_deaths),
+                                                FIELD(LearnerWords, num_recycles), FIELD(LearnerWords, dead)});
+    add("worker", sizeof(WorkerWords), {FIELD(WorkerWords, current), FIELD(WorkerWords, running), FIELD(WorkerWords, busy_ns), FIELD(WorkerWords, wait_ns),
+                                        FIELD(WorkerWords, num_steps), FIELD(WorkerWords, num_resets), FIELD(WorkerWords, num_retries)});
+    add("server", sizeof(ServerCounters), {FIELD(ServerCounters, num_spilled), FIELD(ServerCounters, step), FIELD(ServerCounters, reset)});
+    add("event", sizeof(TraceEvent), {FIELD(TraceEvent, begin_ns), FIELD(TraceEvent, end_ns), FIELD(TraceEvent, server), FIELD(TraceEvent, kind)});
+    add("worker_trace", sizeof(WorkerTrace), {FIELD(WorkerTrace, num_events), FIELD(WorkerTrace, events)});
+    add("learner_trace", sizeof(LearnerTrace), {FIELD(LearnerTrace, num_events), FIELD(LearnerTrace, events)});
+    add("histogram", sizeof(TimeHistogram), {FIELD(TimeHistogram, total_ns), FIELD(TimeHistogram, max_ns), FIELD(TimeHistogram, buckets)});
     return offsets;
 }
 
@@ -273,7 +270,6 @@ nb::list bucket_stops_ns() {
 }
 
 void bind_foreign(nb::module_& module) {
-    module.attr("FOREIGN_COMMANDS") = FOREIGN_COMMANDS;
     nb::class_<ForeignLoop>(module, "ForeignLoop", nb::type_slots(collector_slots<ForeignLoop>()), "A proxy's side of the slab, for a foreign pool of envs.")
         .def(nb::init<std::shared_ptr<Slab>, std::uint32_t, nb::dict>(), "slab"_a, "worker"_a, "settings"_a)
         .def("receive_commands", &ForeignLoop::receive_commands, "may_wait"_a, nb::sig("def receive_commands(self, may_wait: bool) -> tuple[int, typing.Any, typing.Any, list[tuple[int, typing.Any, typing.Any]] | None]"),
