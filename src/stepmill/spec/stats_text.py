@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from stepmill.spec.stats import Durations, PoolStats, WorkerStats
+    from stepmill.spec.stats import Durations, LearnerStats, PoolStats, WorkerStats
 
 MAX_WORKER_LINES = 16
 MAX_SLOWEST = 3  # how many env objects a summary names
+LEARNER_PARTS = ("send", "wait", "gather", "elsewhere")
+WORKER_PARTS = ("step", "reset", "publish", "wait")
 BUCKETS_PER_BOUND = 4  # Prometheus gets one bucket for each doubling of the duration
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 Sample = tuple[Mapping[str, object], float]
@@ -27,14 +29,11 @@ def duration_text(seconds: float) -> str:
 
 def summary(stats: PoolStats) -> str:
     """Return a text of a few lines that shows where the time went."""
-    learner, span_s = stats.learner, max(stats.elapsed_s, 1e-9)
+    span_s = max(stats.elapsed_s, 1e-9)
     pool = f"{stats.num_envs:,} envs, {len(stats.workers)} workers, {duration_text(stats.elapsed_s)}"
-    shares = (
-        f"{name} {getattr(learner, f'{name}_s') / span_s:.0%}" for name in ("send", "wait", "gather", "elsewhere")
-    )
     lines = [
         f"{pool}: {stats.steps:,} steps ({stats.steps_per_s:,.0f} per second), {stats.resets:,} resets",
-        f"learner   {', '.join(shares)}",
+        f"learner   {_shares_text(stats.learner, LEARNER_PARTS, span_s)}",
         _durations_line("step", stats.step),
         _durations_line("reset", stats.reset),
     ]
@@ -56,6 +55,14 @@ def summary(stats: PoolStats) -> str:
     return "\n".join(lines)
 
 
+def _seconds(of: LearnerStats | WorkerStats, part: str) -> float:
+    return float(getattr(of, f"{part}_s"))
+
+
+def _shares_text(of: LearnerStats | WorkerStats, parts: Sequence[str], span_s: float) -> str:
+    return ", ".join(f"{part} {_seconds(of, part) / span_s:.0%}" for part in parts)
+
+
 def _durations_line(name: str, durations: Durations) -> str:
     if not durations.num_calls:
         return f"{name:<9} not measured"
@@ -64,15 +71,7 @@ def _durations_line(name: str, durations: Durations) -> str:
 
 
 def _worker_line(worker: WorkerStats, span_s: float) -> str:
-    shares = ", ".join(
-        f"{name} {seconds / span_s:.0%}"
-        for name, seconds in (
-            ("step", worker.step_s),
-            ("reset", worker.reset_s),
-            ("publish", worker.publish_s),
-            ("wait", worker.wait_s),
-        )
-    )
+    shares = _shares_text(worker, WORKER_PARTS, span_s)
     events = f", {worker.deaths} deaths, {worker.restarts} restarts" if worker.deaths or worker.restarts else ""
     events += f" ({worker.recycles} recycled)" if worker.recycles else ""
     return f"worker {worker.worker:<2} {shares}{events}{', dead' if worker.is_dead else ''}"
@@ -81,17 +80,11 @@ def _worker_line(worker: WorkerStats, span_s: float) -> str:
 def scalars(stats: PoolStats) -> dict[str, float]:
     """Return numbers by path. Shares are parts of the elapsed time, from 0 to 1. Shares of workers are means."""
     span_s, num = max(stats.elapsed_s, 1e-9), max(len(stats.workers), 1)
-    learner = stats.learner
+    sums_s = {part: sum(_seconds(worker, part) for worker in stats.workers) for part in WORKER_PARTS}
     found = {
         "steps_per_s": stats.steps_per_s,
-        "learner/send_share": learner.send_s / span_s,
-        "learner/wait_share": learner.wait_s / span_s,
-        "learner/gather_share": learner.gather_s / span_s,
-        "learner/elsewhere_share": learner.elsewhere_s / span_s,
-        "workers/step_share": sum(worker.step_s for worker in stats.workers) / span_s / num,
-        "workers/reset_share": sum(worker.reset_s for worker in stats.workers) / span_s / num,
-        "workers/publish_share": sum(worker.publish_s for worker in stats.workers) / span_s / num,
-        "workers/wait_share": sum(worker.wait_s for worker in stats.workers) / span_s / num,
+        **{f"learner/{part}_share": _seconds(stats.learner, part) / span_s for part in LEARNER_PARTS},
+        **{f"workers/{part}_share": sum_s / span_s / num for part, sum_s in sums_s.items()},
         "faults": float(stats.faults.sum()),
         "restarts": float(sum(worker.restarts for worker in stats.workers)),
     }
@@ -107,18 +100,17 @@ def prometheus(stats: PoolStats) -> str:
 
 
 def _times(stats: PoolStats) -> Iterator[str]:
-    states = ("step", "reset", "publish", "wait")
     yield from _family(
         "stepmill_worker_seconds_total",
         "counter",
         "Time of workers, by activity.",
-        (({"worker": w.worker, "state": state}, getattr(w, f"{state}_s")) for w in stats.workers for state in states),
+        (({"worker": w.worker, "state": part}, _seconds(w, part)) for w in stats.workers for part in WORKER_PARTS),
     )
     yield from _family(
         "stepmill_learner_seconds_total",
         "counter",
         "Time of the program that uses the pool, by activity.",
-        (({"state": state}, getattr(stats.learner, f"{state}_s")) for state in ("send", "wait", "gather", "elsewhere")),
+        (({"state": part}, _seconds(stats.learner, part)) for part in LEARNER_PARTS),
     )
     yield from _histogram("stepmill_step_seconds", "Durations of the envs' step().", stats.step)
     yield from _histogram("stepmill_reset_seconds", "Durations of the envs' reset().", stats.reset)
