@@ -403,6 +403,26 @@ def make_twice(folder: Any) -> stepmill.Pool:
     return stepmill.Pool(env_fns, backend="process", num_workers=2, options=options)
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_an_episode_with_calls_is_cut_short_once_three_replays_have_raised(tmp_path: Any, is_killed: bool) -> None:
+    with make_twice(tmp_path) as pool:
+        pool.reset(seed=0)
+        pool.step([1] * 4)
+        pool.call("amplify", 2.0)
+        pool.step([1] * 4)
+        Traps(str(tmp_path)).set("second", 1, RAISE, times=9)
+        if is_killed:
+            kill_worker(pool)
+        else:
+            Traps(str(tmp_path)).set("step", 1, RAISE)
+
+        with pytest.warns(RuntimeWarning, match="it raised in between"):
+            batch = pool.step([1] * 4)
+
+        assert batch.truncated.tolist() == [False, True, False, False]
+        assert (tmp_path / "second-1").read_text() == f"{RAISE} 6"
+
+
 def test_an_env_whose_replay_is_given_up_gets_its_calls_and_its_next_episode_can_be_replayed(tmp_path: Any) -> None:
     with make() as pool, make("raise") as calm:
         for each in (pool, calm):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,7 +43,7 @@ from stepmill.worker.calls import MODIFYING_KINDS, SETTING_KINDS
 from stepmill.worker.messages import Request, RequestKind, Value, load, server_locations
 
 TICKETS = 1 << 32  # tickets wrap around at this number
-MAX_PLAYS = 3  # how often one episode is replayed, if each replay fails in a new way
+MAX_PLAYS = 3  # how often an episode is replayed for one command, if the env raises in each replay
 INCOMPLETE_LOG = "its calls take more than half of restarts.replay_log_bytes, or cannot be pickled"
 
 Effect = Callable[[], object]
@@ -72,7 +73,6 @@ class EpisodeReplay(RepeatedCalls):
         info: the `info["fault"]` in case the episode cannot be replayed.
         is_new: whether the object was rebuilt, so that calls before the episode are repeated, too.
         placed: calls with their places, from the first command of the log on.
-        num_plays: how often the replay was begun.
         first_ticket: the ticket of the reset that began the last play.
     """
 
@@ -80,7 +80,6 @@ class EpisodeReplay(RepeatedCalls):
     info: Mapping[str, str] = field(default_factory=dict)
     is_new: bool = False
     placed: list[tuple[int, LoggedCall]] = field(default_factory=list)
-    num_plays: int = 0
     first_ticket: int = 0
 
 
@@ -122,6 +121,9 @@ class Replays:
         self._ids = itertools.count(-1, -1)  # ids of repeated requests; those of the user count upwards
         self._failures = RepeatedFailures()
         self._replays: dict[int, EpisodeReplay] = {}  # by env; the core may have finished some of them
+        self._num_raised: Counter[tuple[int, int, int]] = (
+            Counter()
+        )  # replays in which the env raised, by (env, episode, length)
         self._unverified: list[RepeatedCalls] = []  # those of envs that are not suspended
         self.log = CallLog(len(self._locations), options.restarts.replay_log_bytes // 2)
 
@@ -216,7 +218,6 @@ class Replays:
         return self._play(replay, view) if reason is None else self._cut_short(replay, view, reason)
 
     def _play(self, replay: EpisodeReplay, view: ServerView) -> list[Decision]:
-        replay.num_plays += 1
         replay.posted, replay.is_awaited = [], False
         placed = self.log.placed(view)
         reason = self._why_not(replay, view, placed)
@@ -280,7 +281,9 @@ class Replays:
         record = self._workers.check_process(view.worker)
         if record.state is not WorkerState.SERVING:
             return []  # all its envs are replayed after the restart
-        if replay.num_plays >= MAX_PLAYS:
+        place = replay.env_id, view.episode, view.length
+        self._num_raised[place] += 1
+        if self._num_raised[place] >= MAX_PLAYS:
             return self._cut_short(replay, view, "it raised in between")  # at steps that did not fail before
         if self.needs_new_object(view):
             self.drop(view.worker)  # all begin again after the restart
