@@ -446,6 +446,34 @@ def test_an_env_whose_replay_is_given_up_gets_its_calls_and_its_next_episode_can
         assert batch.reward.tolist()[1] == 2 * 4.0
 
 
+class WorkerOnly:
+    """A factor that can be loaded only where workers.env has set a variable."""
+
+    def __reduce__(self) -> Any:
+        return _read_factor, ()
+
+
+def _read_factor() -> float:
+    return float(os.environ["STEPMILL_TEST_FACTOR"])
+
+
+@pytest.mark.parametrize("in_episode", [False, True])
+def test_a_call_that_only_a_worker_can_load_ends_the_replay_and_the_pool_goes_on(in_episode: bool) -> None:
+    with make(workers={"env": {"STEPMILL_TEST_FACTOR": "2"}}) as pool:
+        if in_episode:
+            pool.reset(seed=0)
+        pool.call("amplify", WorkerOnly(), env_ids=[0])
+        if not in_episode:
+            pool.reset(seed=0)
+        kill_worker(pool)
+
+        with pytest.warns(RuntimeWarning, match="the call of 'amplify' raised when it was repeated"):
+            assert pool.step([1] * 4).truncated.tolist() == [True, False, False, False]
+
+        pool.step([1] * 4)
+        assert pool.step([1] * 4).obs[:, 2].tolist() == [1, 3, 3, 3]
+
+
 class MortalCallEnv(GainEnv):
     def count(self) -> int:
         """Return how often this was called, in all processes; the second call ends the worker."""

@@ -39,7 +39,7 @@ from stepmill.pool.limits import RepeatedFailures
 from stepmill.pool.workers import WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EnvTimeout, StepmillError, WorkerDied
 from stepmill.spec.options import OnFault, PoolOptions
-from stepmill.worker.calls import MODIFYING_KINDS, SETTING_KINDS
+from stepmill.worker.calls import MODIFYING_KINDS, SETTING_KINDS, UnreadablePayload
 from stepmill.worker.messages import Request, RequestKind, Value, load, server_locations
 
 TICKETS = 1 << 32  # tickets wrap around at this number
@@ -372,8 +372,11 @@ class Replays:
 
     def _post(self, server: int, call: LoggedCall, ticket: int) -> Future:
         lane, place = self._locations[server]
-        request = Request(next(self._ids), call.kind, (place,), (ticket,), load(call.payload))
-        return self._backend.call({lane: request})[0]
+        try:
+            payload = load(call.payload)
+        except Exception as exc:  # the user's code, which may need what only the env's process has
+            payload = UnreadablePayload(RuntimeError(repr(exc)))
+        return self._backend.call({lane: Request(next(self._ids), call.kind, (place,), (ticket,), payload)})[0]
 
 
 def _await_replies(futures: Iterable[Future]) -> None:
