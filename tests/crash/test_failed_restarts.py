@@ -15,6 +15,7 @@ from stepmill.worker.channel import NO_FD
 from tests.chaos import KILL, RAISE
 from tests.chaos.envs import CLOCK, Traps, make_env
 from tests.harness.effort import every_second
+from tests.harness.pools import kill_worker
 
 
 def read_workers_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,3 +91,30 @@ def test_envs_whose_death_a_call_has_reported_are_faulted_once_a_step_finds_them
             pool.step([1, 1, 1, 1])
         assert pool.reset(env_ids=[0, 1]).obs[:, CLOCK].tolist() == [0, 0]
         assert pool.step([1, 1, 1, 1]).obs[:, CLOCK].tolist() == [1, 1, 1, 1]
+
+
+def test_ctrl_c_while_a_failed_restart_is_reported_leaves_all_its_envs_faulted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env_fns = [partial(make_env, str(tmp_path), env_id, 1) for env_id in range(2)]
+    options = stepmill.PoolOptions(on_fault="truncate", context="fork", restarts={"max_restarts": 1})
+    with stepmill.Pool(env_fns, backend="process", num_workers=1, options=options) as pool:
+        pool.reset(seed=0)
+        Traps(str(tmp_path)).set("build", 0, RAISE, times=2)
+        kill_worker(pool)
+        pool.send([1], [0])
+        workers = pool._recovery.workers
+        plain = workers.mark_reported
+
+        def mark_and_interrupt(worker: int, error: stepmill.StepmillError) -> None:
+            plain(worker, error)
+            signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(workers, "mark_reported", mark_and_interrupt)
+
+        with pytest.raises(KeyboardInterrupt):
+            pool.revive([0])
+
+        assert pool.states[1].name == "FAULTED"
+        with pytest.raises(stepmill.EnvError, match="env 0 raised ValueError in construct"):
+            pool.recv()

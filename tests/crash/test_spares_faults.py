@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import stepmill
 from stepmill.pool.port import PoolPort
 from tests.harness.kills import kill_process
+from tests.harness.pools import kill_worker
 from tests.harness.spare_envs import KILL, RAISE, Named, leave_mark, named_pool
 
 FAST = {"restarts": {"max_restarts": 1000}}
@@ -147,6 +148,35 @@ def test_a_reset_of_all_brings_back_a_pool_whose_spare_is_dead():
         pool.reset(seed=1)
         for _ in range(8):
             pool.step([0, 0])
+
+
+@pytest.mark.parametrize("policy", ["raise", "truncate", "replay"])
+def test_an_env_whose_next_object_is_on_a_worker_that_stays_dead_is_lost_with_an_error(policy):
+    options = {"seeding": "per_episode", "on_fault": policy, "restarts": {"max_restarts": 0}}
+
+    def make(identity):
+        return Named(identity, length=1 if identity == 0 else 9)
+
+    with named_pool(3, 1, backend="process", num_workers=2, env=make, **options) as pool:
+        pool.reset(seed=0)
+        while pool.stats().resets < 4:  # object 3, which is of worker 1, has begun an episode
+            os.sched_yield()
+        kill_worker(pool, 1)
+        with pytest.raises(stepmill.WorkerDied) as first:
+            pool.send([0], [2])
+        pool.send([0], [0])
+        assert pool.recv().terminated.all()
+
+        with pytest.raises(stepmill.WorkerDied) as second:
+            for _ in range(2):  # object 3 is to serve
+                pool.send([0], [0])
+                pool.recv()
+
+        assert (first.value.env_ids, second.value.env_ids) == ((2,), (0, 2))
+        assert [state.name for state in pool.states] == ["FAULTED", "IDLE", "FAULTED"]
+        assert ("max_restarts" in str(second.value)) == (policy != "raise")
+        pool.reset(seed=0)
+        pool.step([0] * 3)
 
 
 class Counting(Named):

@@ -170,11 +170,17 @@ class Recovery:
 
     def decide_death(self, worker: int, faults: Sequence[EnvFailed] = ()) -> list[Decision]:
         """Decide about the death of a worker, or about commands that were lost in an earlier death."""
-        record, policy, delay_s = self.workers.records[worker], self.policy, 0.0
+        record, delay_s = self.workers.records[worker], 0.0
         is_new = record.state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED)
         is_dead = record.state in DEAD  # also if a call has reported the death, which does not change the envs
+        policy = self.policy if is_new or not is_dead else RAISE
+        lost = self.workers.envs_of(worker) if is_new or not faults else [fault.env_id for fault in faults]
         known = None if record.state is WorkerState.DEAD_UNREPORTED else record.error
+        if is_dead and not is_new and isinstance(known, WorkerDied) and not {*lost} <= {*known.env_ids}:
+            known = None  # its servers have become those of other envs
         error = known or self._death_error(worker, faults)
+        if known is None and policy is not self.policy:
+            error = self._over_limit(error, worker)
         if is_new:
             error = self.crash_reporter.report_death(error, worker, [fault.env_id for fault in faults])
             if not policy.raises:
@@ -185,7 +191,6 @@ class Recovery:
                     self._record_failure_of_running_env(worker, error)
                 delay_s = delay or 0.0
         decisions = policy.worker_died(Death(worker, record.generation, faults, error, is_new, is_dead))
-        lost = self.workers.envs_of(worker) if is_new or not faults else [fault.env_id for fault in faults]
         # The error of a constructor names one env, but all envs of the worker are lost.
         errors = [error, self.workers.worker_died_error(worker)] if is_new and isinstance(error, EnvError) else [error]
         kind = FaultKind.TIMED_OUT if isinstance(error, EnvTimeout) else FaultKind.DIED
@@ -374,8 +379,9 @@ class Recovery:
         record = self.workers.records[worker]
         if record.state is not WorkerState.FAILED or record.error is None:
             return
-        error = self.crash_reporter.report_start_failure(record.error).with_traceback(None)
-        self._add_fault(RAISE, FaultKind.DIED, [error], worker, self.workers.envs_of(worker))
-        self.workers.mark_reported(worker, error)
-        self.carry_out([FailWorker(worker, record.generation)])
+        with defer_signals():
+            error = self.crash_reporter.report_start_failure(record.error).with_traceback(None)
+            self._add_fault(RAISE, FaultKind.DIED, [error], worker, self.workers.envs_of(worker))
+            self.workers.mark_reported(worker, error)
+            self.carry_out([FailWorker(worker, record.generation)])
         self.raise_errors()
