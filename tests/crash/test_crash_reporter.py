@@ -265,7 +265,9 @@ def test_a_folder_that_vanishes_is_made_again_or_noted_in_the_error_and_the_run_
 def test_a_capsule_has_the_options_of_its_episode_whether_or_not_a_seed_came_with_them(tmp_path: Path):
     with pool_in(tmp_path) as pool:
         pool.reset(seed=3)
-        pool.reset(options={"start": 4})
+        options = {"start": 4}
+        pool.reset(options=options)
+        options["start"] = 5
         with pytest.raises(stepmill.EnvError):
             run(pool, [1, crashing.RAISE])
     capsule = the_capsule(tmp_path)

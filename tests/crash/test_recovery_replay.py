@@ -393,6 +393,19 @@ def test_an_episode_begun_by_a_reset_without_a_seed_word_is_replayed_with_the_sa
             assert "fault" not in ours.info
 
 
+def test_an_episode_is_replayed_with_the_options_of_its_reset_though_the_caller_has_changed_them_since() -> None:
+    with make(LateEnv) as pool, make(LateEnv, on_fault="raise") as calm:
+        for each in (pool, calm):
+            options = {"gain": 1}
+            for env_id in range(4):
+                options["gain"] += 1
+                each.reset(seed=0, options=options, env_ids=[env_id])
+            each.step([1] * 4)
+        kill(pool, 0)
+        for _ in range(4):
+            assert pool.step([1] * 4).reward.tolist() == calm.step([1] * 4).reward.tolist()
+
+
 class HalfUnseededEnv(BatchedCountingEnv):
     """Its second row's reward says who steps it: not replayable."""
 

@@ -200,7 +200,7 @@ class CrashReporter:
             facts |= {"is_whole": False, "command": "construct", "arrays": {}, "opaque_actions": []}
             return {**facts, "episode": 0}
         command = ("reset" if log["begins"] else "step") if log["is_pending"] else ""
-        blob = log["blob"] or (None, None, None)
+        blob: Any = _native.decode(log["blob"], load) if log["blob"] else (None, None, None)
         seed, options = (log["seed"] if blob[0] is None else blob[0]), _plain("the options of reset", blob[1], notes)
         arrays = _read_arrays(log, self.spec.action, self.spec.batch_size if self.spec.is_batched else None)
         opaque_actions = _plain("the actions", _read_opaques(log), notes, MAX_OPAQUE_BYTES)

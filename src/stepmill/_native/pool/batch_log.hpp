@@ -40,7 +40,7 @@ struct LoggedEpisode {
     std::vector<std::uint8_t> blobs;  // of each step, the blob of its command: the parts of its action without a fixed size
     std::vector<std::uint64_t> blob_ends;  // of each step, in `blobs`
     std::vector<std::uint8_t> newest_blob; // of the newest step sent; empty if the log is incomplete
-    nb::object reset_blob;            // seed and options of the explicit reset that began the episode
+    nb::object reset_blob;            // bytes: seed and options of the explicit reset that began the episode
     std::uint64_t episode = 0;        // number of episodes begun so far
     std::uint64_t length_before = 0;  // length of the previous episode
 

@@ -38,6 +38,9 @@ class CommandWriter {
     }
     const std::vector<std::uint8_t>& encode(PyObject* blob);  // valid until the next call
     void write_blob(std::uint32_t server, std::span<const std::uint8_t> blob);
+    void write_blob(std::uint32_t server, const nb::object& blob) {  // bytes
+        write_blob(server, {reinterpret_cast<const std::uint8_t*>(PyBytes_AS_STRING(blob.ptr())), static_cast<std::size_t>(PyBytes_GET_SIZE(blob.ptr()))});
+    }
     void repeat_blob(std::uint32_t server, std::span<const std::uint8_t> blob);  // the same without an exception: if it fails, the worker finds no blob, and its env has a fault
 
     // Adds one command of several. deliver() then wakes their workers.

@@ -55,7 +55,7 @@ Decision PoolState::prepare(nb::handle object) {
             decision.places = nb::cast<Ids>(object.attr("places"));
             decision.is_finished_here = nb::cast<bool>(object.attr("is_finished_here"));
             const LoggedEpisode& episode = log_.complete(decision.id);
-            if (episode.reset_blob && !envs_[decision.id].begins_episode()) commands_.write_blob(envs_[decision.id].server, commands_.encode(episode.reset_blob.ptr()));
+            if (episode.reset_blob && !envs_[decision.id].begins_episode()) commands_.write_blob(envs_[decision.id].server, episode.reset_blob);
             break;
         }
         case Decision::Kind::BEGIN_RESTART: decision.is_recycling = nb::cast<bool>(object.attr("is_recycling")); break;

@@ -65,6 +65,7 @@ struct alignas(CACHE_LINE) EnvRecord {
     bool has_seed = false;       // of the last explicit reset
     Remedy cut_remedy = Remedy::CUT, lost_remedy = Remedy::CUT;  // of cut_info and lost_info; MASK: after that result the env is EXHAUSTED
     bool is_recycled = false;    // its object is new, and its generator does not continue: the next reset has a seed if there ever was one
+    bool is_blob_seeded = false;  // reset_blob has a seed
     std::uint32_t server = 0;
     const std::uint32_t* ticket = nullptr;  // of its server's newest command
     const Word* done = nullptr;
@@ -80,9 +81,9 @@ struct alignas(CACHE_LINE) EnvRecord {
     std::uint64_t num_ended = 0;  // episodes that ended, of the budget
     std::uint64_t base_seed = 0;
     std::uint64_t episode = 0;   // resets since then
-    nb::object reset_blob;       // seed and options of the outstanding explicit reset; null: none
+    nb::object reset_blob;       // bytes: seed and options of the outstanding explicit reset, as they were sent; null: none
 
-    bool has_blob_seed() const { return reset_blob && !nb::object(reset_blob[0]).is_none(); }  // a seed that does not fit the seed word
+    bool has_blob_seed() const noexcept { return reset_blob && is_blob_seeded; }  // a seed that does not fit the seed word
     bool is_commanded() const noexcept { return phase_ == EnvPhase::PENDING && command.kind != Command::NONE; }
     bool is_masked() const noexcept { return phase_ == EnvPhase::PENDING && command.kind == Command::NONE; }
     bool uses_staged() const noexcept { return command.source == Source::STAGING_ROW; }

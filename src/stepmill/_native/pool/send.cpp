@@ -211,9 +211,14 @@ void PoolState::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blob
         env.command.source = is_staged ? Source::STAGING_ROW : Source::OWN_ROW;
         if (is_staged) continue;
         spares_.discard_staged(env.server);
-        env.reset_blob = blob.is_none() ? nb::object() : blob;
+        env.reset_blob.reset();
+        if (!blob.is_none()) {
+            const std::vector<std::uint8_t>& bytes = commands_.encode(blob.ptr());
+            env.reset_blob = nb::bytes(bytes.data(), bytes.size());
+            env.is_blob_seeded = !nb::object(blob[0]).is_none();
+        }
         write_reset_seed(ids[i], slab_->words[location.worker], location.local, seed);
-        if (env.reset_blob) commands_.write_blob(env.server, commands_.encode(blob.ptr()));
+        if (env.reset_blob) commands_.write_blob(env.server, env.reset_blob);
         if (spares_.has_spares()) spares_.record_explicit_reset(env.server, ids.size() == num_envs_ && ids[i] == 0, !env.has_blob_seed());
     }
     dispatch(ids, Command::RESET);
