@@ -49,6 +49,19 @@ def test_a_dead_workers_env_is_cut_short_with_its_last_good_observation() -> Non
         assert None not in kinds(batch)[2:]
 
 
+def test_a_rebuilt_env_gets_an_attribute_as_it_was_when_it_was_set_though_the_caller_has_changed_it_since() -> None:
+    with make() as pool:
+        pool.reset(seed=0)
+        goal = np.array([1, 2])
+        pool.set_attr("goal", goal)
+        goal[:] = 9
+        kill_worker(pool)
+        for _ in range(2):  # the second step waits for the rebuilt envs
+            pool.step([1] * 4)
+
+        assert [value.tolist() for value in pool.get_attr("goal")] == [[1, 2]] * 4
+
+
 def test_a_fault_that_nothing_comes_of_does_not_outlast_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     with make(backend="thread") as pool:
         pool.reset(seed=0)

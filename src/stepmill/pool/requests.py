@@ -5,6 +5,7 @@ A request runs between two steps of an env.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from stepmill.spec.errors import ClosedPoolError, StepmillError, UsageError, Wor
 from stepmill.spec.options import PoolOptions
 from stepmill.worker.calls import SETTING_KINDS, set_payload
 from stepmill.worker.error_records import env_error
-from stepmill.worker.messages import ErrorRecord, Request, RequestKind, Value
+from stepmill.worker.messages import ErrorRecord, Request, RequestKind, Value, dump, load
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,11 @@ class EnvRequests:
         workers = self._recovery.workers
         servers = [workers.state.server_of(env_id) for env_id in ids]
         settings = [workers.settings_of(server) for server in servers]
-        before = [settings[at].put(kind, name, server, column[at]) for at, server in enumerate(servers)]
+        kept: Any = column
+        if workers.can_restart_living:
+            with contextlib.suppress(Exception):  # what cannot be copied is re-applied as it is then
+                kept = load(dump(column))  # the caller may change a value later
+        before = [settings[at].put(kind, name, server, kept[at]) for at, server in enumerate(servers)]
 
         def put_back(places: Iterable[int]) -> None:
             for at in places:
