@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill.pool.events import EnvFailed, ReplayFailed
 from tests.chaos import RAISE, ChaosEnv
 from tests.chaos.envs import Traps
 from tests.harness.hangs import HANG_GUARD_S
@@ -501,3 +502,47 @@ def test_a_worker_that_dies_in_a_repeated_call_is_replaced_once_more(
         pool.send([2])
 
         assert pool.recv(timeout_s=HANG_GUARD_S).truncated.tolist() == [False]
+
+
+class FailsAtEnv(GainEnv):
+    """Raises once after the step of a number, where a file says so."""
+
+    def __init__(self, folder: str, identity: int) -> None:
+        super().__init__(identity)
+        self._traps = Traps(folder)
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        result = super().step(action)
+        self._traps.trigger(f"step{self._clock}", self.identity)
+        return result
+
+
+def test_a_replay_that_fails_while_another_env_of_its_worker_raises_leads_to_one_restart(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = stepmill.PoolOptions(
+        on_fault="replay", seeding="per_episode", restarts={"max_restarts": 100}, context="fork"
+    )
+    env_fns = [partial(FailsAtEnv, str(tmp_path), env_id) for env_id in range(2)]
+    with stepmill.Pool(env_fns, backend="process", num_workers=1, options=options) as pool:
+        pool.reset(seed=0)
+        pool.step([1, 1])
+        pool.call("amplify", 2.0)
+        pool.step([1, 1])
+        kill_worker(pool)
+        Traps(str(tmp_path)).set("step2", 0, RAISE)  # in its replay
+        Traps(str(tmp_path)).set("step3", 1, RAISE)  # after its replay
+        replays = pool._recovery.replays
+        advance = replays.advance
+
+        def advance_when_both_have_failed(events: Any) -> Any:
+            both = any(isinstance(event, EnvFailed) for event in events)
+            return advance([event for event in events if both or not isinstance(event, ReplayFailed)])
+
+        monkeypatch.setattr(replays, "advance", advance_when_both_have_failed)
+
+        batch = pool.step([1, 1])
+
+        assert batch.truncated.tolist() == [False, False]
+        assert batch.reward.tolist() == [6.0, 6.0]
+        assert not list(tmp_path.iterdir())

@@ -157,14 +157,13 @@ class Recovery:
             policy, error = RAISE, self._attempts.add_count(error)
         elif fault.kind is FaultKind.INTERRUPTED or not (policy.raises or self._env_errors.allow(fault.env_id, error)):
             policy = RAISE
-        needs_new_object = False
+        record, needs_new_object = self.workers.records[fault.worker], False
         if policy.replays:
             view = self.workers.view_of(fault.env_id)
             self.replays.record_failure(view, error)
-            needs_new_object = self.replays.needs_new_object(view)
-        generation = self.workers.records[fault.worker].generation
+            needs_new_object = record.state is not WorkerState.RESTARTING and self.replays.needs_new_object(view)
         info = fault_info("timed_out" if isinstance(error, EnvTimeout) else "raised", error)
-        decisions = policy.env_failed(fault, generation, info, needs_new_object=needs_new_object)
+        decisions = policy.env_failed(fault, record.generation, info, needs_new_object=needs_new_object)
         self._add_fault(policy, fault.kind, [error], fault.worker, [fault.env_id])
         return self._follow(decisions, error, info, settled=settled)
 

@@ -281,9 +281,9 @@ class Replays:
         record = self._workers.check_process(view.worker)
         if record.state is not WorkerState.SERVING:
             return []  # all its envs are replayed after the restart
-        place = replay.env_id, view.episode, view.length
-        self._num_raised[place] += 1
-        if self._num_raised[place] >= MAX_PLAYS:
+        key = replay.env_id, view.episode, view.length
+        self._num_raised[key] += 1
+        if self._num_raised[key] >= MAX_PLAYS:
             return self._cut_short(replay, view, "it raised in between")  # at steps that did not fail before
         if self.needs_new_object(view):
             self.drop(view.worker)  # all begin again after the restart
