@@ -216,6 +216,33 @@ def test_the_neighbours_of_an_env_that_gets_a_new_process_are_cut_short_and_mark
         assert pool.step([1, 1, 1]).obs[:, 2].tolist() == [2, 0, 0]
 
 
+@pytest.mark.parametrize("how", ["dies", "hangs"])
+def test_a_neighbours_reset_that_is_lost_with_the_old_process_is_repeated(how: str, tmp_path: Path) -> None:
+    resets = {"retries": 1, "retry_in": "new"}
+    pool, _ = make("process", tmp_path, (1,), how=how, reset_timeout_s=0.2 if how == "hangs" else None, resets=resets)
+    with pool:
+        pool.reset(seed=7)
+
+        assert pool.step([1, 1]).obs[:, 2].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("how", ["dies", "hangs"])
+def test_a_neighbours_step_that_is_lost_with_the_old_process_ends_its_episode(how: str, tmp_path: Path) -> None:
+    resets = {"retries": 1, "retry_in": "new"}
+    pool, _ = make("process", tmp_path, (2,), how=how, reset_timeout_s=0.2 if how == "hangs" else None, resets=resets)
+    with pool:
+        pool.reset(seed=7)
+        pool.step([1, 1])
+        pool.reset_async(env_ids=[0])
+        pool.send([1], [1])
+
+        batch = pool.recv(2)
+
+        assert batch.truncated.tolist() == [False, True]
+        assert batch.info["fault"]["error"][1] == ("EnvTimeout" if how == "hangs" else "WorkerDied")
+        assert pool.step([1, 1]).obs[:, 2].tolist() == [1, 0]
+
+
 def test_wrong_outputs_are_not_asked_for_again(tmp_path: Path) -> None:
     options = stepmill.PoolOptions(resets={"retries": 3, "retry_wait_s": 0.0})
     with stepmill.Pool([_ShapelessEnv], backend="serial", options=options) as pool:

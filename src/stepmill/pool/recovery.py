@@ -117,7 +117,7 @@ class Recovery:
         for record in built:
             worker = record.plan.worker
             views = self.workers.views_of(worker)
-            if record.is_replayed:
+            if record.remedy is Remedy.KEEP:
                 self.replays.repeat_waiting(views)
             decisions.append(self.workers.serve(record))
             error = record.error or self.workers.worker_died_error(worker)
@@ -172,13 +172,17 @@ class Recovery:
         record, delay_s = self.workers.records[worker], 0.0
         is_new = record.state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED)
         is_dead = record.state in DEAD  # also if a call has reported the death, which does not change the envs
-        policy = self.policy if is_new or not is_dead else RAISE
+        policy = self.policy
+        if is_dead and not is_new:
+            policy = RAISE
+        elif record.state is WorkerState.RESTARTING and policy.raises and record.remedy is Remedy.CUT:
+            policy = POLICIES[OnFault.TRUNCATE]  # it is restarted to repeat a reset
         lost = self.workers.envs_of(worker) if is_new or not faults else [fault.env_id for fault in faults]
         known = None if record.state is WorkerState.DEAD_UNREPORTED else record.error
         if is_dead and not is_new and isinstance(known, WorkerDied) and not {*lost} <= {*known.env_ids}:
             known = None  # its servers have become those of other envs
         error = known or self._death_error(worker, faults)
-        if known is None and policy is not self.policy:
+        if known is None and not self.policy.raises and policy.raises:
             error = self._over_limit(error, worker)
         if is_new:
             error = self.crash_reporter.report_death(error, worker, [fault.env_id for fault in faults])

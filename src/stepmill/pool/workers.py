@@ -127,7 +127,7 @@ class WorkerRecord:
         error: why it died or could not be restarted; None if this is not known.
         task: its current or last restart.
         settings: the settings to re-apply to its envs.
-        is_replayed: whether the episodes of its envs are replayed after the restart.
+        remedy: what happens to the episodes that its newest restart ends.
         is_recycling: whether the restart is one between episodes.
         is_retried: whether another restart follows one that fails.
     """
@@ -140,7 +140,7 @@ class WorkerRecord:
     generation: int = 0
     error: StepmillError | None = None
     task: RestartTask | None = None
-    is_replayed: bool = False
+    remedy: Remedy = Remedy.RAISE
     is_recycling: bool = False
     is_retried: bool = False
 
@@ -321,7 +321,7 @@ class WorkerSupervisor:
         record = self.records[decision.worker]
         self._move(record, WorkerState.RESTARTING)
         record.error = error or record.error
-        record.is_replayed, record.is_retried = decision.remedy is Remedy.KEEP, is_retried
+        record.remedy, record.is_retried = decision.remedy, is_retried
         record.is_recycling = decision.is_recycling
         record.task = self._make_task(record, delay_s, before)
 
@@ -355,7 +355,7 @@ class WorkerSupervisor:
         def settings() -> Iterator[Request]:
             servers = record.plan.env_ids
             yield from record.settings.requests(
-                [server for server in servers if not (record.is_replayed and self.repeats_settings(server))]
+                [each for each in servers if record.remedy is not Remedy.KEEP or not self.repeats_settings(each)]
             )
 
         def restart(cancelled: threading.Event) -> WorkerReport:
