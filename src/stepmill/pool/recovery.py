@@ -31,7 +31,7 @@ from stepmill.pool.faults import fault_error, fault_info, kind_name, late_error
 from stepmill.pool.limits import RETRYABLE, EnvErrorLimits, ResetAttempts
 from stepmill.pool.policies import POLICIES, RAISE, Death, FaultPolicy
 from stepmill.pool.replays import Effect, Replays
-from stepmill.pool.workers import DEAD, WorkerState, WorkerSupervisor
+from stepmill.pool.workers import WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, WorkerDied, add_clause, join_errors
 from stepmill.spec.notices import warn
 from stepmill.spec.options import AutoresetMode, OnFault, PoolOptions
@@ -170,20 +170,21 @@ class Recovery:
     def decide_death(self, worker: int, faults: Sequence[EnvFailed] = ()) -> list[Decision]:
         """Decide about the death of a worker, or about commands that were lost in an earlier death."""
         record, delay_s = self.workers.records[worker], 0.0
-        is_new = record.state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED)
-        is_dead = record.state in DEAD  # also if a call has reported the death, which does not change the envs
+        is_new = record.state is WorkerState.DEAD_UNREPORTED
+        is_reported = record.state is WorkerState.DEAD_REPORTED  # perhaps by a call, which does not change the envs
         policy = self.policy
-        if is_dead and not is_new:
+        if is_reported:
             policy = RAISE
         elif record.state is WorkerState.RESTARTING and policy.raises and record.remedy is Remedy.CUT:
             policy = POLICIES[OnFault.TRUNCATE]  # it is restarted to repeat a reset
         lost = self.workers.envs_of(worker) if is_new or not faults else [fault.env_id for fault in faults]
-        known = None if record.state is WorkerState.DEAD_UNREPORTED else record.error
-        if is_dead and not is_new and isinstance(known, WorkerDied) and not {*lost} <= {*known.env_ids}:
-            known = None  # its servers have become those of other envs
-        error = known or self._death_error(worker, faults)
-        if known is None and not self.policy.raises and policy.raises:
-            error = self._over_limit(error, worker)
+        error = record.error
+        if is_reported and isinstance(error, WorkerDied) and not {*lost} <= {*error.env_ids}:
+            error = None  # its servers have become those of other envs
+        if error is None:
+            error = self._death_error(worker, faults)
+            if is_reported and not self.policy.raises:
+                error = self._over_limit(error, worker)
         if is_new:
             error = self.crash_reporter.report_death(error, worker, [fault.env_id for fault in faults])
             if not policy.raises:
@@ -193,7 +194,7 @@ class Recovery:
                 elif policy.replays:
                     self._record_failure_of_running_env(worker, error)
                 delay_s = delay or 0.0
-        decisions = policy.worker_died(Death(worker, record.generation, faults, error, is_new, is_dead))
+        decisions = policy.worker_died(Death(worker, record.generation, faults, error, is_new, is_new or is_reported))
         # The error of a constructor names one env, but all envs of the worker are lost.
         errors = [error, self.workers.worker_died_error(worker)] if is_new and isinstance(error, EnvError) else [error]
         kind = FaultKind.TIMED_OUT if isinstance(error, EnvTimeout) else FaultKind.DIED
@@ -380,7 +381,7 @@ class Recovery:
     def report_failed_restart(self, worker: int) -> None:
         """Raise the error of a worker that could not be restarted."""
         record = self.workers.records[worker]
-        if record.state is not WorkerState.FAILED or record.error is None:
+        if record.state is not WorkerState.DEAD_UNREPORTED or record.error is None:
             return
         with defer_signals():
             error = self.crash_reporter.report_start_failure(record.error).with_traceback(None)

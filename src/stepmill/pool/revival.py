@@ -32,7 +32,7 @@ class Revival:
         workers = self.workers
         before = workers.num_restarts
         for worker in range(len(workers.records)):
-            if workers.check_process(worker).state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
+            if workers.check_process(worker).state is WorkerState.DEAD_UNREPORTED:
                 self.recovery.handle_death(worker)
             self.recovery.raise_errors()
             if workers.records[worker].state is WorkerState.DEAD_REPORTED:
@@ -56,8 +56,8 @@ class Revival:
         reported = {env_id for env_id in env_ids if state_of[env_id] is WorkerState.DEAD_REPORTED}
         lost = [env_id for env_id in env_ids if states[env_id] == EnvState.FAULTED or env_id in reported]
         # Other policies handle all envs of a worker that the reset itself finds dead.
-        dead = (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED) if recovery.policy.raises else ()
-        exhausted = [env_id for env_id in env_ids if states[env_id] == EnvState.EXHAUSTED and state_of[env_id] in dead]
+        dead = WorkerState.DEAD_UNREPORTED if recovery.policy.raises else None
+        exhausted = [env_id for env_id in env_ids if states[env_id] == EnvState.EXHAUSTED and state_of[env_id] is dead]
         if lost or exhausted:
             self.revive([*lost, *exhausted], wait=wait, reset_ids=env_ids)
         if exhausted and not recovery.faults:

@@ -1,12 +1,9 @@
 """Records the states of a pool's workers, their deaths and their restarts.
 
     SERVING ──death is noticed──► DEAD_UNREPORTED ──error is raised──► DEAD_REPORTED
-       ▲                               │                                  │
-       │                               ▼ the policy restarts it           ▼ reset() or revive()
+       ▲                             │    ▲                               │
+       │       the policy restarts it  ▼    │ that failed                   ▼ reset() or revive()
        └────────its envs are built── RESTARTING ◄─────────────────────────┘
-                                       │  ▲
-                         it failed     ▼  │ another attempt
-                                     FAILED ──the error is raised──► DEAD_REPORTED
 
 `WorkerSupervisor` has one record per worker. Only it changes the records, in the pool's thread. A restart runs in its
 own thread (`RestartTask`), which accesses no record. It stores its outcome in the task, and ends the pool's wait. The
@@ -53,27 +50,25 @@ class WorkerState(enum.Enum):
     """The state of a worker, as far as the pool knows.
 
     SERVING: The worker runs.
-    DEAD_UNREPORTED: The worker has ended or was given up, and no error has been raised for it yet.
+    DEAD_UNREPORTED: The worker has ended, was given up or could not be restarted, and no error has been raised for it
+        yet.
     DEAD_REPORTED: An error was raised for the worker. Its envs wait for reset() or revive().
     RESTARTING: A RestartTask starts its successor.
-    FAILED: The worker could not be restarted, and the error has not been raised yet.
     """
 
     SERVING = enum.auto()
     DEAD_UNREPORTED = enum.auto()
     DEAD_REPORTED = enum.auto()
     RESTARTING = enum.auto()
-    FAILED = enum.auto()
 
 
 TRANSITIONS: dict[WorkerState, frozenset[WorkerState]] = {
     WorkerState.SERVING: frozenset({WorkerState.DEAD_UNREPORTED, WorkerState.RESTARTING}),
     WorkerState.DEAD_UNREPORTED: frozenset({WorkerState.DEAD_REPORTED, WorkerState.RESTARTING}),
     WorkerState.DEAD_REPORTED: frozenset({WorkerState.RESTARTING}),
-    WorkerState.RESTARTING: frozenset({WorkerState.SERVING, WorkerState.FAILED}),
-    WorkerState.FAILED: frozenset({WorkerState.RESTARTING, WorkerState.DEAD_REPORTED}),
+    WorkerState.RESTARTING: frozenset({WorkerState.SERVING, WorkerState.DEAD_UNREPORTED}),
 }
-DEAD = (WorkerState.DEAD_UNREPORTED, WorkerState.DEAD_REPORTED, WorkerState.FAILED)
+DEAD = (WorkerState.DEAD_UNREPORTED, WorkerState.DEAD_REPORTED)
 
 
 class RestartTask(threading.Thread):
@@ -213,6 +208,7 @@ class WorkerSupervisor:
                 record = self.records[event.worker]
                 if record.state is WorkerState.SERVING and record.generation == event.generation:
                     self._move(record, WorkerState.DEAD_UNREPORTED)
+                    record.error = None
 
     def check_process(self, worker: int) -> WorkerRecord:
         """Check the process of a worker, whose death the reaper may not have noticed yet, and return its record."""
@@ -243,7 +239,7 @@ class WorkerSupervisor:
     def mark_reported(self, worker: int, error: StepmillError) -> None:
         """Record that the error of a dead worker is about to be raised, unless one was raised before."""
         record = self.records[worker]
-        if record.state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
+        if record.state is WorkerState.DEAD_UNREPORTED:
             record.error = error
             self._move(record, WorkerState.DEAD_REPORTED)
 
@@ -256,7 +252,7 @@ class WorkerSupervisor:
         with contextlib.suppress(ClosedPoolError):
             if self.policy.raises and self.records[error.worker].generation == generation:
                 record = self.check_process(error.worker)
-                if record.state is WorkerState.DEAD_UNREPORTED:
+                if record.state is WorkerState.DEAD_UNREPORTED and record.error is None:
                     self._move(record, WorkerState.DEAD_REPORTED)
             name_envs(error, self.envs_of(error.worker))
 
@@ -405,7 +401,7 @@ class WorkerSupervisor:
             record.task = self._make_task(record, delay_s)
             record.task.start()
             return []
-        self._move(record, WorkerState.FAILED)
+        self._move(record, WorkerState.DEAD_UNREPORTED)
         return [CancelRestart(worker, record.generation)]
 
     def reapply_settings(self, worker: int, servers: Sequence[int]) -> None:
