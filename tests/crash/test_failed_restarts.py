@@ -14,8 +14,9 @@ from stepmill.backends.launcher_client import LauncherClient
 from stepmill.worker.channel import NO_FD
 from tests.chaos import KILL, RAISE
 from tests.chaos.envs import CLOCK, Traps, make_env
+from tests.chaos.results import named_in
 from tests.harness.effort import every_second
-from tests.harness.pools import kill_worker
+from tests.harness.pools import await_restart, kill_worker
 
 
 def read_workers_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,3 +119,30 @@ def test_ctrl_c_while_a_failed_restart_is_reported_leaves_all_its_envs_faulted(
         assert pool.states[1].name == "FAULTED"
         with pytest.raises(stepmill.EnvError, match="env 0 raised ValueError in construct"):
             pool.recv()
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_a_reset_whose_restart_fails_names_all_envs_whose_faults_it_has_dropped(tmp_path: Path, failing: int) -> None:
+    env_fns = [partial(make_env, str(tmp_path), env_id, 1) for env_id in range(4)]
+    with stepmill.Pool(env_fns, backend="process", num_workers=2, options=stepmill.PoolOptions(context="fork")) as pool:
+        pool.reset(seed=0)
+        for worker in range(2):
+            kill_worker(pool, worker)
+        with pytest.raises(stepmill.WorkerDied):
+            pool.step([1] * 4)
+        for env_id in (0, 2):
+            Traps(str(tmp_path)).set("build", env_id, RAISE, times=2 if env_id == failing else 1)
+        pool.revive(wait=False)
+        pool.reset_async()
+        await_restart(pool, 0), await_restart(pool, 1)
+
+        with (
+            pytest.warns(RuntimeWarning, match="this reset drops its result"),
+            pytest.raises(stepmill.EnvError, match=f"env {failing} raised ValueError in construct") as caught,
+        ):
+            pool.reset()
+
+        lost = {env_id for env_id, state in enumerate(pool.states) if state.name == "FAULTED"}
+        assert lost == {2, 3} if failing == 2 else {0, 1, 2, 3}
+        assert lost == named_in(caught.value)
+        assert pool.reset().obs[:, CLOCK].tolist() == [0] * 4

@@ -32,7 +32,7 @@ from stepmill.pool.limits import RETRYABLE, EnvErrorLimits, ResetAttempts
 from stepmill.pool.policies import POLICIES, RAISE, Death, FaultPolicy
 from stepmill.pool.replays import Effect, Replays
 from stepmill.pool.workers import WorkerState, WorkerSupervisor
-from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, WorkerDied, add_clause, join_errors
+from stepmill.spec.errors import EnvTimeout, StepmillError, WorkerDied, add_clause, join_errors
 from stepmill.spec.notices import warn
 from stepmill.spec.options import AutoresetMode, OnFault, PoolOptions
 from stepmill.spec.received import EnvFault, faults_by_env
@@ -195,10 +195,7 @@ class Recovery:
                     self._record_failure_of_running_env(worker, error)
                 delay_s = delay or 0.0
         decisions = policy.worker_died(Death(worker, record.generation, faults, error, is_new, is_new or is_reported))
-        # The error of a constructor names one env, but all envs of the worker are lost.
-        errors = [error, self.workers.worker_died_error(worker)] if is_new and isinstance(error, EnvError) else [error]
-        kind = FaultKind.TIMED_OUT if isinstance(error, EnvTimeout) else FaultKind.DIED
-        self._add_fault(policy, kind, errors, worker, lost, is_logged=is_new)
+        self._add_death(policy, error, worker, lost, is_logged=is_new)
         if policy.raises:
             self.workers.mark_reported(worker, error)
         return self._follow(decisions, error, delay_s=delay_s, is_new_object=True)
@@ -296,6 +293,16 @@ class Recovery:
             counts = ", ".join(f"env {env_id}: {self._num_absorbed[env_id]}" for env_id in env_ids)
             logger.warning("handled by the fault policy, not raised (faults so far: %s): %s", counts, errors[0].message)
 
+    def _add_death(
+        self, policy: FaultPolicy, error: StepmillError, worker: int, env_ids: Sequence[int], *, is_logged: bool = True
+    ) -> None:
+        """Do the same for the end of a worker. The errors name all envs, also if `error` is of the constructor of one."""
+        errors = [error]
+        if not {*env_ids} <= {*getattr(error, "env_ids", ())}:
+            errors.append(self.workers.worker_died_error(worker))
+        kind = FaultKind.TIMED_OUT if isinstance(error, EnvTimeout) else FaultKind.DIED
+        self._add_fault(policy, kind, errors, worker, env_ids, is_logged=is_logged)
+
     def _over_limit(self, error: StepmillError, worker: int) -> StepmillError:
         error.message = error.message.replace(f"; {self.policy.death_hint}", "")
         return add_clause(
@@ -385,7 +392,11 @@ class Recovery:
             return
         with defer_signals():
             error = self.crash_reporter.report_start_failure(record.error).with_traceback(None)
-            self._add_fault(RAISE, FaultKind.DIED, [error], worker, self.workers.envs_of(worker))
+            self._add_death(RAISE, error, worker, self.workers.envs_of(worker))
             self.workers.mark_reported(worker, error)
             self.carry_out([FailWorker(worker, record.generation)])
+            # The caller, which ends here, may have dropped the faults of other deaths.
+            others = self.workers.records if self.policy.raises else ()
+            for other in [each.plan.worker for each in others if each.state is WorkerState.DEAD_UNREPORTED]:
+                self.handle_death(other)
         self.raise_errors()

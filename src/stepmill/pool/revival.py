@@ -86,16 +86,13 @@ class Revival:
         if not restart_living and self._report_losses(dead, env_ids if reset_ids is None else reset_ids):
             return
         for worker in owners:
-            if self.workers.records[worker].state is WorkerState.RESTARTING:
-                if not wait:
-                    continue
-                self._wait_restart(worker)
-            elif restart_living or worker in dead:
+            own = [env_id for env_id in env_ids if self.workers.worker_of(env_id) == worker]
+            if self.workers.records[worker].state is not WorkerState.RESTARTING and (restart_living or worker in dead):
                 self._fail_and_restart(worker, env_ids)
-                if wait:
-                    self._wait_restart(worker)
-        states = state.states()
-        state.apply([MarkNew(env_id) for env_id in env_ids if states[env_id] == EnvState.FAULTED])
+            if wait:
+                self._wait_restart(worker)
+            states = state.states()
+            state.apply([MarkNew(env_id) for env_id in own if states[env_id] == EnvState.FAULTED])
         recovery = self.recovery
         recovery.raised = {env_id: fault for env_id, fault in recovery.raised.items() if env_id not in env_ids}
 
