@@ -546,3 +546,43 @@ def test_a_replay_that_fails_while_another_env_of_its_worker_raises_leads_to_one
         assert batch.truncated.tolist() == [False, False]
         assert batch.reward.tolist() == [6.0, 6.0]
         assert not list(tmp_path.iterdir())
+
+
+def test_a_call_that_ctrl_c_interrupts_once_it_is_sent_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    with make() as pool:
+        pool.reset(seed=0)
+        backend = pool._runtime.backend
+        call = backend.call
+
+        def call_and_interrupt(requests: Any) -> Any:
+            futures = call(requests)
+            monkeypatch.undo()
+            signal.raise_signal(signal.SIGINT)
+            return futures
+
+        monkeypatch.setattr(backend, "call", call_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pool.call("amplify", 2.0)
+        assert pool.get_attr("gain") == (2.0,) * 4
+        kill_worker(pool)
+
+        assert pool.get_attr("gain") == (2.0,) * 4
+
+
+def test_a_reset_waits_for_the_replay_that_its_own_revival_has_begun(tmp_path: Any) -> None:
+    options = stepmill.PoolOptions(
+        on_fault="replay", seeding="per_episode", restarts={"max_env_errors": 0}, context="fork"
+    )
+    with stepmill.Pool(
+        [partial(ChaosEnv, i) for i in range(3)], backend="process", num_workers=1, options=options
+    ) as pool:
+        pool.reset(seed=0)
+        for _ in range(9):
+            pool.step([1] * 3)
+        with pytest.raises(stepmill.EnvError):
+            pool.step([RAISE, 1, 1])
+        pool.recv(2)
+        kill_worker(pool)
+
+        assert pool.reset(env_ids=[0, 1]).obs[:, 2].tolist() == [0, 0]
+        assert pool.step([1] * 3).obs[:, 2].tolist() == [1, 1, 11]

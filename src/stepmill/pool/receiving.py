@@ -131,6 +131,7 @@ class PoolWait:
         self._recovery.raise_errors()  # before results are dropped, because an interrupt may have delayed errors
         self.drain(plan.env_ids)
         self._revival.revive_before_reset(plan.env_ids)
+        self.drain(plan.env_ids)  # the policy may replay envs that this has found to be lost
         self._recovery.raise_errors()
         if not self._has_spares:
             return

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepmill._native import OwnedFd
-from stepmill.backends.base import Future
+from stepmill.backends.base import Future, traits_of
 from stepmill.pool.arguments import checked_ids
 from stepmill.pool.crash_reporter import PositionedCall
 from stepmill.pool.events import FaultKind, LaneView
@@ -25,6 +25,7 @@ from stepmill.spec.options import PoolOptions
 from stepmill.worker.calls import SETTING_KINDS, set_payload
 from stepmill.worker.error_records import env_error
 from stepmill.worker.messages import ErrorRecord, Request, RequestKind, Value, dump, load
+from stepmill.worker.signals import defer_signals
 
 
 @dataclass(frozen=True)
@@ -264,10 +265,12 @@ class EnvRequests:
             for lane, own in places_of.items()
         }
         parts = []
-        for future in self._backend.call(requests):
-            own, generation = places_of[future.lane], workers.records[future.worker].generation
-            parts.append(SentPart(future, own, generation, workers.num_requests(future.lane)))
-            replays.add_request([servers[place] for place in own], future)
+        # A call that is posted is also logged. Inline envs run in `call`, and a signal must interrupt them.
+        with contextlib.nullcontext() if traits_of(self._backend).is_inline else defer_signals():
+            for future in self._backend.call(requests):
+                own, generation = places_of[future.lane], workers.records[future.worker].generation
+                parts.append(SentPart(future, own, generation, workers.num_requests(future.lane)))
+                replays.add_request([servers[place] for place in own], future)
         return parts
 
     # ---- the outcome of a part --------------------------------------------------------------------------------------
