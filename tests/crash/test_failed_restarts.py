@@ -16,6 +16,7 @@ from tests.chaos import KILL, RAISE
 from tests.chaos.envs import CLOCK, Traps, make_env
 from tests.chaos.results import named_in
 from tests.harness.effort import every_second
+from tests.harness.kills import stop_process
 from tests.harness.pools import await_restart, kill_worker
 
 
@@ -146,3 +147,21 @@ def test_a_reset_whose_restart_fails_names_all_envs_whose_faults_it_has_dropped(
         assert lost == {2, 3} if failing == 2 else {0, 1, 2, 3}
         assert lost == named_in(caught.value)
         assert pool.reset().obs[:, CLOCK].tolist() == [0] * 4
+
+
+def test_a_step_that_a_revival_of_its_living_worker_ends_is_not_given_an_earlier_error(tmp_path: Path) -> None:
+    env_fns = [partial(make_env, str(tmp_path), env_id, 1) for env_id in range(2)]
+    with stepmill.Pool(env_fns, backend="process", num_workers=1, options=stepmill.PoolOptions(context="fork")) as pool:
+        pool.reset(seed=0)
+        Traps(str(tmp_path)).set("build", 0, RAISE)
+        with pytest.raises(stepmill.EnvError):
+            pool.revive(restart_living=True)
+        pool.reset()
+        stop_process(pool.stats().workers[0].pid)
+        pool.send([1], [0])
+        pool.revive([1], restart_living=True)
+
+        with pytest.raises(stepmill.WorkerDied) as caught:
+            pool.recv()
+
+        assert caught.value.env_ids == (0, 1)

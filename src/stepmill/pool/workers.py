@@ -315,8 +315,8 @@ class WorkerSupervisor:
             before: a function that is called first, in the thread of the restart.
         """
         record = self.records[decision.worker]
+        record.error = error or (record.error if record.state in DEAD else None)
         self._move(record, WorkerState.RESTARTING)
-        record.error = error or record.error
         record.remedy, record.is_retried = decision.remedy, is_retried
         record.is_recycling = decision.is_recycling
         record.task = self._make_task(record, delay_s, before)
