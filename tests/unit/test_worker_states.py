@@ -20,7 +20,7 @@ from stepmill.worker.messages import Request, WorkerPlan, WorkerReport
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SERVING, DEAD_UNREPORTED, DEAD_REPORTED, RESTARTING, FAILED = WorkerState
+SERVING, DEAD_UNREPORTED, DEAD_REPORTED, RESTARTING = WorkerState
 ENDED_S = 60.0
 
 
@@ -117,10 +117,8 @@ class OneWorker:
             self.die()
         if state is DEAD_REPORTED:
             self.report()
-        if state in (RESTARTING, FAILED):
+        if state is RESTARTING:
             self.begin_restart()
-        if state is FAILED:
-            self.fail()
         assert self.supervisor.records[0].state is state
 
     def __enter__(self) -> Self:
@@ -139,9 +137,7 @@ MOVES: dict[tuple[WorkerState, WorkerState], Callable[[OneWorker], object]] = {
     (DEAD_UNREPORTED, RESTARTING): OneWorker.begin_restart,
     (DEAD_REPORTED, RESTARTING): OneWorker.begin_restart,
     (RESTARTING, SERVING): OneWorker.succeed,
-    (RESTARTING, FAILED): OneWorker.fail,
-    (FAILED, RESTARTING): OneWorker.begin_restart,
-    (FAILED, DEAD_REPORTED): OneWorker.report,
+    (RESTARTING, DEAD_UNREPORTED): OneWorker.fail,
 }
 REFUSED = [(old, new) for old in WorkerState for new in WorkerState if new not in TRANSITIONS[old]]
 
@@ -186,7 +182,7 @@ def test_a_worker_that_restarts_cannot_be_restarted_again(worker: OneWorker) -> 
     assert worker.state.calls == ["BeginRestart"]
 
 
-@pytest.mark.parametrize("old", [SERVING, DEAD_UNREPORTED, DEAD_REPORTED, FAILED], ids=lambda state: state.name)
+@pytest.mark.parametrize("old", [SERVING, DEAD_UNREPORTED, DEAD_REPORTED], ids=lambda state: state.name)
 def test_only_a_worker_that_restarts_can_begin_to_serve(worker: OneWorker, old: WorkerState) -> None:
     worker.prepare(old)
 
