@@ -91,6 +91,28 @@ def test_faults_are_played_again_and_change_nothing(tmp_path):
     assert all(each.attempts >= 2 for each in found.episodes if each.seed % 6 in (0, 2))
 
 
+class Deadly(Walk):
+    """Kills its process in the third step of each episode with seed 2."""
+
+    def reset(self, *, seed=None, options=None):
+        self.left = 3 if seed == 2 else None
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        if self.left is not None:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+def test_an_episode_that_kills_its_worker_costs_those_beside_it_no_attempt():
+    options = {"num_envs": 4, "backend": "process", "num_workers": 1, "retries": 1}
+    found = stepmill.evaluate(forward, Deadly, seeds=range(4), **options)
+    assert [episode.seed for episode in found.episodes if episode.fault is not None] == [2]
+    assert [episode.attempts for episode in found.episodes] == [1, 1, 2, 1]
+
+
 @pytest.mark.parametrize("backend", ["serial", "process"])
 def test_an_episode_that_always_fails_is_listed_and_not_counted_as_zero(backend):
     found = stepmill.evaluate(forward, FailsAlways, seeds=range(6), num_envs=2, backend=backend, retries=1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepmill import Batch, EnvFault, EnvState, OnFault, Pool, StepmillError, UsageError
+from stepmill import Batch, EnvFault, EnvState, OnFault, Pool, StepmillError, UsageError, WorkerDied
 from stepmill.evaluation.episode_env import ORDER, EpisodeEnv, EpisodeOrder, find_success
 from stepmill.evaluation.journal import Journal
 from stepmill.evaluation.plan import EnvFn, EvaluateOptions, Plan, Tasks, describe, make_plan
@@ -237,7 +237,7 @@ class Player:
         return [Episode(pair.task, pair.seed, **found)]
 
     def _take_faults(self, faults: Mapping[int, EnvFault]) -> Iterator[Episode]:
-        """Revive envs after faults, and let them play. A missed deadline counts only against the env that was late."""
+        """Revive envs after faults, and let them play. A fault counts only against the env that caused it, if that is known."""
         episodes: list[Episode] = []
         for env_id, fault in faults.items():
             if fault.error.is_final:
@@ -245,8 +245,10 @@ class Player:
             if getattr(fault.error, "error_type", None) == _MISUSE:  # of find_success, so each episode would fail
                 raise UsageError(fault.error.message) from fault.error
             if self._episode_of[env_id] != NO_EPISODE:
-                is_counted = getattr(fault.error, "env_id", None) in (None, env_id)
-                episodes += self._end(env_id, {}, fault.error.message, is_counted=is_counted)
+                error = fault.error
+                name = "running_env_id" if isinstance(error, WorkerDied) else "env_id"
+                is_counted = getattr(error, name, None) in (None, env_id)
+                episodes += self._end(env_id, {}, error.message, is_counted=is_counted)
         self._num_refusals = 0
         self._waiting = [env_id for env_id in self._waiting if env_id not in faults]
         with suppress(StepmillError):  # neighbours may fail; a reset also revives, but waits for the worker to start

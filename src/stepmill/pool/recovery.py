@@ -202,12 +202,11 @@ class Recovery:
 
     def _record_failure_of_running_env(self, worker: int, error: StepmillError) -> None:
         """Count the failure of the env that a worker was running when it died, if there is exactly one such env."""
-        running = self.workers.running_envs(worker)
-        # The env is not known if the worker was stopped and took no command, or if it ran several envs at once.
-        if isinstance(error, EnvTimeout):
-            running = [env_id for env_id in running if env_id == error.env_id]
-        if len(running) == 1 and isinstance(error, (EnvTimeout, WorkerDied)):
-            self.replays.record_failure(self.workers.view_of(running[0]), error)
+        running = error.running_env_id if isinstance(error, WorkerDied) else None
+        if isinstance(error, EnvTimeout) and error.env_id in self.workers.running_envs(worker):
+            running = error.env_id  # not if the worker was stopped, and took no command
+        if running is not None and isinstance(error, (EnvTimeout, WorkerDied)):
+            self.replays.record_failure(self.workers.view_of(running), error)
 
     def _retry_resets(self, worker: int, faults: Sequence[EnvFailed], settled: set[int]) -> list[Decision]:
         """Restart a worker in which resets failed, and repeat the resets. Its other envs are treated as after a death."""

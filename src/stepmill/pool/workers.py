@@ -234,7 +234,10 @@ class WorkerSupervisor:
         monitor, nodes, env_ids = self._traits.monitor, self._traits.nodes, self.envs_of(worker)
         code = None if monitor is None else monitor.exit_code(worker)
         node, cause = (None, None) if nodes is None else (nodes.describe_node(worker), nodes.cause_of_death(worker))
-        return worker_died_error(worker, env_ids, code, hint=self.policy.death_hint, node=node, cause=cause)
+        error = worker_died_error(worker, env_ids, code, hint=self.policy.death_hint, node=node, cause=cause)
+        running = self.running_envs(worker)
+        error.running_env_id = running[0] if len(running) == 1 else None
+        return error
 
     def mark_reported(self, worker: int, error: StepmillError) -> None:
         """Record that the error of a dead worker is about to be raised, unless one was raised before."""

@@ -232,7 +232,8 @@ class WorkerDied(StepmillError):
 
     Attributes:
         worker: the number of the worker.
-        env_ids: the envs that it ran.
+        env_ids: its envs.
+        running_env_id: the env that it was running; None if it was running none or several, or if this is not known.
         exit_code: its exit status; None if a signal killed it or if the status is not known.
         signal_name: for example "SIGKILL"; None if no signal killed it.
         node: the node where it ran, with backend="ray"; None if it ran on this machine.
@@ -252,6 +253,7 @@ class WorkerDied(StepmillError):
         self.node = node
         self.worker = worker
         self.env_ids = tuple(env_ids)
+        self.running_env_id: int | None = None
         self.exit_code = exit_code
         self.signal_name = signal_name
 
