@@ -20,7 +20,7 @@ from stepmill.pool.snapshots import PoolSnapshot, Snapshots
 from stepmill.pool.start import PoolResources, has_seeds, start_pool
 from stepmill.pool.stats import read_stats
 from stepmill.spec.batch import Batch
-from stepmill.spec.closing import CloseAtEnd, close_on_error
+from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import EnvState, OptionKeywords, PoolOptions, merge_options
@@ -71,7 +71,7 @@ class Pool(CloseAtEnd):
         # The owner of the workers, and the finalizer that ends them, exist before the first worker.
         self._resources = PoolResources()
         self._finalizer = weakref.finalize(self, self._resources.abandon)
-        with close_on_error(self.close):
+        try:  # not close_on_error: a Ctrl-C at the end of its block would leave the workers running
             self._runtime = start_pool(env_fns, self.options, self._resources)
             self.spec: EnvSpec = self._runtime.specs[0]
             self.num_rows = self.num_envs * self.spec.batch_size
@@ -87,6 +87,9 @@ class Pool(CloseAtEnd):
             )
             self._last_reset: list[int] = []
             self._snapshots = Snapshots(self._state, self._requests, self.options)
+        except BaseException:
+            self.close()
+            raise
 
     # ---- synchronous --------------------------------------------------------------------------------------------
 

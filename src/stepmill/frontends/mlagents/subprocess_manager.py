@@ -21,7 +21,6 @@ from stepmill.frontends.mlagents.steps import EnvironmentStep
 from stepmill.frontends.mlagents.timing import timer_tree
 from stepmill.frontends.mlagents.workers import EngineWorker, UnityEnvWorker
 from stepmill.pool.pool import Pool
-from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -90,12 +89,15 @@ class SubprocessEnvManager(EnvManager):
         self.step_queue: Any = None if self.create_worker is _create_engine_worker else multiprocessing.Queue()
         self.env_workers: list[UnityEnvWorker] = []
         limits = read_settings(self.run_options, self.options.restarts).restarts
-        with close_on_error(lambda: end_processes(self.env_workers)):
+        try:
             for worker_id in range(n_env):
                 self.env_workers.append(
                     self.create_worker(worker_id, self.step_queue, self.env_factory, self.run_options)
                 )
             self._driver = self._make_driver(limits)
+        except BaseException:
+            end_processes(self.env_workers)
+            raise
 
     def _make_driver(self, limits: RestartLimits) -> EngineWorkers | PipeWorkers:
         of_engine = [worker for worker in self.env_workers if isinstance(worker, EngineWorker)]
