@@ -10,6 +10,7 @@ Rebuilt envs get the attributes that were set. After `timeout`, `step` waits for
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -77,7 +78,8 @@ class StepmillVectorEnv(BaseVectorEnv):
         chosen = replace(merge_options(options, keywords), autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
         self._pool = Pool(env_fns, options=chosen)
         with close_on_error(self._pool.close):
-            self._spaces: list[SpacePair] = read_spaces(PoolPort(self._pool).env_specs, allows_vectors=True)
+            pairs = read_spaces(PoolPort(self._pool).env_specs, allows_vectors=True)
+            self._spaces: list[SpacePair] = [deepcopy(pair) for pair in pairs]  # `seed` gives each another seed
             if isinstance(self._spaces[0][0], spaces.Tuple):
                 raise TypeError("Tuple observation space is not supported. Please change it to array or dict space")
             if self._pool.spec.is_batched:
@@ -102,7 +104,8 @@ class StepmillVectorEnv(BaseVectorEnv):
             raise UsageError(f"reset() got unknown arguments {sorted(kwargs)}; give seed and options only")
         batch = self._pool.reset(seed=None if seed is None else dict.fromkeys(ids, seed), options=options, env_ids=ids)
         self._mark_idle(set(ids))  # an env that had a fault may still be listed as stepping
-        return self._as_array(batch.obs, len(ids)), _own_infos(batch)
+        rows = _places_of(ids)
+        return self._as_array(batch.obs, len(ids))[rows], _own_infos(batch)[rows]
 
     def step(self, action: Any, id: EnvIds = None) -> StepResult:  # noqa: A002  Tianshou's name
         """Step some envs, or all, and wait for all of them. An asynchronous vector env returns the envs that have results.
@@ -135,8 +138,7 @@ class StepmillVectorEnv(BaseVectorEnv):
         self._mark_idle(set(received))
         if self.is_async or requested == received:
             return result
-        # A pool returns envs in the order of their ids, Tianshou in the order in which the caller gave the ids.
-        rows = np.argsort(np.argsort(requested))
+        rows = _places_of(requested)
         return tuple(column[rows] for column in result)  # type: ignore[return-value]
 
     def _send(self, action: Any, id: EnvIds) -> None:  # noqa: A002
@@ -227,6 +229,11 @@ class StepmillVectorEnv(BaseVectorEnv):
         for row in range(num_rows):
             rows[row] = view_row(self._pool.spec.observation, obs, row)
         return rows
+
+
+def _places_of(ids: Sequence[int]) -> NDArray[np.intp]:
+    """Return the places of envs in a batch, which is in the order of ids. Tianshou's results are in the order of its caller's ids."""
+    return np.argsort(np.argsort(ids))
 
 
 def _own_infos(batch: Batch) -> NDArray[Any]:

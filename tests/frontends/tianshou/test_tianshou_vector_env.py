@@ -18,6 +18,7 @@ import stepmill
 from stepmill import PoolOptions
 from stepmill.frontends.tianshou import StepmillVectorEnv
 from stepmill.spec.errors import UsageError, WorkerDied
+from stepmill.testing import CountingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
 from tests.frontends.guides import run_guide
 
@@ -188,6 +189,30 @@ def test_the_async_collector_collects(envs_of):
     collector.reset()
     assert collector.collect(n_step=30).n_collected_steps >= 30
     collector.reset()
+
+
+def test_a_reset_returns_the_envs_in_the_order_of_its_ids(envs_of):
+    fns = [partial(CountingEnv, each) for each in range(4)]
+    both = [envs_of(fns), DummyVectorEnv(fns)]
+    for ids in ([2, 0], np.array([3, 1, 2])):
+        for mine, other in zip(*[each.reset(ids) for each in both], strict=True):
+            same(mine, other)
+    both[1].close()
+
+
+class OwnSpace(Counter):
+    def __init__(self):
+        super().__init__()
+        self.action_space = gymnasium.spaces.Discrete(3)
+
+
+def test_each_env_has_an_action_space_with_a_generator_of_its_own(envs_of):
+    both = [envs_of([OwnSpace] * 4), DummyVectorEnv([OwnSpace] * 4)]
+    for each in both:
+        each.seed(7)
+    drawn = [[[space.sample() for _ in range(20)] for space in each.action_space] for each in both]
+    assert drawn[0] == drawn[1]
+    both[1].close()
 
 
 def test_a_killed_worker_is_named_and_a_reset_brings_its_envs_back():
