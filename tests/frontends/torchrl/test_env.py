@@ -295,6 +295,15 @@ def test_an_env_that_raises_is_named_and_a_reset_goes_on(where):
     env.close()
 
 
+def test_infos_of_a_fixed_shape_come_along_too():
+    pytest.importorskip("numba")
+    taxis = [stepmill.kernels.find("Taxi-v4")] * 2
+    env = StepmillEnv(taxis, backend="kernel", info_specs={"prob": Unbounded((), dtype=torch.float64)})
+    assert env.reset()["info", "prob"].tolist() == [1, 1]
+    assert env.rand_step(env.reset())["next", "info", "prob"].tolist() == [1, 1]
+    env.close()
+
+
 @pytest.mark.covers("T-B5")
 @pytest.mark.parametrize("where", BACKENDS)
 def test_infos_come_along_where_they_are_asked_for(where):

@@ -14,7 +14,7 @@ import stepmill
 from stepmill.frontends.torchrl import StepmillEnv
 from stepmill.spec.errors import SpecMismatch
 from stepmill.testing import CountingEnv
-from stepmill.testing.faulty import DyingEnv
+from stepmill.testing.faulty import DyingEnv, Phase, RaisingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
 from tests.frontends.torchrl.makers import BACKENDS, counting
 
@@ -77,6 +77,29 @@ def test_a_view_repeats_actions_as_the_whole_env_does():
     assert [row[2] for row in obs_of(td["next"])] == [4, 3]
     assert td["next", "reward"].flatten().tolist() == [2, 10]  # env 0 ended after one
     assert td["next", "done"].flatten().tolist() == [False, True]
+    env.close()
+
+
+@pytest.mark.covers("T-12")
+def test_a_view_steps_the_envs_of_its_mask():
+    env = counting(3, 9)
+    env.reset()
+    view = env[[2, 0]]
+    td = act(view, view.reset(), 5, 6).set("_step", torch.tensor([False, True]))
+    following = view.step(td)["next"]
+    assert obs_of(following) == [[2, 1, 0], [0, 1, 1]]
+    assert following["reward"].flatten().tolist() == [0, 6]
+    env.close()
+
+
+def test_a_reset_of_a_failed_env_takes_no_result_of_another():
+    fns = [partial(RaisingEnv, phase=Phase.STEP, at=2), CountingEnv]
+    env = StepmillEnv(fns, backend="serial", categorical_action_encoding=True)
+    td = env.step(act(env, env.reset(), 1, 1))["next"]
+    with pytest.raises(stepmill.EnvError):
+        env.step(act(env, td.clone(), 1, 1))
+    failed = td.clone().set("_reset", torch.tensor([[True], [False]]))
+    assert obs_of(env.reset(failed, list_of_kwargs=[{"seed": 5}, {}])) == [[0, 0, 0], [0, 0, 1]]
     env.close()
 
 

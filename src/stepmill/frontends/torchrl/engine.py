@@ -224,7 +224,7 @@ class Engine:
             seeds = self._take_seeds([env_id], None if own.get("seed") is None else {env_id: own["seed"]})
             pool.reset_async(seed=seeds, options=own.get("options"), env_ids=[env_id])
         with raising_as(translated):
-            batch = pool.recv(len(ids))
+            batch = pool.recv(env_ids=ids)
         self.mark_reset(mask)
         self.store_infos(batch.info, batch.env_id)
         return self.port.observe()
@@ -279,7 +279,7 @@ class Engine:
             if not ids.size:
                 break
             self.pool.send(actions, ids)
-            batch = self.pool.recv(len(ids))
+            batch = self.pool.recv(env_ids=ids)
             env_ids = batch.env_id
             self.store_infos(batch.info, env_ids)
             reward[env_ids] += batch.reward
@@ -320,7 +320,8 @@ class Engine:
         for key, column in self.infos.items():
             if key not in info:
                 continue
-            has = np.flatnonzero(info[f"_{key}"])
+            mask = info.get(f"_{key}")  # infos of a fixed shape have none
+            has = np.arange(len(info[key])) if mask is None else np.flatnonzero(mask)
             fresh = column.copy()  # the old array belongs to a tensordict that was returned
             fresh[has if ids is None else ids[has]] = info[key][has]
             self.infos[key] = fresh
@@ -329,12 +330,16 @@ class Engine:
         # The arrays of the last step belong to a tensordict that was returned (T-B4).
         self.terminated, self.truncated = self.terminated.copy(), self.truncated.copy()
 
-    def step_ids(self, actions: Any, ids: NDArray[np.int64]) -> Rows:
-        """Step some envs. Actions and rows are [B], in the order of ids. The frame skip is that of `step`."""
+    def step_ids(self, actions: Any, ids: NDArray[np.int64], mask: Mask | None = None) -> Rows:
+        """Step some envs, or those of them that `mask` has. Actions, the mask and rows are [B], in the order of ids.
+
+        The frame skip, and the rows of envs that are not stepped, are those of `step`.
+        """
         if self._fresh[ids].any():
             self.reset(self._fresh.copy())
+        chosen = slice(None) if mask is None else mask
         with raising_as(translated):
-            reward = self._repeat(actions, ids)
+            reward = self._repeat(take_rows(actions, chosen), ids[chosen])
         return self.port.observe(ids), reward[ids], self.terminated[ids], self.truncated[ids]
 
     def store_flags(self, ids: NDArray[np.int64], terminated: Mask, truncated: Mask) -> None:
@@ -343,7 +348,7 @@ class Engine:
         self.terminated[ids], self.truncated[ids] = terminated, truncated
 
 
-def take_rows(actions: Any, ids: NDArray[np.intp] | Mask) -> Any:
+def take_rows(actions: Any, ids: NDArray[np.intp] | Mask | slice) -> Any:
     """Return some rows of actions, in their structure."""
     return map_nest(lambda column: column[ids], actions)
 

@@ -297,7 +297,7 @@ class StepmillEnv(PoolEnv):
         mask = None if tensordict is None else tensordict.get(key, None)
         if mask is None:
             return None
-        rows: NDArray[np.bool_] = mask.reshape(self._engine.num_envs).cpu().numpy()
+        rows: NDArray[np.bool_] = mask.reshape(-1).cpu().numpy()
         return None if rows.all() else rows
 
     # ---- attributes and views of envs --------------------------------------------------------------------------------

@@ -101,7 +101,8 @@ class EnvView(PoolEnv):
         with torch.no_grad():
             actions = whole._reader.read(tensordict)
         ids = np.array(self.env_ids)
-        return self._wrap(whole._step_tensors(self._engine.step_ids(actions, ids), ids))
+        rows = self._engine.step_ids(actions, ids, whole._read_mask(tensordict, "_step"))
+        return self._wrap(whole._step_tensors(rows, ids))
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:
