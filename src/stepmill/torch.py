@@ -141,8 +141,7 @@ class TensorPool(CloseAtEnd):
 
     def step(self, actions: Any) -> Batch:
         """Step all envs. Actions are tensors [N, ...] on any device, in the structure of the action space."""
-        self.pool.send(_as_arrays(actions))
-        return self.recv(self.pool.num_envs)
+        return self._as_tensors(self.pool.step(_as_arrays(actions)))
 
     def send(self, actions: Any, env_ids: EnvIds | torch.Tensor | None = None) -> None:
         """Send actions to envs; see `Pool.send`. Actions are tensors on any device."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import gymnasium
 import numpy as np
 import pytest
@@ -113,3 +115,13 @@ def test_a_device_that_is_not_there_is_refused():
         if not torch.cuda.is_available():
             with pytest.raises(UsageError, match="cuda"):
                 TensorPool(pool, "cuda")
+
+
+def test_the_last_episodes_of_a_budget_end_as_in_a_pool(pool_of):
+    fns = [partial(CountingEnv, length=length) for length in (1, 3)]
+    pool = pool_of(fns, num_episodes=1)
+    tensors = TensorPool(pool)
+    tensors.reset(seed=0)
+    rewards = [tensors.step(torch.tensor([1, 1])).reward.tolist() for _ in range(3)]
+    assert pool.exhausted.all()
+    assert rewards == [[1, 1], [0, 1], [0, 1]]
