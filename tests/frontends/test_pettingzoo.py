@@ -122,6 +122,34 @@ def test_agents_leave_as_they_do_in_the_env_itself(made, where):
         assert ours.agents == []
 
 
+class Joining(Tag):
+    """Begins with two agents; the third joins in the first step."""
+
+    def reset(self, seed=None, options=None):
+        obs, infos = super().reset(seed, options)
+        self.agents = self.agents[:2]
+        return tuple({agent: part[agent] for agent in self.agents} for part in (obs, infos))
+
+    def step(self, actions):
+        parts = super().step(actions)
+        if self.t == 1:
+            self.agents.append("a_2")
+            joined = self.observe(["a_2"]), {"a_2": 0.0}, {"a_2": False}, {"a_2": False}, {"a_2": {}}
+            parts = tuple({**part, **new} for part, new in zip(parts, joined, strict=True))
+        return parts
+
+
+def test_an_agent_that_joins_has_an_observation_at_once(made):
+    ours, theirs = made(StepmillParallelEnv(Joining, **WHERE["serial"])), Joining()
+    for env in (ours, theirs):
+        env.reset(seed=3)
+    mine, wanted = ours.step({"a_0": 1, "a_1": 1}), theirs.step({"a_0": 1, "a_1": 1})
+    assert ours.agents == theirs.agents == ["a_0", "a_1", "a_2"]
+    assert mine[1:] == wanted[1:]
+    assert mine[0]["a_2"]["own"].tolist() == wanted[0]["a_2"]["own"].tolist() == [1, 1]
+    ours.step(dict.fromkeys(ours.agents, 1))
+
+
 @pytest.mark.parametrize(
     ("part", "words"), [("observation", r"agents \['a_1'\] are alive"), ("info", "info of agent 'a_1' must be a dict")]
 )

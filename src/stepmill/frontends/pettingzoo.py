@@ -97,7 +97,7 @@ class StepmillParallelEnv(ParallelEnv):
 
         Returns:
             Observations, rewards (float), terminations and truncations (bool) and infos, each as a dict by agent that
-            acted.
+            acted or has joined.
 
         Raises:
             UsageError: an agent that is alive has no action, an agent is unknown, or the episode is over. The env is not
@@ -111,13 +111,14 @@ class StepmillParallelEnv(ParallelEnv):
         self._pool.send(batched)
         batch = self._pool.recv(1)
         self.agents = self._alive(batch)
-        slots = {agent: slot for slot, agent in enumerate(self.possible_agents) if agent in acting}
+        named = [*acting, *(agent for agent in self.agents if agent not in acting)]
+        slots = {agent: slot for slot, agent in enumerate(self.possible_agents) if agent in named}
         return (
-            self._observations(batch, acting),
-            {agent: float(batch.reward[0, slots[agent]]) for agent in acting},
-            {agent: bool(batch.terminated[0, slots[agent]]) for agent in acting},
-            {agent: bool(batch.truncated[0, slots[agent]]) for agent in acting},
-            _infos(batch, acting),
+            self._observations(batch, named),
+            {agent: float(batch.reward[0, slots[agent]]) for agent in named},
+            {agent: bool(batch.terminated[0, slots[agent]]) for agent in named},
+            {agent: bool(batch.truncated[0, slots[agent]]) for agent in named},
+            _infos(batch, named),
         )
 
     def _check(self, actions: Mapping[Agent, Any]) -> None:
