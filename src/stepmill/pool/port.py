@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -75,15 +76,18 @@ class PoolPort:
         except BaseException as error:
             return self._finish_step(error, result, actions)
 
-    def step_obs(self, actions: Any) -> Any:
-        """Step all envs and return the newest observations, without rewards, flags and infos. Hot path."""
+    def step_obs(self, actions: Any, read: Callable[[StepTuple], Any] = itemgetter(0)) -> Any:
+        """Step all envs and return the newest observations, without rewards, flags and infos. Hot path.
+
+        `read` returns them from the results of a step in which envs may have had faults.
+        """
         obs = None
         try:
             obs = self._state.step_obs(actions)
             self._unclaimed[0] = False
-            return obs if obs is not None else self.step_wait()[0]
+            return obs if obs is not None else read(self.step_wait())
         except BaseException as error:
-            return self._finish_step(error, obs, actions)[0]
+            return read(self._finish_step(error, obs, actions))
 
     def _finish_step(self, error: BaseException, result: object, actions: Any) -> StepTuple:
         """Finish a fast step that has raised an exception. Repeat it if it found dead workers, and else raise an error."""

@@ -14,7 +14,9 @@ from stepmill.testing.gates import Gate
 from tests.harness.alf_envs import (
     FIRST,
     LAST,
+    MID,
     AlfCounter,
+    FaultyAlf,
     GatedAlf,
     NestedAlf,
     RandomAlf,
@@ -204,3 +206,15 @@ def test_reset_restarts_all_episodes(env_of):
     time_step = env.reset()
     assert time_step.step_type.tolist() == [FIRST, FIRST]
     assert time_step.observation[:, 1:3].tolist() == [[2, 0], [2, 0]]
+
+
+@pytest.mark.parametrize("how", ["raise", "kill"])
+def test_an_episode_that_a_fault_cuts_short_ends_without_the_reward_before(env_of, how):
+    env = env_of([partial(FaultyAlf, how=how), AlfCounter], on_fault="truncate")
+    env.reset()
+    assert env.step(actions(2)).reward.tolist() == [1, 1]
+    cut = env.step(np.array([13, 1], np.float32))
+    assert cut.step_type.tolist() == [LAST, MID]
+    assert cut.reward.tolist() == [0, 2]
+    assert env.step(actions(2)).step_type.tolist() == [FIRST, LAST]
+    env.close()

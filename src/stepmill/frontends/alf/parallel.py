@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepmill.envs.alf import PROGRESS, AlfEnvMaker
+from stepmill.envs.alf import LAST, PROGRESS, AlfEnvMaker
 from stepmill.frontends.alf import errors, nests
 from stepmill.frontends.alf.configuration import AlfKeywords, Arguments, signature_of
 from stepmill.frontends.alf.handles import EnvHandle, Promise, call_one
@@ -162,7 +162,8 @@ class FastParallelEnvironment(CloseAtEnd, HasSpecs):
     def _step(self, action: Any) -> Any:
         """Do what `step` does after the first `reset`, without storing the TimeStep. Subclasses may override it, as in ALF."""
         try:
-            time_step = self._step_obs(action if type(action) is np.ndarray else self._to_arrays(action))
+            arrays = action if type(action) is np.ndarray else self._to_arrays(action)
+            time_step = self._step_obs(arrays, _with_ends)
         except (StepmillError, LookupError, TypeError, ValueError) as error:
             raise self._explained(error, action) from error
         return self._to_tensor(time_step) if self._must_convert else time_step
@@ -299,6 +300,15 @@ class FastParallelEnvironment(CloseAtEnd, HasSpecs):
 
 
 FastParallelEnvironment.__signature__ = signature_of(FastParallelEnvironment, _LAST)  # type: ignore[attr-defined]
+
+
+def _with_ends(results: tuple[Any, ...]) -> Any:
+    """Return the TimeStep of a step. Where a fault has cut an episode short, it repeats the last one: make that the end, without a reward."""
+    time_step, *_, info = results
+    if "fault" in info:
+        rows = np.flatnonzero(info["_fault"])
+        time_step.step_type[rows], time_step.reward[rows] = LAST, 0
+    return time_step
 
 
 def _start(makers: Sequence[AlfEnvMaker], options: PoolOptions, num_reload: int) -> tuple[Pool, list[AlfSpecs]]:
