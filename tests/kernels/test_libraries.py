@@ -188,7 +188,7 @@ def load_twice(folder: Path) -> None:
 
     first, second = load_with("1.0"), load_with("2.0")
     assert [reward_of(kernel) for kernel in (first, second, load_with("1.0"))] == [1.0, 2.0, 1.0]
-    load_with("3.0")
+    assert reward_of(load_with("3.0")) == 3.0
     with pytest.raises(stepmill.UsageError, match="was compiled again after the pool's program loaded it"):
         pickle.loads(pickle.dumps(first))
 

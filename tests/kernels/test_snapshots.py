@@ -55,6 +55,16 @@ def test_an_env_can_be_made_what_another_one_is() -> None:
             np.testing.assert_array_equal(batch.obs[3], batch.obs[2])
 
 
+def test_what_is_written_into_restored_observations_does_not_change_the_snapshot() -> None:
+    with stepmill.Pool([walk] * 2, backend="kernel") as pool:
+        pool.reset(seed=1)
+        snapshot = pool.snapshot()
+        first = pool.restore(snapshot)
+        kept = first.copy()
+        first[:] = 9
+        np.testing.assert_array_equal(pool.restore(snapshot), kept)
+
+
 def test_a_snapshot_of_another_kernel_or_a_part_of_one_is_refused() -> None:
     with (
         stepmill.Pool([walk] * 2, backend="kernel") as pool,

@@ -110,7 +110,9 @@ def _open(path: str) -> tuple[ctypes.CDLL, str]:
             with open(os.memfd_create(os.path.basename(path)), "wb") as copy:
                 copy.write(content)
                 copy.flush()
-                _LIBRARIES[path, digest] = ctypes.CDLL(f"/proc/self/fd/{copy.fileno()}")
+                # Under a name that it has not had: the descriptor may have the number of an earlier one.
+                place = f"/proc/self/fd/{'./' * len(_LIBRARIES)}{copy.fileno()}"
+                _LIBRARIES[path, digest] = ctypes.CDLL(place)
         else:
             _LIBRARIES[path, digest] = ctypes.CDLL(path)
     return _LIBRARIES[path, digest], digest

@@ -13,6 +13,7 @@ from stepmill import _native
 from stepmill.pool.requests import EnvRequests
 from stepmill.spec.errors import BusyEnvError, UsageError
 from stepmill.spec.options import BackendName, EnvState, PoolOptions
+from stepmill.spec.tree import map_nest
 from stepmill.worker.calls import call_payload
 from stepmill.worker.messages import RequestKind
 
@@ -71,7 +72,7 @@ class Snapshots:
                 raise UsageError(refusal)
         write: Callable[..., None] = _Write(dict(zip(ids, snapshot.memory, strict=True)))
         self._requests.send(RequestKind.CALL, ids, call_payload(write)).result()
-        return snapshot.obs
+        return map_nest(np.copy, snapshot.obs)
 
     def _idle(self, env_ids: EnvIds | None) -> list[int]:
         if self._options.backend is not BackendName.KERNEL:
