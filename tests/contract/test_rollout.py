@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode
 
 from stepmill import EnvError, Pool, PoolOptions, Rollout, UsageError
+from stepmill.frontends.ray_rollout import Fragment, joined
 from stepmill.testing.envs import BatchedCountingEnv
 
 T, N = 17, 5
@@ -171,3 +175,26 @@ def test_misuse_is_refused():
             Rollout(pool, 0)
         with pytest.raises(UsageError, match="needs 2 envs or more"):
             Rollout(pool, 3, is_double_buffered=True)
+
+
+def test_extras_are_those_of_the_policy_that_acts():
+    with Pool([Ends] * N, backend="serial") as pool:
+        rollout = Rollout(pool, 2)
+        first = rollout.collect(
+            lambda obs, ids: ({"turn": np.zeros(N, int)}, {"value": np.zeros(N, int), "old": obs["x"]})
+        )
+        assert sorted(first.extras) == ["old", "value"]
+        second = rollout.collect(lambda obs, ids: ({"turn": np.zeros(N, int)}, {"value": np.full(N, 0.75)}))
+        assert {name: column.tolist() for name, column in second.extras.items()} == {"value": [[0.75] * N] * 2}
+
+
+def test_fragments_of_batched_envs_are_joined_by_their_columns():
+    make, fragments = partial(BatchedCountingEnv, autoreset_mode=AutoresetMode.SAME_STEP), []
+    for node in range(2):
+        with Pool([make] * 2, backend="serial", autoreset_mode="SameStep") as pool:
+            batch = Rollout(pool, T).collect(lambda obs, ids: np.zeros(len(ids), int))
+            fragments.append(Fragment(node, np.arange(2) + 2 * node, 0, True, batch))
+    whole = joined(fragments)
+    over = whole.terminated | whole.truncated
+    assert over.any()
+    assert sorted(map(tuple, whole.final_at.tolist())) == sorted(map(tuple, np.argwhere(over).tolist()))

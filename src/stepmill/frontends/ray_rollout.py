@@ -363,6 +363,7 @@ def joined(fragments: Sequence[Fragment]) -> RolloutBatch:
 
     batches = [fragment.batch for fragment in fragments]
     starts = [int(fragment.env_ids[0]) for fragment in fragments]
+    columns = np.cumsum([0, *(batch.reward.shape[1] for batch in batches)])
     first, rest = batches[0], batches[1:]
     fields: Mapping[str, Any] = {
         name: stack(*(getattr(batch, name) for batch in batches))
@@ -373,7 +374,7 @@ def joined(fragments: Sequence[Fragment]) -> RolloutBatch:
         obs=map_nest(stack, first.obs, *(batch.obs for batch in rest)),
         action=map_nest(stack, first.action, *(batch.action for batch in rest)),
         final_at=np.concatenate(
-            [batch.final_at + np.array([0, start]) for batch, start in zip(batches, starts, strict=True)]
+            [batch.final_at + np.array([0, column]) for batch, column in zip(batches, columns[:-1], strict=True)]
         ),
         final_obs=map_nest(lambda *parts: np.concatenate(parts), first.final_obs, *(batch.final_obs for batch in rest)),
         extras={name: stack(*(batch.extras[name] for batch in batches)) for name in first.extras},

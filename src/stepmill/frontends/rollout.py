@@ -174,6 +174,7 @@ class Rollout:
         for buffer in self._obs:
             buffer[0] = buffer[-1]
         ends = _EpisodeEnds()
+        self._extras = {}  # another policy may return others
         for step in range(self.num_steps):
             for group in self._groups:
                 if step:
@@ -216,8 +217,11 @@ class Rollout:
     def _record_ends(self, step: int, first_row: int, batch: Batch, ends: _EpisodeEnds) -> None:
         over = np.flatnonzero(batch.terminated | batch.truncated)
         if self.pool.options.autoreset_mode is AutoresetMode.SAME_STEP:
-            found = rows_of(batch.info, over.tolist())
-            finals = {row: info["final_obs"] for row, info in found if "final_obs" in info}
+            if self.pool.spec.is_batched:  # an env has one info for all its rows
+                finals = batch.info["final_obs"]
+            else:
+                found = rows_of(batch.info, over.tolist())
+                finals = {row: info["final_obs"] for row, info in found if "final_obs" in info}
             ends.final_at += [(step, first_row + int(row)) for row in over]
             ends.final_obs += [finals[int(row)] for row in over]
         episode = batch.info.get("episode")
