@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from stepmill import _native
+from stepmill.backends.base import BackendTraits
 from stepmill.pool.events import BeginRestart, Decision, Remedy, ServeWorker, WorkerDied
 from stepmill.pool.policies import RAISE
 from stepmill.pool.workers import TRANSITIONS, RestartTask, WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EngineBug, EnvError, UsageError
 from stepmill.spec.options import PoolOptions
 from stepmill.worker.messages import Request, WorkerPlan, WorkerReport
+from tests.harness.hangs import HANG_GUARD_S
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -230,16 +232,17 @@ def test_a_restart_for_which_the_system_has_no_thread_names_the_limits(monkeypat
 
 
 class MeetingBackend(FakeBackend):
-    """Each restart waits a while for another one to begin."""
+    """Each restart waits up to `wait_s` for another one to begin."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait_s: float) -> None:
         super().__init__()
+        self.wait_s = wait_s
         self.meeting = threading.Barrier(2)
         self.num_met = 0
 
     def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
         with contextlib.suppress(threading.BrokenBarrierError):
-            self.meeting.wait(0.2)
+            self.meeting.wait(self.wait_s)
             self.num_met += 1
         return WorkerReport(worker, 2, ())
 
@@ -249,7 +252,7 @@ def test_restarts_leave_one_of_two_cores_to_an_event_loop(
     monkeypatch: pytest.MonkeyPatch, is_beside_loop: bool
 ) -> None:
     monkeypatch.setattr(_native, "usable_cores", lambda: 2)
-    state, backend = FakeState(), MeetingBackend()
+    state, backend = FakeState(), MeetingBackend(0.2 if is_beside_loop else HANG_GUARD_S)
     supervisor = WorkerSupervisor([WorkerPlan(w, (w,), ()) for w in range(2)], cast("Any", backend), PoolOptions())
     supervisor.attach(cast("Any", state))
     if is_beside_loop:
@@ -259,3 +262,16 @@ def test_restarts_leave_one_of_two_cores_to_an_event_loop(
         supervisor.start_restart(worker)
     supervisor.join()
     assert backend.num_met == (0 if is_beside_loop else 2)
+
+
+def test_restarts_on_other_machines_do_not_wait_for_cores_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "usable_cores", lambda: 1)
+    state, backend = FakeState(), MeetingBackend(HANG_GUARD_S)
+    backend.traits = BackendTraits(nodes=cast("Any", backend))  # type: ignore[attr-defined]
+    supervisor = WorkerSupervisor([WorkerPlan(w, (w,), ()) for w in range(2)], cast("Any", backend), PoolOptions())
+    supervisor.attach(cast("Any", state))
+    for worker in range(2):
+        supervisor.plan_restart(BeginRestart(worker, 0, Remedy.RAISE, {}))
+        supervisor.start_restart(worker)
+    supervisor.join()
+    assert backend.num_met == 2

@@ -148,7 +148,8 @@ class WorkerSupervisor:
         self.repeats_settings: Callable[[int], bool]  # whether a replay sets them on an env object; set by `Recovery`
         self._backend = backend
         self._traits = traits_of(backend)
-        self._turns = threading.Semaphore(_native.usable_cores())
+        is_remote = self._traits.nodes is not None  # a restart may then wait for a machine, and needs no core here
+        self._turns = threading.Semaphore(len(plans) + 1 if is_remote else _native.usable_cores())
         self.attached_state: _native.PoolState | None = None  # None unless the pool runs
         self._reaper: _native.Reaper | None = None
         self.records = [
