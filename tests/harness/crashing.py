@@ -69,6 +69,14 @@ class CrashingEnv(gymnasium.Env[NDArray[np.float64], np.int64]):
         return np.array([self.np_random.random(), self.sum])
 
 
+class SeedlessFailure(CrashingEnv):
+    """Fails in a reset without a seed."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.fails_in_reset = seed is None
+        return super().reset(seed=seed, options=options)
+
+
 class RestlessEnv(CrashingEnv):
     """Observes something else in each life: the pid is part of it."""
 

@@ -18,7 +18,7 @@ import stepmill
 from stepmill.spec.capsule import read_capsule, write_capsule
 from tests.harness import crashing
 from tests.harness.commands import run_command
-from tests.harness.crashing import CrashingEnv, RestlessEnv, steps
+from tests.harness.crashing import CrashingEnv, RestlessEnv, SeedlessFailure, steps
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import make_pool
 from tests.harness.scripts import ROOT
@@ -63,6 +63,15 @@ def test_a_failure_of_the_env_fails_again(action: int, kind: str, tmp_path: Path
     assert (done.returncode, report["verdict"]) == (0, "reproduced"), done.stderr
     assert (report["capsule"]["kind"], report["steps"], report["failure"]["step"]) == (kind, 3, 4)
     assert report["divergence"] is None
+    assert "capsule" not in report["failure"]["message"]
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_an_automatic_reset_that_had_no_seed_gets_none_again(mode: str, tmp_path: Path):
+    env_fn = partial(SeedlessFailure, 2)
+    path = crash(tmp_path, [2, 3, 1], env_fn, autoreset_mode=mode, seeding="continue")
+    report = json.loads(replay(path, "--trust", "--json").stdout)
+    assert (report["verdict"], report["failure"]["command"]) == ("reproduced", "reset")
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])

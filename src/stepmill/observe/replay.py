@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -21,7 +22,7 @@ from stepmill.pool.stats import read_outcome
 from stepmill.spec.capsule import Capsule
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.json_values import calls_in, from_plain, modules_in
-from stepmill.spec.options import AutoresetMode, BackendName, Context, OnFault, PoolOptions, Restarts, Seeding
+from stepmill.spec.options import AutoresetMode, BackendName, Context, PoolOptions, Restarts, Seeding
 from stepmill.spec.tree import leaves, opaques, unflatten
 
 EnvFn = Callable[[], object]
@@ -171,7 +172,10 @@ def replay(capsule: Capsule, env_fn: EnvFn, *, in_process: bool) -> Report:
     backend = BackendName.SERIAL if in_process or capsule.kind not in _NEEDS_PROCESS else BackendName.PROCESS
     run = _Run(capsule, report)
     try:
-        with Pool([env_fn], backend=backend, options=_options(capsule, backend)) as pool:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Pool([env_fn], backend=backend, options=_options(capsule, backend, folder)) as pool,
+        ):
             run.play(pool)
     except UsageError:
         raise
@@ -182,7 +186,7 @@ def replay(capsule: Capsule, env_fn: EnvFn, *, in_process: bool) -> Report:
     return report
 
 
-def _options(capsule: Capsule, backend: BackendName) -> PoolOptions:
+def _options(capsule: Capsule, backend: BackendName, folder: str) -> PoolOptions:
     is_serial = backend is BackendName.SERIAL  # time limits have no effect there
 
     def limit(name: str) -> float | None:
@@ -197,8 +201,8 @@ def _options(capsule: Capsule, backend: BackendName) -> PoolOptions:
         context=Context.FORKSERVER if is_serial else Context.FORK,  # under fork the env_fn need not be pickled
         step_timeout_s=None if is_serial else limit("step_timeout_s"),
         reset_timeout_s=None if is_serial else limit("reset_timeout_s"),
-        on_fault=OnFault.REPLAY,  # hashes the results; with no budget for restarts the first fault is raised
-        seeding=Seeding.PER_EPISODE,
+        crash_dir=folder,  # with it the pool hashes the results
+        seeding=Seeding.CONTINUE,  # a reset without a recorded seed gets none
         restarts=Restarts(max_restarts=0, max_env_errors=0),
         episode_stats=False,
     )
@@ -227,7 +231,7 @@ class _Run:
             command="reset" if self._command == "after" else self._command,
             step=self._step,
             error_type=error.error_type if isinstance(error, EnvError) else f"stepmill.{type(error).__name__}",
-            message=error.message,
+            message=error.message.removesuffix(f"; crash capsule: {error.capsule}"),
             traceback=error.remote_traceback if isinstance(error, EnvError) else "",
         )
 
