@@ -274,6 +274,26 @@ def test_a_capsule_has_the_options_of_its_episode_whether_or_not_a_seed_came_wit
     assert (capsule.options, capsule.episode, capsule.is_whole) == ({"start": 4}, 1, True)
 
 
+def test_a_capsule_has_the_stored_options_of_an_episode_that_began_without_options(tmp_path: Path):
+    with pool_in(tmp_path, on_fault="truncate") as pool:
+        pool.reset(seed=0, options={"start": 4}, persist_options=True)
+        run(pool, [1] * 6 + [crashing.RAISE])  # after an automatic reset
+    capsule = the_capsule(tmp_path)
+    assert (capsule.episode, capsule.options, capsule.notes) == (1, {"start": 4}, [])
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_a_capsule_has_the_stored_options_of_the_reset_that_failed(mode: str, tmp_path: Path):
+    with pool_in(tmp_path, autoreset_mode=mode) as pool:
+        pool.reset(seed=0, options={"start": 4}, persist_options=True)
+        pool.reset(options={"start": 5})
+        with pytest.raises(stepmill.EnvError, match="in a reset"):
+            _until_a_reset(pool, mode)
+    capsule = the_capsule(tmp_path)
+    began_with = None if mode == "Disabled" else {"start": 5}  # the episode is over
+    assert (capsule.options, capsule.command_options) == (began_with, {"start": 4})
+
+
 def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(stepmill.UsageError, match="crash_dir"):

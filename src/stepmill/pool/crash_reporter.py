@@ -135,7 +135,7 @@ class CrashReporter:
         notes: list[str] = []
         trace = self._read_trace(plan.worker, notes, kind)
         log = None if _is_of_start(error) else self._read_log(env_id)
-        episode = self._episode(log, notes)
+        episode = self._episode(log, self._workers.settings_of(server).reset_options_of(server), notes)
         if call is not None:
             is_current = episode["command"] != "reset" and call.position == self.position_of(env_id)
             episode = {**episode, **_describe_call(call, notes, is_current=is_current)}
@@ -194,14 +194,18 @@ class CrashReporter:
         """Return the server of an env. For spares, and before the pool runs, this is the server with the same number."""
         return self._state.server_of(env_id) if self._state is not None and env_id < self._num_envs else env_id
 
-    def _episode(self, log: dict[str, Any] | None, notes: list[str]) -> dict[str, Any]:
+    def _episode(self, log: dict[str, Any] | None, stored_options: Any, notes: list[str]) -> dict[str, Any]:
         if log is None or self.spec is None:
             facts: dict[str, Any] = dict.fromkeys(("seed", "options", "command_seed", "command_options", "call"))
             facts |= {"is_whole": False, "command": "construct", "arrays": {}, "opaque_actions": []}
             return {**facts, "episode": 0}
         command = ("reset" if log["begins"] else "step") if log["is_pending"] else ""
         blob: Any = _native.decode(log["blob"], load) if log["blob"] else (None, None, None)
-        seed, options = (log["seed"] if blob[0] is None else blob[0]), _plain("the options of reset", blob[1], notes)
+        seed = log["seed"] if blob[0] is None else blob[0]
+        options = _plain("the options of reset", stored_options if blob[1] is None else blob[1], notes)
+        is_explicit = log["is_explicit"]
+        is_other = not is_explicit and blob[1] is not None  # the next reset gets other options
+        next_options = _plain("the stored options of reset", stored_options, notes) if is_other else options
         arrays = _read_arrays(log, self.spec.action, self.spec.batch_size if self.spec.is_batched else None)
         opaque_actions = _plain("the actions", _read_opaques(log), notes, MAX_OPAQUE_BYTES)
         has_actions = opaque_actions is not None and sum(array.nbytes for array in arrays.values()) <= MAX_ARRAY_BYTES
@@ -209,12 +213,11 @@ class CrashReporter:
         if not is_whole:
             arrays = {name: array[-1:] for name, array in arrays.items() if command == "step"}
             opaque_actions = []
-            notes.extend(() if log["is_explicit"] else [_NOT_WHOLE])
+            notes.extend(() if is_explicit else [_NOT_WHOLE])
         elif seed is None:
             notes.append(
                 "the episode's seed is not known, because seeding='continue' does not seed each episode: use seeding='per_episode'"
             )
-        is_explicit = log["is_explicit"]
         return {
             "episode": log["episode"],
             "seed": _plain("the seed", None if is_explicit else seed, notes),
@@ -222,7 +225,7 @@ class CrashReporter:
             "is_whole": is_whole,
             "command": command,
             "command_seed": _plain("the seed", seed if is_explicit else log["next_seed"], notes),
-            "command_options": options if is_explicit else None,
+            "command_options": next_options,
             "call": None,
             "arrays": arrays,
             "opaque_actions": opaque_actions,

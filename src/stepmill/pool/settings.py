@@ -48,6 +48,10 @@ class AppliedSettings:
             if kind is RequestKind.SET_ATTR and server in values
         }
 
+    def reset_options_of(self, server: int) -> Any:
+        """Return the options that a reset of a server without options gets; None if none are stored."""
+        return self._values.get((RequestKind.SET_RESET_OPTIONS, "options"), {}).get(server)
+
     def requests(self, servers: Sequence[int]) -> list[Request]:
         """Return requests that re-apply all settings of these servers, in the order in which they were first set."""
         requests = []
