@@ -84,6 +84,15 @@ def test_a_video_has_the_frames_that_were_written_with_an_even_size(tmp_path):
     assert [round(float(frame[10, 10].mean()) / 100) for frame in frames] == [0, 1, 2]
 
 
+def test_frames_of_other_sizes_are_cut_or_padded_to_the_size_of_the_first(tmp_path):
+    with VideoFile(tmp_path / "v.mp4") as video:
+        for height, width in ((33, 47), (16, 24), (64, 30)):
+            video.write(solid(height, width, 200))
+    frames = read_video(tmp_path / "v.mp4", 48, 34)
+    shares = [float((frame > 100).mean()) * 34 * 48 for frame in frames]
+    assert shares == pytest.approx([33 * 47, 16 * 24, 34 * 30], rel=0.05)
+
+
 def test_a_video_that_cannot_be_written_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="does not exist"):
         VideoFile(tmp_path / "no" / "v.mp4").write(solid(2, 2, 0))
@@ -118,3 +127,9 @@ def test_a_run_says_why_there_are_no_frames(arguments, text, tmp_path):
     assert done.returncode == 2
     assert text in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_run_whose_ffmpeg_ends_says_why_a_frame_could_not_be_written(tmp_path):
+    done = run_env("my_envs:Coloured-v0", "--video", "all.unknown", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "cannot write the video 'all.unknown': [Errno 32] Broken pipe; choose another path" in done.stderr

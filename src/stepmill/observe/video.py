@@ -57,7 +57,10 @@ def _describe(frame: object) -> str:
 
 
 class VideoFile(CloseAtEnd):
-    """Writes frames of one size to a video file, by ffmpeg. Use it as a context manager."""
+    """Writes frames to a video file, by ffmpeg. Use it as a context manager.
+
+    The video has the size of the first frame: larger frames are cut off, smaller ones are padded with black.
+    """
 
     def __init__(self, path: str | Path, *, fps: int = FPS) -> None:
         """Prepare the file. Nothing is written before the first frame.
@@ -73,6 +76,7 @@ class VideoFile(CloseAtEnd):
         self._path = Path(path)
         self._fps = fps
         self._writer: Generator[None, Any, None] | None = None
+        self._size = (0, 0)  # height and width
 
     def write(self, frame: Frame) -> None:
         """Append a frame [height, width, 3] of uint8.
@@ -80,14 +84,18 @@ class VideoFile(CloseAtEnd):
         Raises:
             UsageError: the file cannot be written in the format of its ending.
         """
-        frame = np.pad(frame, ((0, frame.shape[0] % 2), (0, frame.shape[1] % 2), (0, 0)))  # codecs need even sizes
+        if self._writer is None:
+            self._size = frame.shape[0], frame.shape[1]
+        height, width = (size + size % 2 for size in self._size)  # codecs need even sizes
+        frame = frame[:height, :width]
+        frame = np.pad(frame, ((0, height - frame.shape[0]), (0, width - frame.shape[1]), (0, 0)))
         try:
             if self._writer is None:
-                self._writer = self._open(frame.shape[1], frame.shape[0])
+                self._writer = self._open(width, height)
             self._writer.send(np.ascontiguousarray(frame))
         except (OSError, RuntimeError) as exc:
             self._writer = None
-            reason = str(exc).strip().splitlines()[-1]
+            reason = str(exc).splitlines()[0]
             raise UsageError(f"cannot write the video {str(self._path)!r}: {reason}; choose another path") from exc
 
     def _open(self, width: int, height: int) -> Generator[None, Any, None]:
