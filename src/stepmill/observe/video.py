@@ -95,7 +95,7 @@ class VideoFile(CloseAtEnd):
             self._writer.send(np.ascontiguousarray(frame))
         except (OSError, RuntimeError) as exc:
             self._writer = None
-            reason = str(exc).splitlines()[0]
+            reason = str(exc).partition("\n")[0]
             raise UsageError(f"cannot write the video {str(self._path)!r}: {reason}; choose another path") from exc
 
     def _open(self, width: int, height: int) -> Generator[None, Any, None]:
