@@ -9,6 +9,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
+import stepmill
 from stepmill.testing.compare import find_difference
 from tests.harness.gym_envs import TESTED_SPACES, CountToMaxEnv, FinalInfoEnv, InfoScriptEnv, SampleEnv
 
@@ -85,6 +86,54 @@ def test_same_step_resets_within_the_step_and_hands_out_the_last_observation(vec
         assert infos["_final_obs"].tolist() == ends
         assert infos["final_info"] == {}
         assert infos["_final_info"].tolist() == ends
+
+
+class _ReusingEnv:
+    """Returns the same arrays, list and info each time; obs["at"] is episode and step. Episodes have two steps."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Dict(
+        at=spaces.Box(0, 99, (2,), np.int64), mark=spaces.Box(0, 99, (3,), np.uint8), said=spaces.Sequence(action_space)
+    )
+
+    def __init__(self):
+        self.obs = {"at": np.array([-1, 0]), "mark": np.zeros(3, np.uint8), "said": []}
+        self.info = {}
+
+    def reset(self, *, seed=None, options=None):
+        return self._observe(int(self.obs["at"][0]) + 1, 0), self.info
+
+    def step(self, action):
+        episode, step = self.obs["at"].tolist()
+        return self._observe(episode, step + 1), 1.0, step == 1, False, self.info
+
+    def _observe(self, episode, step):
+        self.obs["at"][:], self.obs["mark"][:], self.obs["said"][:] = (episode, step), step, range(step)
+        self.info["t"] = step
+        return self.obs
+
+
+class _ReusingCoroutines(_ReusingEnv):
+    async def reset(self, *, seed=None, options=None):
+        return super().reset()
+
+    async def step(self, action):
+        return super().step(action)
+
+
+@pytest.mark.parametrize("env_class", [_ReusingEnv, _ReusingCoroutines])
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_a_final_observation_is_the_last_one_also_if_the_env_writes_the_next_one_to_the_same_memory(backend, env_class):
+    with stepmill.Pool([env_class] * 2, backend=backend, autoreset_mode="SameStep") as pool:
+        pool.reset(seed=0)
+        for episode in range(2):
+            pool.step([1, 1])
+            batch = pool.step([1, 1])
+            for final in batch.info["final_obs"]:
+                assert [list(part) for part in final.values()] == [[episode, 2], [2, 2, 2], [0, 1]]
+            assert batch.info["final_info"]["t"].tolist() == [2, 2]
+            assert batch.obs["at"].tolist() == [[episode + 1, 0]] * 2
+            assert batch.info["t"].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("name", ["box", "discrete", "dict of dict", "tuple of dict", "text", "sequence", "graph"])

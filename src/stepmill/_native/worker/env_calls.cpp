@@ -129,17 +129,11 @@ bool Loop::accept_step(std::uint32_t local, PyObject* returned, Result& result, 
     phase = "output of step";
     if (!(is_time_step_ ? unpack_time_step(returned, result) : unpack_step(envs_[local], returned, result))) return false;
     if (!result.is_over || autoreset_ != Autoreset::SAME_STEP) return true;
-    if (!check_end(result)) return false;
+    if (!read_end(result)) return false;
     phase = "reset";
-    result.final_obs = std::move(result.obs);
-    result.final_info = std::move(result.info);
     is_reset_due = !(words_.flags[local] & FLAG_LAST);
-    if (is_reset_due) {
-        result.obs.reset(), result.info.reset(), result.alive.clear();
-    } else {  // the next episode will not be played
-        result.obs = result.final_obs;
-        result.info = nb::steal(PyDict_New());
-    }
+    if (is_reset_due) result.obs.reset(), result.info.reset(), result.alive.clear();
+    else result.info = nb::steal(PyDict_New());  // the next episode will not be played
     return true;
 }
 

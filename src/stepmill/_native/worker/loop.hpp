@@ -20,9 +20,13 @@ enum class LoopExit : int { REQUEST = 0, STOP = 1 };
 // time in ns.
 std::uint64_t wait_for_commands(const Slab& slab, std::uint32_t worker, std::uint32_t seen, SpinPolicy& spin_policy);
 
+inline constexpr const char* OBS_PART = "observation part ";  // in errors: a part without a fixed size
+
 // The outcome of one command, before it is written.
 struct Result {
-    nb::object obs, info, final_obs, final_info;
+    nb::object obs, info, final_info;          // final_info: null unless the result ends an episode and has the next one's observation, too
+    std::vector<std::uint8_t> final_obs, final_opaques;  // bytes: leaf after leaf, and the encoded list of the other parts
+    nb::object final_objects;                  // accompanies final_opaques
     nb::object reward, terminated, truncated;  // of a batched env: arrays [k]; else only a reward that is not a plain number
     nb::object reset_mask;                     // of a partial reset of a batched env: bool [k]
     double reward_value = 0.0;
@@ -97,7 +101,7 @@ class Loop {
     nb::object read_action(std::uint32_t local);
     bool accept_step(std::uint32_t local, PyObject* returned, Result& result, const char*& phase, bool& is_reset_due);
     bool is_reset_due(std::uint32_t local) const;
-    bool check_end(const Result& result);
+    bool read_end(Result& result);
     static bool check_info(const Result& result);
     void end_forked_copy();
     nb::object call_reset(std::uint32_t local, nb::handle seed, nb::handle options);
@@ -115,7 +119,8 @@ class Loop {
     PyObject* cached_scalar(const Leaf& leaf, const std::byte* value);
     void publish(std::uint32_t local, std::uint32_t ticket, Result& result);
     bool write_result(std::uint32_t local, Result& result);
-    bool write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool is_final, const nb::object& opaques);
+    bool write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, const nb::object& opaques);
+    void write_final_obs(std::uint32_t row, const Result& result);
     bool write_info(std::uint32_t row, Result& result);
     bool replaces_step(std::uint32_t local) const;
     void write_reset(ServedEnv& served, std::uint32_t row, const Result& result);
@@ -123,7 +128,7 @@ class Loop {
     bool write_batched_flags(std::uint32_t local, std::uint32_t row, Result& result);
     void write_hash(std::uint32_t local, std::uint32_t row);
     void add_to_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k);
-    bool write_payload(std::uint32_t local, Result& result, const nb::object& opaques, const nb::object& final_opaques);
+    bool write_payload(std::uint32_t local, Result& result, const nb::object& opaques);
     nb::object& objects_of(std::uint32_t local) { return objects_->of(slab_->plan.servers[worker_][local]); }
     void write_record(std::uint32_t local, nb::handle cause, const char* phase);
     void publish_fault(std::uint32_t local, std::uint32_t ticket, Fault fault, const char* phase, bool is_claimed);

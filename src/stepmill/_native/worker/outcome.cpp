@@ -108,15 +108,26 @@ bool Loop::unpack_step(const ServedEnv& served, PyObject* returned, Result& resu
     return is_read;
 }
 
-// Whether the last result of an episode fits, without writing it: no reset may follow if it is a fault.
-bool Loop::check_end(const Result& result) {
+// Copies the last observation and info of an episode, because a reset may change them in place. No reset may follow if the result does
+// not fit: then returns false.
+bool Loop::read_end(Result& result) {
+    const nb::object opaques = nb::steal(PyList_New(0));
     auto fits = [&](const Leaf& leaf, PyObject* value) {
         buffer_.resize(leaf.row_bytes);
         return write_leaf(leaf, value, reinterpret_cast<std::byte*>(buffer_.data()), 0);
     };
-    auto obs_fits = [&](const Node& node, PyObject* value) { return fits(obs_.leaves[static_cast<std::size_t>(node.index)], value); };
-    auto accept = [](const Node&, PyObject*) { return true; };
-    return visit_tree(obs_.root, result.obs.ptr(), obs_fits, accept) && (!result.reward || fits(reward_, result.reward.ptr())) && check_info(result);
+    auto read = [&](const Node& node, PyObject* value) {
+        const bool is_read = fits(obs_.leaves[static_cast<std::size_t>(node.index)], value);
+        result.final_obs.insert(result.final_obs.end(), buffer_.begin(), buffer_.end());
+        return is_read;
+    };
+    auto add = [&](const Node&, PyObject* value) { return PyList_Append(opaques.ptr(), value) == 0; };
+    if (!opaques || !visit_tree(obs_.root, result.obs.ptr(), read, add) || (result.reward && !fits(reward_, result.reward.ptr())) || !check_info(result)) return false;
+    PyObject* objects = nullptr;
+    const bool is_encoded = obs_.num_opaques == 0 || encoder_.encode(opaques.ptr(), result.final_opaques, {OBS_PART, objects_ ? &objects : nullptr});
+    result.final_objects = nb::steal(objects);
+    if (is_encoded) result.final_info = PyDict_CheckExact(result.info.ptr()) ? nb::steal(PyDict_Copy(result.info.ptr())) : result.info;
+    return is_encoded && result.final_info;
 }
 
 bool Loop::check_info(const Result& result) {
@@ -255,7 +266,7 @@ bool Loop::write_flags(std::uint32_t local, std::uint32_t row, Result& result) {
         const std::size_t num_agents = served.alive.size();
         std::memcpy(slab_->terminated(row), agent_terminated_.data(), num_agents);
         std::memcpy(slab_->truncated(row), agent_truncated_.data(), num_agents);
-        if (result.final_obs && result.alive.empty()) result.alive.assign(num_agents, 1);  // SAME_STEP: the agents of the next episode
+        if (result.final_info && result.alive.empty()) result.alive.assign(num_agents, 1);  // SAME_STEP: the agents of the next episode
         served.alive = result.alive;
         std::memcpy(slab_->alive(row), served.alive.data(), num_agents);
     }

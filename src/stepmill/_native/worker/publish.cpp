@@ -56,25 +56,25 @@ bool Loop::write_result(std::uint32_t local, Result& result) {
     put(words_.payload_bytes[local], {});
     if (objects_) objects_of(local).reset();
     if (!check_info(result)) return false;
-    nb::object opaques, final_opaques;
-    if (obs_.num_opaques != 0) opaques = nb::list(), final_opaques = nb::list();
-    if (!write_obs(result.obs.ptr(), row, words_.slot[local], false, opaques)) return false;
-    if (result.final_obs) {
-        if (!write_obs(result.final_obs.ptr(), row, 0, true, final_opaques)) return false;
+    nb::object opaques;
+    if (obs_.num_opaques != 0) opaques = nb::list();
+    if (!write_obs(result.obs.ptr(), row, words_.slot[local], opaques)) return false;
+    if (result.final_info) {
+        write_final_obs(row, result);
         words_.result[local] |= RESULT_FINAL;
     }
     if (!write_info(row, result)) return false;
     if (!(is_batched_ ? write_batched_flags(local, row, result) : write_flags(local, row, result))) return false;
     if (pool_->hashing.load(std::memory_order_relaxed) != 0) write_hash(local, row);
     const bool is_last = (words_.flags[local] & FLAG_LAST) != 0;
-    served.needs_reset = !is_batched_ && !is_last && !result.final_obs && result.is_over;
+    served.needs_reset = !is_batched_ && !is_last && !result.final_info && result.is_over;
     if (is_empty_dict(result.info) && !result.final_info && obs_.num_opaques == 0) return true;
-    return write_payload(local, result, opaques, final_opaques);
+    return write_payload(local, result, opaques);
 }
 
 // Writes [opaques, final opaques,] then, unless both are empty, the info and the last info of an episode that ended.
-bool Loop::write_payload(std::uint32_t local, Result& result, const nb::object& opaques, const nb::object& final_opaques) {
-    PyObject* objects = nullptr;
+bool Loop::write_payload(std::uint32_t local, Result& result, const nb::object& opaques) {
+    PyObject* objects = result.final_objects.release().ptr();
     auto encode = [&](const nb::object& part, const char* name) { return encoder_.encode(part.ptr(), buffer_, {name, objects_ ? &objects : nullptr}); };
     auto encode_info = [&] {
         if (is_empty_dict(result.info) && !result.final_info) return true;
@@ -90,7 +90,11 @@ bool Loop::write_payload(std::uint32_t local, Result& result, const nb::object& 
         words_.hash[local] = static_cast<ObsHash>(words_.hash[local] ^ std::hash<std::string_view>()(bytes));
         return true;
     };
-    bool is_done = !opaques || (encode(opaques, "observation part ") && add_to_hash() && encode(final_opaques, "observation part "));
+    auto add_final = [&] {
+        buffer_.insert(buffer_.end(), result.final_opaques.begin(), result.final_opaques.end());
+        return result.final_info || encode(nb::list(), OBS_PART);
+    };
+    bool is_done = !opaques || (encode(opaques, OBS_PART) && add_to_hash() && add_final());
     is_done = is_done && encode_info();
     if (objects != nullptr) objects_of(local) = nb::steal(objects);
     return is_done && payloads_.write(local, buffer_);
@@ -129,12 +133,12 @@ std::size_t Loop::obs_at(const Leaf& leaf, std::size_t index, std::uint32_t row,
     return row < num_rows ? leaf.column.at(slot, row) : slab_->plan.staging[index].at(0, row - num_rows);
 }
 
-bool Loop::write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool is_final, const nb::object& opaques) {
+bool Loop::write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, const nb::object& opaques) {
     const npy_intp rows = is_batched_ ? static_cast<npy_intp>(batch_size_) : 0;
     const SlabPlan& plan = slab_->plan;
-    const bool is_staged = !is_final && row >= plan.num_rows;
-    const Column* columns = (is_final ? final_columns_ : is_staged ? plan.staging : plan.observation).data();
-    const std::uint32_t column_row = is_staged ? row - plan.num_rows : row, column_slot = is_final || is_staged ? 0 : slot;
+    const bool is_staged = row >= plan.num_rows;
+    const Column* columns = (is_staged ? plan.staging : plan.observation).data();
+    const std::uint32_t column_row = is_staged ? row - plan.num_rows : row, column_slot = is_staged ? 0 : slot;
     const Leaf* leaves = obs_.leaves.data();
     std::byte* const base = slab_->base;
     auto write = [=](const Node& node, PyObject* value) {
@@ -144,6 +148,13 @@ bool Loop::write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool 
     };
     if (obs_.root.kind == Node::Kind::LEAF) return write(obs_.root, obs);
     return visit_tree(obs_.root, obs, write, [&](const Node&, PyObject* value) { return PyList_Append(opaques.ptr(), value) == 0; });
+}
+
+void Loop::write_final_obs(std::uint32_t row, const Result& result) {
+    const std::uint8_t* value = result.final_obs.data();
+    for (std::size_t index = 0; index < obs_.leaves.size(); value += obs_.leaves[index++].row_bytes) {
+        std::memcpy(slab_->base + final_columns_[index].at(0, row), value, obs_.leaves[index].row_bytes);
+    }
 }
 
 // Publishes the current exception as a fault. Always publishes, and leaves no exception set. On the serial backend, an exception of the
