@@ -270,6 +270,27 @@ def test_the_longest_logs_go_first_when_there_is_too_much() -> None:
         assert batch.truncated.tolist() == [True, False, False, False]
 
 
+class UndefinedEnv(ChaosEnv):
+    """The reward of its second step is NaN."""
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, *rest = super().step(action)
+        return obs, float("nan") if self._clock == 2 else reward, *rest
+
+
+def test_an_episode_with_a_reward_that_is_not_a_number_is_replayed() -> None:
+    with make(UndefinedEnv) as pool:
+        pool.reset(seed=0)
+        for _ in range(3):
+            pool.step([1] * 4)
+        kill(pool, 0)
+
+        batch = pool.step([1] * 4)
+
+        assert batch.truncated.tolist() == [False] * 4
+        assert batch.obs[:, CLOCK].tolist() == [4] * 4
+
+
 def test_an_env_that_replays_otherwise_is_reported_with_the_step() -> None:
     with make(UnseededEnv) as pool:
         pool.reset(seed=0)

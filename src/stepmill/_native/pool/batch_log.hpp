@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -26,7 +27,9 @@ struct Outcome {
     double reward = 0.0;
     ObsHash hash = 0;
     std::uint8_t flags = 0;
-    bool operator==(const Outcome&) const = default;
+    bool operator==(const Outcome& other) const {  // NaN equals itself
+        return std::bit_cast<std::uint64_t>(reward) == std::bit_cast<std::uint64_t>(other.reward) && hash == other.hash && flags == other.flags;
+    }
 };
 
 // The newest episode of one env.
