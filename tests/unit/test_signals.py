@@ -104,7 +104,7 @@ def test_an_ignored_signal_stays_ignored():
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-def test_two_handlers_that_raise_at_the_end_of_the_block_leave_both_installed():
+def test_two_handlers_that_raise_at_the_end_of_the_block_both_run_and_stay_installed():
     def stop(number: int, _: object) -> None:
         raise TimeoutError
 
@@ -114,12 +114,29 @@ def test_two_handlers_that_raise_at_the_end_of_the_block_leave_both_installed():
             signal.raise_signal(signal.SIGALRM)
 
     signal.signal(signal.SIGALRM, stop)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(TimeoutError) as caught:
         run()
+    assert isinstance(caught.value.__context__, KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
     with pytest.raises(TimeoutError):
         signal.raise_signal(signal.SIGALRM)
+
+
+def test_a_signal_that_comes_after_ctrl_c_in_the_same_block_is_delivered_too():
+    came: list[int] = []
+
+    def run() -> None:
+        with defer_signals():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGUSR1)
+
+    signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert came == [signal.SIGUSR1] * 2
 
 
 def test_ctrl_c_anywhere_in_a_wait_for_an_event_leaves_the_event_usable():

@@ -57,8 +57,14 @@ class _Deferral:
         try:
             _retry_if_interrupted(self._uninstall)
         finally:
-            while self._arrived:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        while self._arrived:
+            try:
                 signal.raise_signal(self._arrived.pop(0))
+            finally:
+                self._deliver()  # the others, also if this handler raises
 
     def _install(self) -> None:
         self.is_over = False
