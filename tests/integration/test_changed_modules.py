@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import subprocess
 import sys
@@ -140,6 +141,14 @@ def test_what_was_patched_is_named(modules, monkeypatch, target, value, text):
     monkeypatch.setattr(eval(holder, {"settings": settings, "env": env}), name, value)
     with pytest.warns(RuntimeWarning, match=text):
         _start(env)
+
+
+def test_a_number_too_long_to_be_written_does_not_keep_a_pool_from_starting(modules):
+    settings, env = modules
+    path = Path(str(settings.__file__))
+    path.write_text(path.read_text() + "FULL = (1 << 128 * 128) - 1\nMASKS = {'full': FULL, 'empty': 0}\n")
+    importlib.reload(settings)
+    _start(env)  # warnings are errors
 
 
 def test_many_differences_are_one_warning_of_the_first_five(modules):

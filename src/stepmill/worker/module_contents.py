@@ -27,7 +27,9 @@ from typing import Any, NamedTuple, cast
 MAX_ENTRIES = 600  # names compared per worker, in at most 2 ms
 _MAX_TEXT = 60
 _MAX_ITEMS = 100  # longer containers are not compared; in other containers the limit is a tenth of this
-_MAX_LENGTH = 10_000  # the limit for strings and bytes
+_MAX_LENGTH = (
+    10_000  # the limit for strings and bytes, and for the bits of integers: Python refuses to write 4300 digits
+)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 # By name: an env may need no pathlib, whose import takes 2 % of the start of a starter.
 _PATHS = ("PosixPath", "PurePosixPath")
@@ -163,8 +165,8 @@ def _plain_text(value: object, max_items: int = _MAX_ITEMS) -> str | None:
     """Return a text that is equal for equal plain values in all processes, or None if the value is not plain."""
     kind = type(value)
     if _is_plain(kind):
-        is_long = isinstance(value, (str, bytes)) and len(value) > _MAX_LENGTH
-        return None if is_long else repr(value)
+        length = len(value) if isinstance(value, (str, bytes)) else value.bit_length() if isinstance(value, int) else 0
+        return None if length > _MAX_LENGTH else repr(value)
     if kind not in _CONTAINERS or not 0 < len(value) <= max_items:  # type: ignore[arg-type]
         return None  # an empty container is often a registry or a cache that is filled later
     items: Iterable[object] = value  # type: ignore[assignment]
