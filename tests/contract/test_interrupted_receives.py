@@ -21,7 +21,7 @@ from stepmill.spec.options import EnvState
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import RaisingEnv
 from tests.harness.interrupts import LineInterrupt
-from tests.harness.pools import counting_envs, make_pool
+from tests.harness.pools import counting_envs, kill_worker, make_pool
 
 NUM_ENVS = 3
 LENGTH = 3
@@ -262,6 +262,26 @@ def test_an_env_whose_worker_dies_meanwhile_still_has_the_result_that_was_kept_b
         assert not batch.truncated.any()
         batch = pool.step([3, 4])
         assert batch.truncated.tolist() == [False, True]
+
+
+def test_an_env_that_is_replayed_meanwhile_still_has_the_result_that_was_kept_back(interrupts_infos):
+    options = {"on_fault": "replay", "seeding": "per_episode", "autoreset_mode": "SameStep", "num_workers": 1}
+    with make_pool("fork", [partial(CountingEnv, 0, 9), partial(CountingEnv, 1, 2)], **options) as pool:
+        pool.reset(seed=0)
+        pool.step([1, 2])
+        interrupts_infos[0] = True
+        with pytest.raises(KeyboardInterrupt):
+            pool.step([3, 4])
+        assert pool.recv(env_ids=[0]).reward.tolist() == [3]
+        kill_worker(pool)
+        pool.send([5], env_ids=[0])
+        assert pool.recv(env_ids=[0]).reward.tolist() == [5]
+        assert pool.stats().workers[0].restarts == 1
+        batch = pool.recv(env_ids=[1])
+        assert (batch.reward.tolist(), batch.terminated.tolist()) == ([4], [True])
+        assert batch.info["episode"]["r"].tolist() == [6]
+        assert (batch.obs.tolist(), batch.info["final_obs"][0].tolist()) == ([[1, 0, 0]], [1, 0, 2])
+        assert pool.step([1, 1]).obs.tolist() == [[0, 0, 4], [1, 0, 1]]
 
 
 def test_step_wait_of_a_vector_env_returns_the_step_that_was_interrupted(vector_env_of, interrupts_infos):

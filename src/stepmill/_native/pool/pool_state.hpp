@@ -97,7 +97,7 @@ class PoolState {
     template <typename Copy>
     void visit_outcome(std::uint32_t id, Copy copy) const;
     std::uint32_t num_unclaimed_ready() const;
-    void restore_sums(std::uint32_t id, const std::vector<std::byte>& sums);
+    void restore_outcome(std::uint32_t id);
     void mask(std::uint32_t id);
     bool is_last(const EnvRecord& env) const { return budget_ != 0 && env.num_ended + 1 >= budget_; }  // its current episode is the last, or it is exhausted
     void check_workers(const Ids& ids, Command command) const;

@@ -131,12 +131,6 @@ void PoolState::copy_sums(std::uint32_t id, std::vector<std::byte>& sums) const 
     std::memcpy(sums.data() + returns, slab_->episode_length(row_of(id)), lengths);
 }
 
-void PoolState::restore_sums(std::uint32_t id, const std::vector<std::byte>& sums) {
-    const std::size_t lengths = sizeof(std::int64_t) * batch_size_, returns = sums.size() - lengths;
-    std::memcpy(slab_->episode_return(row_of(id)), sums.data(), returns);
-    std::memcpy(slab_->episode_length(row_of(id)), sums.data() + returns, lengths);
-}
-
 // Calls copy(bytes, size) for each column of an env's rows except observation, return and length.
 template <typename Copy>
 void PoolState::visit_outcome(std::uint32_t id, Copy copy) const {
@@ -187,15 +181,22 @@ void PoolState::resume_env(std::uint32_t id) {
     scanned_ = 0;
 }
 
+// Restores what the replay has overwritten in the rows: the sums, and the outcome of an unclaimed result.
+void PoolState::restore_outcome(std::uint32_t id) {
+    const Replay& replay = *envs_[id].replay;
+    const std::size_t lengths = sizeof(std::int64_t) * batch_size_, returns = replay.sums.size() - lengths;
+    std::memcpy(slab_->episode_return(row_of(id)), replay.sums.data(), returns);
+    std::memcpy(slab_->episode_length(row_of(id)), replay.sums.data() + returns, lengths);
+    const std::byte* kept = replay.outcome.data();
+    if (!replay.outcome.empty()) visit_outcome(id, [&](std::byte* row, std::size_t size) { std::memcpy(row, kept, size), kept += size; });
+}
+
 // Resumes an env without a replay: restores the sums and the outcome in the slab, and drops the result of the replay.
 void PoolState::resume_with_fault(std::uint32_t id) {
     EnvRecord& env = envs_[id];
     const auto [words, local] = slab_->server_words(env.server);
-    const Replay& replay = *env.replay;
-    restore_sums(id, replay.sums);
-    const std::byte* kept = replay.outcome.data();
-    if (!replay.outcome.empty()) visit_outcome(id, [&](std::byte* row, std::size_t size) { std::memcpy(row, kept, size), kept += size; });
-    if (!env.is_commanded() && !is_batched_) *slab_->over(row_of(id)) = replay.was_ended;
+    restore_outcome(id);
+    if (!env.is_commanded() && !is_batched_) *slab_->over(row_of(id)) = env.replay->was_ended;
     if (env.is_masked()) empty_row(id);
     words.flags[local] = 0;
     resume_env(id);
@@ -289,6 +290,7 @@ void PoolState::finish_replay(std::uint32_t id) {
     const auto [words, local] = slab_->server_words(env.server);
     words.flags[local] = 0;
     if (log_.has_blobs() && env.is_commanded()) commands_.repeat_blob(env.server, env.replay->blob);
+    if (!env.replay->outcome.empty()) restore_outcome(id);
     resume_env(id);
     if (env.is_masked()) empty_row(id);  // an exhausted env's row stays empty
     if (!env.is_commanded()) return;
