@@ -121,9 +121,8 @@ class Replays:
         self._ids = itertools.count(-1, -1)  # ids of repeated requests; those of the user count upwards
         self._failures = RepeatedFailures()
         self._replays: dict[int, EpisodeReplay] = {}  # by env; the core may have finished some of them
-        self._num_raised: Counter[tuple[int, int, int]] = (
-            Counter()
-        )  # replays in which the env raised, by (env, episode, length)
+        # Replays in which the env raised, by (env, episode, length).
+        self._num_raised: Counter[tuple[int, int, int]] = Counter()
         self._unverified: list[RepeatedCalls] = []  # those of envs that are not suspended
         self.log = CallLog(len(self._locations), options.restarts.replay_log_bytes // 2)
 

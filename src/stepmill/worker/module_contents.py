@@ -27,9 +27,8 @@ from typing import Any, NamedTuple, cast
 MAX_ENTRIES = 600  # names compared per worker, in at most 2 ms
 _MAX_TEXT = 60
 _MAX_ITEMS = 100  # longer containers are not compared; in other containers the limit is a tenth of this
-_MAX_LENGTH = (
-    10_000  # the limit for strings and bytes, and for the bits of integers: Python refuses to write 4300 digits
-)
+# The limit for strings and bytes, and for the bits of integers: Python refuses to write 4300 digits.
+_MAX_LENGTH = 10_000
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 # By name: an env may need no pathlib, whose import takes 2 % of the start of a starter.
 _PATHS = ("PosixPath", "PurePosixPath")
