@@ -1,6 +1,6 @@
 """The native core of stepmill."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -225,12 +225,9 @@ class PoolState:
         Set the form of observations in batches: a program with other factories, a function that wraps each array, and leaves whose values are given.
         """
 
-    def send(self, actions: object | None, env_ids: object | None = None) -> None:
-        """Send a step to some or all envs."""
-
-    def send_all(self, actions: object | None) -> None:
+    def send(self, actions: object | None, env_ids: object | None = None, skips_exhausted: bool = False) -> None:
         """
-        Send a step to all envs except exhausted ones, whose rows will be empty.
+        Send a step to some or all envs. skips_exhausted: not to exhausted ones, whose rows will be empty; only for all envs.
         """
 
     def send_reset(self, env_ids: object | None, seeds: object, blobs: object, spare_seeds: object | None = None) -> None:
@@ -290,9 +287,9 @@ class PoolState:
     def discard_results(self, env_ids: object | None) -> None:
         """Drop the ready results of these envs."""
 
-    def view(self, servers: Sequence[int]) -> list[Any]:
+    def view(self, servers: Sequence[int] = (), *, env_ids: Sequence[int] = ()) -> list[Any]:
         """
-        Return what is known of env objects, a ServerView of pool/events.py for each.
+        Return what is known of these servers, and of the servers of these envs: a ServerView of pool/events.py for each. env_ids from num_envs on: the servers in the queue.
         """
 
     def clear_dead_worker(self, worker: int) -> None:
@@ -318,9 +315,6 @@ class PoolState:
         Return reward, flags (1 terminated, 2 truncated) and observation hash of an env's newest result.
         """
 
-    def view_lane(self, lane: int) -> Any:
-        """Return what a lane did last, a LaneView of pool/events.py."""
-
     def usage(self) -> tuple[int, int]:
         """
         Return how many result slots are leased, and the bytes of all episode logs.
@@ -334,16 +328,8 @@ class PoolState:
     def states(self) -> list[int]:
         """Return per env the number of its EnvState."""
 
-    def num_ended(self) -> list[int]:
-        """Return per env how many episodes of its budget have ended."""
-
     def num_pending(self) -> int:
         """Return how many envs have a command whose result was not received."""
-
-    def server_of(self, env_id: int) -> int:
-        """
-        Return the server of the env; numbers from num_envs on: the servers in the queue.
-        """
 
     def post_request(self, lane: int) -> None:
         """Notify a lane of a slow request in its mailbox."""
@@ -493,9 +479,9 @@ class Reaper:
     Watches workers and deadlines in a native thread, and turns deaths and hangs into faults.
     """
 
-    def __init__(self, slab: Slab, step_timeout_s: float | None = None, reset_timeout_s: float | None = None, dump_signal: int = 0, call_timeout_s: float | None = None, attempts_timeout_s: float | None = None) -> None:
+    def __init__(self, slab: Slab, step_timeout_s: float | None = None, reset_timeout_s: float | None = None, dump_signal: int = 0, call_timeout_s: float | None = None, attempts_timeout_s: float | None = None, pidfds: Mapping[int, int] = {}) -> None:
         """
-        step_timeout_s, reset_timeout_s, call_timeout_s: limits of one step, reset, call. attempts_timeout_s: limit of a reset with all its attempts.
+        step_timeout_s, reset_timeout_s, call_timeout_s: limits of one step, reset, call. attempts_timeout_s: limit of a reset with all its attempts. pidfds: the processes to watch, by worker.
         """
 
     def watch(self, worker: int, pidfd: int = -1) -> None:
@@ -508,11 +494,6 @@ class Reaper:
 
     def declare_dead(self, worker: int) -> None:
         """Treat a worker thread that has ended as a process that died."""
-
-    def num_requests(self, lane: int) -> int:
-        """
-        Return how many slow requests were ever posted to a lane and its predecessors.
-        """
 
     def record_answered(self, lane: int, num_requests: int) -> None:
         """

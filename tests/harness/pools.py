@@ -32,7 +32,7 @@ NAMED = ("backend", "num_workers")
 def has_command(pool: stepmill.Pool, env_id: int) -> bool:
     """Whether an env has a command whose result was not received."""
     state = pool._state
-    return state.view([state.server_of(env_id)])[0].is_pending
+    return state.view(env_ids=[env_id])[0].is_pending
 
 
 def make_pool(where: str, env_fns: EnvFns, **options: Any) -> stepmill.Pool:

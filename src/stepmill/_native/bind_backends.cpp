@@ -5,11 +5,13 @@
 #include "relay/relay.hpp"
 #include "shared/reaper.hpp"
 
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 
 namespace stepmill {
@@ -28,21 +30,22 @@ std::uint64_t to_ns(std::optional<double> limit_s) {
 }
 
 std::shared_ptr<Reaper> make_reaper(std::shared_ptr<Slab> slab, std::optional<double> step_timeout_s, std::optional<double> reset_timeout_s, int dump_signal,
-                                    std::optional<double> call_timeout_s, std::optional<double> attempts_timeout_s) {
+                                    std::optional<double> call_timeout_s, std::optional<double> attempts_timeout_s, const std::map<std::uint32_t, int>& pidfds) {
     const Limits limits{to_ns(step_timeout_s), to_ns(reset_timeout_s), dump_signal, to_ns(call_timeout_s), to_ns(attempts_timeout_s)};
-    return std::make_shared<Reaper>(std::move(slab), limits);
+    auto reaper = std::make_shared<Reaper>(std::move(slab), limits);
+    for (const auto& [worker, pidfd] : pidfds) reaper->watch(worker, pidfd);
+    return reaper;
 }
 
 void bind_reaper(nb::module_& module) {
     nb::class_<Reaper>(module, "Reaper", "Watches workers and deadlines in a native thread, and turns deaths and hangs into faults.")
         .def(nb::new_(&make_reaper), "slab"_a, "step_timeout_s"_a.none() = nb::none(), "reset_timeout_s"_a.none() = nb::none(), "dump_signal"_a = 0,
-             "call_timeout_s"_a.none() = nb::none(), "attempts_timeout_s"_a.none() = nb::none(),
-             "step_timeout_s, reset_timeout_s, call_timeout_s: limits of one step, reset, call. attempts_timeout_s: limit of a reset with all its attempts.")
+             "call_timeout_s"_a.none() = nb::none(), "attempts_timeout_s"_a.none() = nb::none(), "pidfds"_a = std::map<std::uint32_t, int>(),
+             "step_timeout_s, reset_timeout_s, call_timeout_s: limits of one step, reset, call. attempts_timeout_s: limit of a reset with all its attempts. pidfds: the processes to watch, by worker.")
         .def("watch", &Reaper::watch, "worker"_a, "pidfd"_a = Reaper::NO_PIDFD,
             "Watch a new worker: the process behind `pidfd` (duplicated), or a thread if it is -1.")
         .def("forget", &Reaper::forget, "worker"_a, "Stop watching a worker, whose end is expected.")
         .def("declare_dead", &Reaper::declare_dead, "worker"_a, "Treat a worker thread that has ended as a process that died.")
-        .def("num_requests", &Reaper::num_requests, "lane"_a, "Return how many slow requests were ever posted to a lane and its predecessors.")
         .def("record_answered", &Reaper::record_answered, "lane"_a, "num_requests"_a, "Record that the first num_requests requests are answered: no deadline includes them.")
         .def("stop", &Reaper::stop, "End the thread; idempotent. No deaths are noticed afterwards.");
 }

@@ -174,8 +174,8 @@ void bind_pool_state(nb::module_& module) {
         .def("set_observation_format", &PoolState::set_observation_format, "program"_a, "wrap"_a.none(), "given"_a,
              nb::sig("def set_observation_format(self, program: tuple[object, ...], wrap: collections.abc.Callable[[typing.Any], object] | None, given: dict[int, typing.Any]) -> None"),
              "Set the form of observations in batches: a program with other factories, a function that wraps each array, and leaves whose values are given.")
-        .def("send", &PoolState::send, "actions"_a.none(), "env_ids"_a.none() = nb::none(), "Send a step to some or all envs.")
-        .def("send_all", &PoolState::send_all, "actions"_a.none(), "Send a step to all envs except exhausted ones, whose rows will be empty.")
+        .def("send", &PoolState::send, "actions"_a.none(), "env_ids"_a.none() = nb::none(), "skips_exhausted"_a = false,
+             "Send a step to some or all envs. skips_exhausted: not to exhausted ones, whose rows will be empty; only for all envs.")
         .def("send_reset", &PoolState::send_reset, "env_ids"_a.none(), "seeds"_a, "blobs"_a, "spare_seeds"_a.none() = nb::none(),
              "Send resets, with a seed and a blob, or None, per env. spare_seeds: also reset all spares in the queue, with a seed or None for each.")
         .def("wait", &PoolState::wait, "timeout_s"_a.none(), nb::kw_only(), "num_envs"_a.none() = nb::none(), "env_ids"_a.none() = nb::none(),
@@ -195,20 +195,19 @@ void bind_pool_state(nb::module_& module) {
         .def("apply", &PoolState::apply, "decisions"_a, nb::sig("def apply(self, decisions: collections.abc.Iterable[typing.Any]) -> int"),
              "Carry out decisions of pool/events.py, in order. Return how many were stale, and so dropped. If this raises, nothing has changed.")
         .def("discard_results", &PoolState::discard_results, "env_ids"_a.none(), "Drop the ready results of these envs.")
-        .def("view", &PoolState::view, "servers"_a, nb::sig("def view(self, servers: collections.abc.Sequence[int]) -> list[typing.Any]"), "Return what is known of env objects, a ServerView of pool/events.py for each.")
+        .def("view", &PoolState::view, "servers"_a = std::vector<std::uint32_t>(), nb::kw_only(), "env_ids"_a = std::vector<std::uint32_t>(),
+             nb::sig("def view(self, servers: collections.abc.Sequence[int] = (), *, env_ids: collections.abc.Sequence[int] = ()) -> list[typing.Any]"),
+             "Return what is known of these servers, and of the servers of these envs: a ServerView of pool/events.py for each. env_ids from num_envs on: the servers in the queue.")
         .def("clear_dead_worker", &PoolState::clear_dead_worker, "worker"_a, "Abort the commands of a worker that does not run any more. Call it before the successor starts, from any thread.")
         .def("notify", &PoolState::notify, "Make the current or next wait of the pool's thread return 3. From any thread.")
         .def("limit_logs", &PoolState::limit_logs, "size_bytes"_a, "Limit the memory of all episode logs.")
         .def("episode_log", &PoolState::episode_log, "env_id"_a, nb::sig("def episode_log(self, env_id: int) -> dict[str, typing.Any]"), "Return what a crash capsule contains about an env's episode and its outstanding command.")
         .def("newest_outcome", &PoolState::newest_outcome, "env_id"_a, nb::sig("def newest_outcome(self, env_id: int) -> tuple[float, int, int]"), "Return reward, flags (1 terminated, 2 truncated) and observation hash of an env's newest result.")
-        .def("view_lane", &PoolState::view_lane, "lane"_a, nb::sig("def view_lane(self, lane: int) -> typing.Any"), "Return what a lane did last, a LaneView of pool/events.py.")
         .def("usage", &PoolState::usage, nb::sig("def usage(self) -> tuple[int, int]"), "Return how many result slots are leased, and the bytes of all episode logs.")
         .def("release_staged", &PoolState::release_staged, "env_ids"_a.none(), nb::kw_only(), "is_whole"_a,
              "Before a reset: make the staged episodes of these envs their next results. is_whole: first assign each env to the server of its number, and queue the spares.")
         .def("states", &PoolState::states, nb::sig("def states(self) -> list[int]"), "Return per env the number of its EnvState.")
-        .def("num_ended", &PoolState::num_ended, nb::sig("def num_ended(self) -> list[int]"), "Return per env how many episodes of its budget have ended.")
         .def("num_pending", &PoolState::num_pending, "Return how many envs have a command whose result was not received.")
-        .def("server_of", &PoolState::server_of, "env_id"_a, "Return the server of the env; numbers from num_envs on: the servers in the queue.")
         .def("post_request", &PoolState::post_request, "lane"_a, "Notify a lane of a slow request in its mailbox.")
         .def("close", &PoolState::close, "Stop the workers, wake a waiter, and refuse further use. From any thread.")
         .def("release", &PoolState::release, "Drop all references to Python objects.");

@@ -113,7 +113,7 @@ class CrashReporter:
         """Return the position of an env, for the capsule of a call that is made now. None if no capsules are wanted."""
         if self._folder is None or self._state is None or env_id >= self._num_envs:
             return None
-        (view,) = self._state.view([self._server_of(env_id)])
+        view = self._workers.view_of(env_id)
         return view.episode, view.length
 
     def report_start_failure(self, error: StepmillError) -> StepmillError:
@@ -192,7 +192,7 @@ class CrashReporter:
 
     def _server_of(self, env_id: int) -> int:
         """Return the server of an env. For spares, and before the pool runs, this is the server with the same number."""
-        return self._state.server_of(env_id) if self._state is not None and env_id < self._num_envs else env_id
+        return self._workers.view_of(env_id).server if self._state is not None and env_id < self._num_envs else env_id
 
     def _episode(self, log: dict[str, Any] | None, stored_options: Any, notes: list[str]) -> dict[str, Any]:
         if log is None or self.spec is None:

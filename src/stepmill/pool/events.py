@@ -224,9 +224,13 @@ class ServerView(NamedTuple):
         is_logged: whether the log of its episode is complete.
         episode, length: the number of the episode, and how many of its results were received.
         length_before: the length of the previous episode.
+        num_ended: how many episodes of its budget the env has ended.
         is_pending: whether its env has a command whose result was not received.
         is_between: whether the pending command begins an episode, or the next command does.
         is_staged: whether its next episode was begun in advance.
+        has_run_last: whether its lane, whose worker may be dead, ran a command of it last.
+        is_lane_in_request: whether its lane was in a slow request and not in a command.
+        num_requests: how many slow requests were ever sent to its lane.
     """
 
     server: int
@@ -238,9 +242,13 @@ class ServerView(NamedTuple):
     episode: int
     length: int
     length_before: int
+    num_ended: int
     is_pending: bool
     is_between: bool
     is_staged: bool
+    has_run_last: bool
+    is_lane_in_request: bool
+    num_requests: int
 
     @property
     def is_suspended(self) -> bool:
@@ -256,16 +264,3 @@ class ServerView(NamedTuple):
     def is_ahead(self) -> bool:
         """Whether a command is pending or staged. Calls that are made now come after it."""
         return self.is_pending or self.is_staged
-
-
-class LaneView(NamedTuple):
-    """The state of a lane of a worker, which may be dead, in the core.
-
-    Attributes:
-        running_env: the env whose command the lane ran last; None if it was that of a spare, or if there was no
-            command.
-        is_in_request: whether the lane was in a slow request and not in a command, or the pool is closed.
-    """
-
-    running_env: int | None
-    is_in_request: bool

@@ -129,7 +129,7 @@ class Pool(CloseAtEnd):
             EnvError, BadOutput, EnvTimeout, WorkerDied: as for `recv`.
             UsageError: all envs are exhausted.
         """
-        self._waits.send(partial(self._state.send_all, actions))
+        self._waits.send(partial(self._state.send, actions, None, True))
         return self.recv(self.num_envs)
 
     # ---- asynchronous -------------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ class PoolPort:
 
     def step_async(self, actions: Any) -> None:
         """Send actions to all envs that are not exhausted."""
-        self._waits.send(partial(self._state.send_all, actions))
+        self._waits.send(partial(self._state.send, actions, None, True))
 
     def step_wait(self, timeout_s: float | None = None) -> StepTuple:
         """Wait for all envs, and return Gymnasium's five values."""
@@ -231,7 +231,7 @@ class PoolPort:
     @property
     def num_ended(self) -> NDArray[np.int64]:
         """[N] int64: how many of its num_episodes each env has completed. Without num_episodes, nothing is counted."""
-        return np.array(self._state.num_ended(), np.int64)
+        return np.array([view.num_ended for view in self._state.view(env_ids=range(self.pool.num_envs))], np.int64)
 
     @property
     def worker_of(self) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from stepmill._native import OwnedFd
 from stepmill.backends.base import Future, traits_of
 from stepmill.pool.arguments import checked_ids
 from stepmill.pool.crash_reporter import PositionedCall
-from stepmill.pool.events import FaultKind, LaneView
+from stepmill.pool.events import FaultKind, ServerView
 from stepmill.pool.faults import CANCELLED, cancelled_error
 from stepmill.pool.settings import Name
 from stepmill.pool.start import PoolRuntime
@@ -151,9 +151,7 @@ class PoolFuture:
                     for place, outcome in zip(part.places, outcomes, strict=True)
                     if not isinstance(outcome, Value)
                 ]
-            elif part in self._unserved or (
-                part.future.has_failed and self._requests.died_in_request(part.future.lane)
-            ):
+            elif part in self._unserved or (part.future.has_failed and self._requests.died_in_request(part)):
                 failed += part.places
         return failed
 
@@ -204,7 +202,7 @@ class EnvRequests:
                 f"got {len(column)} values of {name!r} for {len(ids)} envs; give one per env, or one for all"
             )
         workers = self._recovery.workers
-        servers = [workers.state.server_of(env_id) for env_id in ids]
+        servers = [workers.view_of(env_id).server for env_id in ids]
         settings = [workers.settings_of(server) for server in servers]
         kept: Any = column
         if workers.can_restart_living:
@@ -249,17 +247,17 @@ class EnvRequests:
 
     def _post(self, call: EnvCall, places: Iterable[int]) -> list[SentPart]:
         """Send a request to each lane of the envs at these places."""
-        workers, state, replays = self._recovery.workers, self._recovery.workers.state, self._recovery.replays
-        servers = {place: state.server_of(call.env_ids[place]) for place in places}
+        workers, replays = self._recovery.workers, self._recovery.replays
+        views = {place: workers.view_of(call.env_ids[place]) for place in places}
         places_of: dict[int, list[int]] = {}
-        for place, server in servers.items():
-            places_of.setdefault(self._server_locations[server].lane, []).append(place)
+        for place, view in views.items():
+            places_of.setdefault(self._server_locations[view.server].lane, []).append(place)
         requests = {
             lane: Request(
                 id=next(self.ids),
                 kind=call.kind,
-                servers=tuple(self._server_locations[servers[place]].local_index for place in own),
-                after=tuple(view.ticket for view in state.view([servers[place] for place in own])),
+                servers=tuple(self._server_locations[views[place].server].local_index for place in own),
+                after=tuple(views[place].ticket for place in own),
                 payload=call.payload_for(own),
             )
             for lane, own in places_of.items()
@@ -269,8 +267,9 @@ class EnvRequests:
         with contextlib.nullcontext() if traits_of(self._backend).is_inline else defer_signals():
             for future in self._backend.call(requests):
                 own, generation = places_of[future.lane], workers.records[future.worker].generation
-                parts.append(SentPart(future, own, generation, workers.num_requests(future.lane)))
-                replays.add_request([servers[place] for place in own], future)
+                num_requests = workers.view_of(call.env_ids[own[0]]).num_requests
+                parts.append(SentPart(future, own, generation, num_requests))
+                replays.add_request([views[place].server for place in own], future)
         return parts
 
     # ---- the outcome of a part --------------------------------------------------------------------------------------
@@ -289,7 +288,7 @@ class EnvRequests:
         The next step reports the death.
         """
         is_kept = call.kind in SETTING_KINDS and self._recovery.policy.leaves_settings
-        return is_kept and not self.died_in_request(part.future.lane)
+        return is_kept and not self.died_in_request(part)
 
     def may_repeat(self, part: SentPart) -> bool:
         """Return whether a part of a dead worker may be sent to its successor, as if the worker had not died.
@@ -297,22 +296,24 @@ class EnvRequests:
         This is the case if the policy replays deaths, the worker died before it read the request, and no command was sent
         to these envs since.
         """
-        workers, lane, request = self._recovery.workers, part.future.lane, part.future.request
-        if not self._recovery.policy.replays or self.died_in_request(lane):
+        if not self._recovery.policy.replays or self.died_in_request(part):
             return False
-        record = workers.check_process(part.future.worker)
+        record = self._recovery.workers.check_process(part.future.worker)
         if record.state is not WorkerState.DEAD_UNREPORTED or record.generation != part.generation:
             return False
-        servers = [record.plan.lanes[lane][local] for local in request.servers]
-        return tuple(view.ticket for view in workers.state.view(servers)) == request.after
+        return tuple(view.ticket for view in self._views_of(part)) == part.future.request.after
 
-    def died_in_request(self, lane: int) -> bool:
-        """Return whether a lane of a dead worker may have begun a request before it died. True if the pool is closed."""
+    def died_in_request(self, part: SentPart) -> bool:
+        """Return whether the lane of a part, whose worker has died, may have begun a request. True if the pool is closed."""
         try:
-            view: LaneView = self._recovery.workers.state.view_lane(lane)
+            return self._views_of(part)[0].is_lane_in_request
         except ClosedPoolError:
             return True
-        return view.is_in_request
+
+    def _views_of(self, part: SentPart) -> list[ServerView]:
+        workers, future = self._recovery.workers, part.future
+        servers = workers.records[future.worker].plan.lanes[future.lane]
+        return workers.state.view([servers[local] for local in future.request.servers])
 
     def repeat(self, call: EnvCall, part: SentPart, timeout_s: float | None) -> list[SentPart]:
         """Wait for the successor of a dead worker, and send a part to it again."""

@@ -27,7 +27,6 @@ from stepmill.pool.revival import Revival
 from stepmill.pool.spinning import check_affinity, parent_spin_ns, set_spinning
 from stepmill.slab.layout import lay_out
 from stepmill.slab.memory import SharedSlab
-from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
 from stepmill.spec.notices import warn
@@ -238,11 +237,8 @@ def _make_reaper(slab: SharedSlab, traits: BackendTraits, options: PoolOptions) 
         options = replace(options, step_timeout_s=None, reset_timeout_s=None, crash_dir=None)
     dump_signal = DUMP_SIGNAL if options.crash_dir is not None else 0
     limits = options.step_timeout_s, options.reset_timeout_s, dump_signal, options.workers.call_timeout_s
-    reaper = _native.Reaper(slab.native, *limits, _attempts_timeout_s(options))
-    with close_on_error(reaper.stop):
-        for worker, pidfd in () if traits.monitor is None else traits.monitor.pidfds.items():
-            reaper.watch(worker, pidfd)
-    return reaper
+    pidfds = {} if traits.monitor is None else dict(traits.monitor.pidfds)
+    return _native.Reaper(slab.native, *limits, _attempts_timeout_s(options), pidfds)
 
 
 def _attempts_timeout_s(options: PoolOptions) -> float | None:

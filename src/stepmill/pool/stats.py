@@ -66,7 +66,7 @@ def read_timers(pool: Pool) -> timers.Tree:
 
 def _read_workers(runtime: PoolRuntime, request_ids: Iterator[int]) -> list[timers.Tree]:
     """Return the trees of all workers that reply."""
-    alive = [lane for plan in runtime.plans for lane in plan.lanes if not runtime.slab.native.is_dead(lane)]
+    alive = [worker.worker for worker in read_stats(runtime).workers if not worker.is_dead]
     trees: list[Any] = []
     for future in runtime.backend.call(
         {lane: Request(next(request_ids), RequestKind.TIMERS, (0,), (0,), None) for lane in alive}

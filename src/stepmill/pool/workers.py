@@ -182,7 +182,7 @@ class WorkerSupervisor:
 
     def view_of(self, env_id: int) -> ServerView:
         """Return the view of the server of an env."""
-        view: ServerView = self.state.view([self.state.server_of(env_id)])[0]
+        view: ServerView = self.state.view(env_ids=[env_id])[0]
         return view
 
     def views_of(self, worker: int) -> list[ServerView]:
@@ -200,7 +200,7 @@ class WorkerSupervisor:
 
     def worker_of(self, env_id: int) -> int:
         """Return the worker that serves an env."""
-        return self._worker_of_server[self.state.server_of(env_id)]
+        return self.view_of(env_id).worker
 
     def record_deaths(self, events: Iterable[core_events.Event] | None = None) -> None:
         """Record the deaths among these events, or among those that the pool state has now."""
@@ -262,12 +262,7 @@ class WorkerSupervisor:
 
     def running_envs(self, worker: int) -> list[int]:
         """Return the envs whose commands a worker, which may have died, ran last. There is at most one per lane."""
-        views = [self.state.view_lane(lane) for lane in self.records[worker].plan.lanes]
-        return [view.running_env for view in views if view.running_env is not None]
-
-    def num_requests(self, lane: int) -> int:
-        """Return how many requests were sent to a lane, or 0 if no reaper counts them."""
-        return 0 if self._reaper is None else self._reaper.num_requests(lane)
+        return [view.env_id for view in self.views_of(worker) if view.has_run_last and view.env_id is not None]
 
     def record_replies(self, lane: int, num_requests: int) -> None:
         """Report to the reaper that a lane has replied to its first `num_requests` requests."""

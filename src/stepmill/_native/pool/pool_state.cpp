@@ -79,7 +79,7 @@ PoolState::PoolState(std::shared_ptr<Slab> slab, nb::dict settings)
     format_ = {obs_.root, nb::object(), std::vector<std::vector<std::byte>>(obs_.leaves.size())};
     for (const char* name : EVENT_NAMES) event_types_.push_back(settings["event_types"].attr(name));
     for (const char* name : Decision::NAMES) decision_types_.push_back(settings["event_types"].attr(name));
-    view_type_ = settings["event_types"].attr("ServerView"), lane_view_type_ = settings["event_types"].attr("LaneView");
+    view_type_ = settings["event_types"].attr("ServerView");
     for (const auto& [lane, pid] : nb::dict(settings["pids"])) slab_->workers.at(nb::cast<std::size_t>(lane))->pid.store(nb::cast<std::uint32_t>(pid));
     envs_.resize(num_envs_);
     ended_.resize(std::size_t{num_envs_} * batch_size_);
@@ -137,11 +137,6 @@ int PoolState::traverse(visitproc visit, void* arg) const {
 // For calls that may run while another call runs.
 void PoolState::check_open() const {
     if (!slab_) raise(errors().closed, "the pool is closed; make a new one");
-}
-
-std::uint32_t PoolState::server_of(std::uint32_t env_id) const {
-    check_open();
-    return env_id < num_envs_ ? envs_.at(env_id).server : spares_.queued_server(env_id - num_envs_);
 }
 
 void PoolState::close() {

@@ -47,8 +47,7 @@ class PoolState {
     void attach(nb::object loop, nb::object kernel, nb::object advance, std::optional<int> outbox_fd, nb::object reaper);
     nb::object step(nb::handle actions);                          // None: there is a fault
     nb::object step_obs(nb::handle actions);                      // the same, but only the observation
-    void send(nb::handle actions, nb::handle env_ids);
-    void send_all(nb::handle actions);                            // skips exhausted envs
+    void send(nb::handle actions, nb::handle env_ids, bool skips_exhausted);
     void send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs, nb::handle spare_seeds);
     int wait(nb::handle timeout_s, std::optional<std::uint32_t> num_envs, nb::handle env_ids);  // returns a WaitResult
     bool watch(std::uint32_t num_envs);  // prepares a wait of an event loop; false if there is nothing to wait for
@@ -65,16 +64,13 @@ class PoolState {
     std::uint32_t apply(nb::handle decisions);                    // returns how many were stale
     void clear_dead_worker(std::uint32_t worker);                 // the process does not run any more: aborts its commands. Any thread that holds the GIL
     void notify();                                                // ends a wait of the pool's thread with EVENT; from any thread
-    nb::list view(const std::vector<std::uint32_t>& servers);     // a ServerView of pool/events.py for each
-    nb::object view_lane(std::uint32_t lane) const;               // a LaneView of pool/events.py
+    nb::list view(const std::vector<std::uint32_t>& servers, const std::vector<std::uint32_t>& env_ids);  // a ServerView of pool/events.py for each
     void limit_logs(std::uint64_t size_bytes);
     nb::dict episode_log(std::uint32_t env_id);                   // for a crash capsule
     nb::tuple newest_outcome(std::uint32_t env_id) const;         // (reward, flags, hash of the observation)
     std::vector<int> states();                                            // an EnvState per env
-    std::vector<std::uint64_t> num_ended();
     std::uint32_t num_pending();
     nb::tuple usage() const { return nb::make_tuple(leases_ ? leases_->num_held() : 0, log_.size_bytes()); }  // leased slots, bytes of logs
-    std::uint32_t server_of(std::uint32_t env_id) const;
     void release_staged(nb::handle env_ids, bool is_whole);       // before a reset: makes staged episodes of these envs their next results
     void post_request(std::uint32_t lane);
     void close();                                                 // from any thread: wakes a waiter and refuses further use
@@ -258,7 +254,7 @@ class PoolState {
     CallSampler send_sampler_, run_sampler_, gather_sampler_;
     UnclaimedTime unclaimed_time_;
     std::vector<nb::object> event_types_, decision_types_;  // by Event, by Decision::Kind
-    nb::object view_type_, lane_view_type_;
+    nb::object view_type_;
     nb::object make_info_, describe_unreadable_, unpickler_, reaper_object_;
     Reaper* reaper_ = nullptr;
     static constexpr int NO_SLOT = -1;

@@ -119,17 +119,6 @@ bool PoolState::was_at_reset(std::uint32_t env_id) const {
     return get_command(slab_->words[location.worker], location.local) == Command::RESET;
 }
 
-// What a lane did last, also of a worker whose death the reaper has not noticed. If the pool was closed meanwhile, nothing is known.
-nb::object PoolState::view_lane(std::uint32_t lane) const {
-    if (!slab_) return lane_view_type_(nb::none(), true);
-    const WorkerControl& control = *slab_->workers.at(lane);
-    const std::vector<std::uint32_t>& servers = slab_->plan.servers[lane];
-    const std::uint32_t local = control.current.load(std::memory_order_acquire);
-    const std::uint32_t id = local < servers.size() ? spares_.env_of(servers[local]) : NO_ENV;
-    const bool is_in_request = control.serving.load(std::memory_order_acquire) != 0 && local == NO_SERVER;
-    return lane_view_type_(id == NO_ENV ? nb::none() : nb::object(nb::int_(id)), is_in_request);
-}
-
 // ---- ends of episodes -------------------------------------------------------------------------------------------
 
 bool PoolState::is_ended(std::uint32_t id) const {

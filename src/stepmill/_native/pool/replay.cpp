@@ -41,19 +41,25 @@ void PoolState::record_begin(std::uint32_t id, bool is_explicit, bool is_reset) 
     if (is_reset && spares_.has_spares()) spares_.count_begun(env.server);
 }
 
-nb::list PoolState::view(const Ids& servers) {
+nb::list PoolState::view(const Ids& servers, const Ids& env_ids) {
     const InUse in_use(*this);
     nb::list views;
     for (const std::uint32_t server : servers) views.append(view_of(server));
+    for (const std::uint32_t id : env_ids) views.append(view_of(id < num_envs_ ? envs_.at(id).server : spares_.queued_server(id - num_envs_)));
     return views;
 }
 
 // Episodes are counted by commands if there are spares, since the server's env changes; else by results received, since with SAME_STEP
 // only the result says whether a step has begun an episode.
 nb::object PoolState::view_of(std::uint32_t server) const {
-    const std::uint32_t worker = slab_->worker_of[slab_->server_locations.at(server).worker], id = spares_.env_of(server), ticket = commands_.ticket(server);
+    const auto [lane, local] = slab_->server_locations.at(server);
+    const std::uint32_t worker = slab_->worker_of[lane], id = spares_.env_of(server), ticket = commands_.ticket(server);
+    const WorkerControl& control = *slab_->workers[lane];
+    const std::uint32_t current = control.current.load(std::memory_order_acquire), num_requests = control.requests.load(std::memory_order_acquire);
+    const bool has_run_last = current == local, is_in_request = current == NO_SERVER && control.serving.load(std::memory_order_acquire) != 0;
     if (id == NO_ENV) {
-        return view_type_(server, worker, nb::none(), ticket, name_of(ObjectPhase::CURRENT), false, spares_.num_begun(server), 0, UINT64_MAX, false, true, spares_.is_staged(server));
+        return view_type_(server, worker, nb::none(), ticket, name_of(ObjectPhase::CURRENT), false, spares_.num_begun(server), 0, UINT64_MAX, 0, false, true, spares_.is_staged(server),
+                          has_run_last, is_in_request, num_requests);
     }
     const EnvRecord& env = envs_[id];
     const LoggedEpisode& episode = log_.of(id);
@@ -63,7 +69,7 @@ nb::object PoolState::view_of(std::uint32_t server) const {
     const bool is_between = is_beginning || env.phase() == EnvPhase::NEW || env.phase() == EnvPhase::FAULTED;
     const bool is_counted = spares_.has_spares();
     return view_type_(server, worker, id, ticket, name_of(env.object()), episode.is_whole, is_counted ? spares_.num_begun(server) : episode.episode, is_counted && is_beginning ? 0 : episode.length,
-                      is_counted ? UINT64_MAX : episode.length_before, is_pending, is_between, is_counted && is_staged);
+                      is_counted ? UINT64_MAX : episode.length_before, env.num_ended, is_pending, is_between, is_counted && is_staged, has_run_last, is_in_request, num_requests);
 }
 
 // Returns the seed of the reset that began an episode; None if the env's own generator continued.

@@ -181,15 +181,10 @@ nb::object PoolState::step_obs(nb::handle actions) {
     return gather_obs(all_, nullptr);
 }
 
-void PoolState::send(nb::handle actions, nb::handle env_ids) {
+void PoolState::send(nb::handle actions, nb::handle env_ids, bool skips_exhausted) {
     const InUse in_use(*this);
     Ids storage;
-    send_steps(actions, parse_ids(env_ids, storage), CommandKind::STEP);
-}
-
-void PoolState::send_all(nb::handle actions) {
-    const InUse in_use(*this);
-    send_steps(actions, all_, CommandKind::STEP_ALL);
+    send_steps(actions, parse_ids(env_ids, storage), skips_exhausted ? CommandKind::STEP_ALL : CommandKind::STEP);
 }
 
 // seeds: a list of int | None per env; blobs: a list of (seed, options, None) | None per env.

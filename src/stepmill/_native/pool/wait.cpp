@@ -249,11 +249,4 @@ std::vector<int> PoolState::states() {
     return states;
 }
 
-std::vector<std::uint64_t> PoolState::num_ended() {
-    const InUse in_use(*this);
-    std::vector<std::uint64_t> ended;
-    for (const EnvRecord& env : envs_) ended.push_back(env.num_ended);
-    return ended;
-}
-
 }  // namespace stepmill

@@ -100,11 +100,6 @@ void Reaper::check_number(std::uint32_t number, std::size_t stop) const {
     throw std::out_of_range("worker " + std::to_string(number) + " does not exist; the pool has workers 0 to " + std::to_string(stop - 1));
 }
 
-std::uint32_t Reaper::num_requests(std::uint32_t lane) const {
-    check_number(lane, watched_.size());
-    return slab_->workers[lane]->requests.load(std::memory_order_acquire);
-}
-
 void Reaper::close_all() {
     for (std::uint32_t worker = 0; worker < slab_->lanes.size(); ++worker) unwatch(worker);
     for (int* fd : {&epoll_, &wake_}) {
@@ -394,7 +389,7 @@ void Reaper::check_untaken(std::uint32_t lane, std::uint64_t now) {
 
 // A faulty worker may claim it although no request waits for a reply.
 bool Reaper::is_serving(std::uint32_t lane) const {
-    return slab_->workers[lane]->serving.load(std::memory_order_acquire) != 0 && num_requests(lane) != watched_[lane].num_answered;
+    return slab_->workers[lane]->serving.load(std::memory_order_acquire) != 0 && slab_->workers[lane]->requests.load(std::memory_order_acquire) != watched_[lane].num_answered;
 }
 
 // Ends a worker whose late command cannot be aborted while it lives, since its state says PUBLISHING: pickling a value of an info may

@@ -55,7 +55,6 @@ class Reaper {
     void declare_dead(std::uint32_t worker);  // its thread has ended
     // The learner has the replies to the first num_requests slow requests that were ever posted to this lane.
     void record_answered(std::uint32_t lane, std::uint32_t num_requests);
-    std::uint32_t num_requests(std::uint32_t lane) const;
     void finish_marking() const { if (!is_forked()) const std::lock_guard lock(mutex_); }  // waits until all lanes of a worker are marked dead
     void stop();                              // ends the thread; idempotent
 

@@ -100,9 +100,7 @@ class NodeHost:
             self._slab = slab = SharedSlab(layout, len(owned))
             self._relay = relay = _native.NodeRelay(slab.native)
             if isinstance(backend, MonitoredBackend):
-                self._reaper = reaper = _native.Reaper(slab.native, **plan.limits)
-                for worker, pidfd in backend.pidfds.items():
-                    reaper.watch(worker, pidfd)
+                self._reaper = _native.Reaper(slab.native, **plan.limits, pidfds=dict(backend.pidfds))
             backend.attach(slab, relay.post_request)
             self._stream = stream = NodeStream(host, key, self._on_message)
             threading.Thread(target=self._answer_all, name="stepmill-answers", daemon=True).start()
