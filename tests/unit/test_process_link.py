@@ -1,16 +1,19 @@
-"""The learner's end of a process that starts others."""
+"""The learner's end of a process that starts others, and of a worker, which several threads use."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 from stepmill.backends import process_link
-from stepmill.backends.process_link import ProcessLink, ServerLink
+from stepmill.backends.base import Future
+from stepmill.backends.process_link import ProcessLink, ServerLink, WorkerLink
 from stepmill.worker.channel import Channel
-from stepmill.worker.messages import Exited, LaunchWorker, dump
+from stepmill.worker.messages import Exited, LaunchWorker, Request, RequestKind, WorkerPlan, dump
+from tests.harness.hangs import HANG_GUARD_S
 
 
 def test_a_launcher_that_does_not_answer_is_waited_for_once_and_not_for_each_dead_worker(monkeypatch):
@@ -62,3 +65,28 @@ def test_no_other_thread_takes_the_report_for_which_one_waits(monkeypatch):
         launcher.request(LaunchWorker(0), worker)
         assert launcher.wait_exit(worker, 60.0) == 3
     assert can_others_read == [False]
+
+
+def test_a_request_is_posted_while_another_thread_waits_for_replies(monkeypatch):
+    waits, posted = threading.Event(), threading.Event()
+
+    def wait_until_posted(wanted, deadline):
+        waits.set()
+        posted.wait(HANG_GUARD_S)
+        return set()
+
+    monkeypatch.setattr(process_link, "wait_ready", wait_until_posted)
+    link = WorkerLink(WorkerPlan(0, (0,), ()), SimpleNamespace(begin=lambda *_: None))
+    request = Request(1, RequestKind.GET_ATTR, (0,), (0,), "name")
+    rung = []
+    with ThreadPoolExecutor(2) as threads, contextlib.closing(link):
+        waiting = threads.submit(link.wait, None)
+        assert waits.wait(HANG_GUARD_S)
+        posting = threads.submit(link.post, request, Future(request, 0, None, lambda *_: None), rung.append)
+        try:
+            assert posting.result(HANG_GUARD_S / 6)
+            assert not waiting.done()
+        finally:
+            posted.set()
+        waiting.result(HANG_GUARD_S)
+    assert rung == [0]

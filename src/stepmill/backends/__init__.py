@@ -5,11 +5,10 @@ kernel            envs in compiled code
 serial            envs in the caller's thread
 thread            envs in threads of this process
 process           envs in processes
-process_link      the learner's end of a process (channel, pidfd, exit), and of a process that starts others on request
+process_link      the learner's end of a process: of a worker, and of a process that starts others on request
 launcher_client   the learner's end of the launcher, which starts worker processes; waits until these are ready
 starter_client    the learner's end of the starter, which starts launchers
 start_progress    shows on a terminal how many envs have been built
-worker_link       the learner's end of one worker process: its requests and its state
 ray               workers on the machines of a Ray cluster
 foreign           envs of another library's pool, such as EnvPool
 module_differences  warns if modules in workers differ from those of the program

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from stepmill._native import OwnedFd
 from stepmill.backends.base import GRACE_S, start_timeout_error, worker_died_error, worker_fault_error
-from stepmill.backends.process_link import ServerLink
+from stepmill.backends.process_link import ServerLink, WorkerLink
 from stepmill.backends.starter_client import STARTERS, preload_of
-from stepmill.backends.worker_link import WorkerLink
 from stepmill.spec.choices import Context
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import (

@@ -29,9 +29,9 @@ from stepmill.backends.base import (
 )
 from stepmill.backends.launcher_client import LauncherClient, read_report, wait_setup
 from stepmill.backends.module_differences import warn_of_changed_modules
+from stepmill.backends.process_link import WorkerLink
 from stepmill.backends.start_progress import StartProgress
 from stepmill.backends.starter_client import prepare_starter
-from stepmill.backends.worker_link import WorkerLink
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import EngineBug, UsageError, WorkerDied
