@@ -193,7 +193,7 @@ inline rest() {
 #define NUM_MISSING num_needed - num_ready
 #endif
 
-/* Ctrl-C ends the wait and changes nothing else. Python: run (pool/pump.py) follows a wait, and may be skipped. */
+/* Ctrl-C ends the wait and changes nothing else. Python: _run (pool/receiving.py) follows a wait, and may be skipped. */
 #if INTERRUPTS
 #define MAY_LEAVE if :: interrupts -> interrupts--; is_left = true; break :: true fi
 #define LEAVE_BEFORE_HANDLING if :: interrupts && (is_fault || is_event) -> interrupts--; is_left = true :: true fi

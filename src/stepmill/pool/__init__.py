@@ -6,8 +6,7 @@ arguments      checks of arguments
 plans          which backend, and which envs each worker and thread has
 start          from env functions to a running pool
 spinning       how long workers and the pool's thread spin before they sleep
-pump           the loop in which the pool's thread waits
-receiving      sends commands, waits, and receives results
+receiving      sends commands, has the loop in which the pool's thread waits, and receives results
 resets         seeds, options and masks of a reset become commands
 requests       calls, attributes, properties and rendering of envs, and their futures
 settings       settings to re-apply to rebuilt envs

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill.pool.arguments import checked_batch_size, checked_fns, checked_num_envs
-from stepmill.pool.receiving import EnvIds, PoolWait, Receiver
+from stepmill.pool.receiving import EnvIds, Receiver
 from stepmill.pool.requests import EnvRequests, PoolFuture, PoolProperties
 from stepmill.pool.resets import Options, ResetPlanner, Seed
 from stepmill.pool.settings import Name
@@ -79,7 +79,7 @@ class Pool(CloseAtEnd):
             self._state = self._runtime.state
             self._revival = self._runtime.revival
             self._recovery = self._revival.recovery
-            self._waits = PoolWait(self._state, self._revival, self.options)
+            self._waits = self._revival.waits
             self._requests = EnvRequests(self._runtime, self.options, num_envs=self.num_envs)
             self._receiver = Receiver(self._state, self._waits, self._recovery, self.num_envs, self.batch_size)
             self._resets = ResetPlanner(
@@ -155,14 +155,14 @@ class Pool(CloseAtEnd):
             raise UsageError(
                 "persist_options does not work with batched envs, because they reset themselves; pass the options with each reset"
             )
-        self._waits.prepare_reset(plan)
+        self._revival.prepare_reset(plan)
         if persist_options and plan.options:
             options_of = plan.options_with_spares(self._num_spares)
             self._requests.set(RequestKind.SET_RESET_OPTIONS, "options", list(options_of.values()), list(options_of))
         spare_seeds = plan.spare_seeds if self._num_spares and plan.is_whole else None
         command = partial(self._state.send_reset, plan.env_ids, plan.words, plan.blobs, spare_seeds)
         while not self._waits.try_send(command):
-            self._waits.prepare_reset(plan)  # a worker has died since the last call
+            self._revival.prepare_reset(plan)  # a worker has died since the last call
         self._resets.record_sent(plan)
         self._last_reset = plan.env_ids
         return plan.env_ids

@@ -1,11 +1,13 @@
 """Sends commands, waits for results and receives them, in the pool's thread.
 
-`PoolWait` sends commands and waits for results, and lets `Recovery` handle faults meanwhile. `Receiver` decides which
-envs `recv` and `receive` return, and keeps results that an interrupted call could not return.
+`PoolWait` sends commands, has the only loop in which a pool's thread waits, and lets `Recovery` handle faults and events
+meanwhile. `Receiver` decides which envs `recv` and `receive` return, and keeps results that an interrupted call could not
+return.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -17,10 +19,7 @@ from stepmill import _native
 from stepmill.pool.arguments import check_timeout, checked_ids
 from stepmill.pool.events import EnvFailed
 from stepmill.pool.faults import describe_fault
-from stepmill.pool.pump import FAULT, READY
 from stepmill.pool.recovery import Recovery
-from stepmill.pool.resets import ResetPlan
-from stepmill.pool.revival import Revival
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import RecvTimeout, UsageError
 from stepmill.spec.notices import warn
@@ -30,18 +29,27 @@ from stepmill.worker.signals import defer_signals
 
 T = TypeVar("T")
 EnvIds = Sequence[int] | NDArray[np.integer[Any]]
+SLOW_S = 30.0  # after this time without a result, a wait warns once per pool
+# How many rounds of events a wait handles after its deadline, because these may bring the awaited result.
+MAX_LATE_ROUNDS = 2
+READY, FAULT, TIMED_OUT, EVENT = range(4)  # what a wait of the core returns
+
+Wait = Callable[[float | None], int]
+"""Waits at most this many seconds, or without a limit; returns READY if what is awaited is there."""
 
 
 class PoolWait:
-    """Sends commands and waits for results. Faults are handled meanwhile, with signals deferred."""
+    """Sends commands, and waits for results and for the end of restarts and replays. Only the pool's thread uses it.
 
-    def __init__(self, state: _native.PoolState, revival: Revival, options: PoolOptions) -> None:
+    Faults and events are handled meanwhile, with signals deferred.
+    """
+
+    def __init__(self, state: _native.PoolState, recovery: Recovery, options: PoolOptions) -> None:
         self._state = state
-        self._recovery = revival.recovery
-        self._revival = revival
-        self._pump = revival.pump
-        self._has_spares = options.resets.spare_envs > 0
-        self._raise_errors = partial(self._recovery.raise_errors, is_receiving=True)
+        self._recovery = recovery
+        self._raise_errors = partial(recovery.raise_errors, is_receiving=True)
+        has_deadlines = options.step_timeout_s is not None and options.reset_timeout_s is not None
+        self._slow_s: float | None = None if has_deadlines else SLOW_S
 
     def send(self, command: Callable[[], object]) -> None:
         """Call a command of the pool state. If it finds dead workers, handle their deaths and call it again.
@@ -74,8 +82,8 @@ class PoolWait:
         def wait(slice_s: float | None) -> int:
             return self._state.wait(slice_s, num_envs=num_envs, env_ids=env_ids)
 
-        if not self._pump.run(wait, timeout_s, self._raise_errors):
-            busy = self._pump.busy_envs()
+        if not self._run(wait, timeout_s, self._raise_errors):
+            busy = self._busy_envs()
             raise RecvTimeout(
                 f"envs {busy} were not ready within {timeout_s} s; nothing is lost: call recv() again",
                 env_ids=busy,
@@ -84,7 +92,7 @@ class PoolWait:
 
     def linger(self, num_envs: int, linger_s: float) -> None:
         """Wait up to `linger_s` for this many of the pending envs. 0 handles faults and events that have arrived."""
-        self._pump.run(lambda slice_s: self._wait_at_most(num_envs, slice_s), linger_s, self._raise_errors)
+        self._run(lambda slice_s: self._wait_at_most(num_envs, slice_s), linger_s, self._raise_errors)
 
     def wait_for_news(self, least: int, most: int, timeout_s: float | None, linger_s: float = 0.0) -> bool:
         """Wait until `least` envs have a result or a fault, or until the deadline, then up to `linger_s` for `most` envs.
@@ -100,9 +108,9 @@ class PoolWait:
                 return self._state.wait(slice_s)
             return self._wait_at_most(num_left, slice_s) if num_left > 0 else READY
 
-        is_there = self._pump.run(wait, timeout_s if least else 0.0, warn_user)
+        is_there = self._run(wait, timeout_s if least else 0.0, warn_user)
         if is_there and 0 < least < most and linger_s and not self.known_faults():
-            self._pump.run(lambda slice_s: self._wait_at_most(most, slice_s), linger_s, warn_user)
+            self._run(lambda slice_s: self._wait_at_most(most, slice_s), linger_s, warn_user)
         return is_there
 
     def known_faults(self) -> Mapping[int, EnvFault]:
@@ -124,23 +132,61 @@ class PoolWait:
             self._state.discard_results(env_ids)
             return outcome
 
-        self._pump.run(wait_and_drop, None, self._recovery.raise_errors, has_faults=False)
+        self._run(wait_and_drop, None, self._recovery.raise_errors, has_faults=False)
 
-    def prepare_reset(self, plan: ResetPlan) -> None:
-        """Wait for the envs of a reset, drop their results, and restart the workers of those that are lost."""
-        self._recovery.raise_errors()  # before results are dropped, because an interrupt may have delayed errors
-        self.drain(plan.env_ids)
-        self._revival.revive_before_reset(plan.env_ids)
-        self.drain(plan.env_ids)  # the policy may replay envs that this has found to be lost
-        self._recovery.raise_errors()
-        if not self._has_spares:
-            return
-        while plan.is_whole and self._revival.restart_all():  # before any env is given another object
-            self.drain(plan.env_ids)
-        plan.release_staged(self._state)
-        self.drain(plan.env_ids_to_reset)
-        self._revival.revive_before_reset(plan.env_ids_to_reset, wait=not plan.is_whole)
-        self._recovery.raise_errors()
+    # ---- the loop ---------------------------------------------------------------------------------------------------
+
+    def _run(
+        self, wait: Wait, timeout_s: float | None, on_event: Callable[[], object], *, has_faults: bool = True
+    ) -> bool:
+        """Wait until `wait` returns READY. Return whether it did so before the deadline.
+
+        Args:
+            wait: a wait of the core, which is called again after each event.
+            timeout_s: seconds from now; None waits without a limit.
+            on_event: called after events were handled. Its exceptions end the wait.
+            has_faults: whether faults of pending commands are handled, too.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        num_late_rounds = 0
+        while num_late_rounds <= MAX_LATE_ROUNDS:
+            slice_s = self._slow_s if deadline is None else max(deadline - time.monotonic(), 0.0)
+            outcome = wait(slice_s)
+            if outcome == READY:
+                return True
+            if outcome != TIMED_OUT:
+                with defer_signals():
+                    self._recovery.handle(has_faults=has_faults)
+                on_event()
+                num_late_rounds += slice_s == 0.0
+            elif deadline is not None:
+                return False
+            else:
+                self._warn_slow()
+        return False
+
+    def run_until(self, is_over: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait for the end of a restart or replay. Return whether it came before the deadline."""
+
+        def wait(slice_s: float | None) -> int:
+            if is_over():
+                return READY
+            return TIMED_OUT if self._state.wait(slice_s) == TIMED_OUT else EVENT
+
+        return self._run(wait, timeout_s, lambda: None, has_faults=False)
+
+    def _busy_envs(self) -> list[int]:
+        """Return the envs that are stepping or resetting."""
+        return [env_id for env_id, state in enumerate(self._state.states()) if state == EnvState.BUSY]
+
+    def _warn_slow(self) -> None:
+        busy = self._busy_envs()
+        if busy:  # if no env is busy, a restart is slow, about which no warning is needed
+            self._slow_s = None
+            warn(
+                f"envs {busy} have not answered for {SLOW_S:g} s, and the pool still waits for them; set step_timeout_s and "
+                "reset_timeout_s to end envs that hang"
+            )
 
 
 class Receiver:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from stepmill.pool.events import BeginRestart, FailWorker, MarkNew, Remedy, Settle
-from stepmill.pool.pump import Pump
+from stepmill.pool.receiving import PoolWait
 from stepmill.pool.recovery import Recovery
+from stepmill.pool.resets import ResetPlan
 from stepmill.pool.workers import DEAD, WorkerState
 from stepmill.spec.errors import EnvTimeout
 from stepmill.spec.options import EnvState, PoolOptions
@@ -16,13 +17,30 @@ from stepmill.worker.signals import defer_signals
 class Revival:
     """Restarts workers for the user, and waits for restarts and replays. Only the pool's thread uses it."""
 
-    def __init__(self, recovery: Recovery, options: PoolOptions) -> None:
+    def __init__(self, waits: PoolWait, recovery: Recovery, options: PoolOptions) -> None:
+        self.waits = waits
         self.recovery = recovery
         self.workers = recovery.workers
-        self.pump = Pump(recovery, options)
+        self._has_spares = options.resets.spare_envs > 0
         self._recycles = options.restarts.recycles
 
-    def restart_all(self) -> bool:
+    def prepare_reset(self, plan: ResetPlan) -> None:
+        """Wait for the envs of a reset, drop their results, and restart the workers of those that are lost."""
+        self.recovery.raise_errors()  # before results are dropped, because an interrupt may have delayed errors
+        self.waits.drain(plan.env_ids)
+        self._revive_before_reset(plan.env_ids)
+        self.waits.drain(plan.env_ids)  # the policy may replay envs that this has found to be lost
+        self.recovery.raise_errors()
+        if not self._has_spares:
+            return
+        while plan.is_whole and self._restart_all():  # before any env is given another object
+            self.waits.drain(plan.env_ids)
+        plan.release_staged(self.workers.state)
+        self.waits.drain(plan.env_ids_to_reset)
+        self._revive_before_reset(plan.env_ids_to_reset, wait=not plan.is_whole)
+        self.recovery.raise_errors()
+
+    def _restart_all(self) -> bool:
         """Restart every dead worker, including those of spares, and wait. Return whether any was restarted.
 
         Raises:
@@ -40,7 +58,7 @@ class Revival:
             self._wait_restart(worker)
         return workers.num_restarts > before
 
-    def revive_before_reset(self, env_ids: Sequence[int], *, wait: bool = True) -> None:
+    def _revive_before_reset(self, env_ids: Sequence[int], *, wait: bool = True) -> None:
         """Before a reset of these envs, revive those that are FAULTED or whose worker is known to be dead.
 
         If this finds a death in which another env has lost its episode, the fault policy decides about it. If the
@@ -73,7 +91,7 @@ class Revival:
     ) -> None:
         """Restart the dead workers of these envs, or all their workers. All envs of restarted workers then need a reset.
 
-        A death that this finds is handled as in `revive_before_reset`, unless all envs of the worker are in `reset_ids`, or
+        A death that this finds is handled as in `_revive_before_reset`, unless all envs of the worker are in `reset_ids`, or
         the worker would be restarted even if it lived. The default of `reset_ids` is `env_ids`.
 
         Raises:
@@ -131,7 +149,7 @@ class Revival:
             self.recovery.carry_out([*marks, FailWorker(worker, generation), restart])
 
     def _wait_restart(self, worker: int) -> None:
-        self.pump.run_until(lambda: self.workers.records[worker].state is not WorkerState.RESTARTING)
+        self.waits.run_until(lambda: self.workers.records[worker].state is not WorkerState.RESTARTING)
         self.recovery.report_failed_restart(worker)
 
     # ---- before a call ------------------------------------------------------------------------------------------------
@@ -145,7 +163,7 @@ class Revival:
         if not (self.recovery.replays.is_on or self._recycles):
             return
         owners = sorted(set(workers))
-        if not self.pump.run_until(lambda: all(map(self._is_rebuilt, owners)), timeout_s):
+        if not self.waits.run_until(lambda: all(map(self._is_rebuilt, owners)), timeout_s):
             late = [worker for worker in owners if not self._is_rebuilt(worker)]
             raise EnvTimeout(
                 f"the envs of workers {late} were not rebuilt within {timeout_s:g} s, so the call was not sent to them; try again",

@@ -22,6 +22,7 @@ from stepmill.backends.thread import ThreadBackend
 from stepmill.pool import events
 from stepmill.pool.payloads import InfoMaker, describe_unreadable, reserved_keys
 from stepmill.pool.plans import EnvFn, choose_backend, count_threads, plan_workers
+from stepmill.pool.receiving import PoolWait
 from stepmill.pool.recovery import Recovery
 from stepmill.pool.revival import Revival
 from stepmill.pool.spinning import check_affinity, parent_spin_ns, set_spinning
@@ -229,7 +230,8 @@ def _start(
     recovery.crash_reporter.spec = specs[0]
     backend.attach(slab, state.post_request)
     state.attach(**traits_of(backend).driver)
-    return PoolRuntime(backend, tuple(plans), specs, slab, state, server_locations(plans), Revival(recovery, options))
+    revival = Revival(PoolWait(state, recovery, options), recovery, options)
+    return PoolRuntime(backend, tuple(plans), specs, slab, state, server_locations(plans), revival)
 
 
 def _make_reaper(slab: SharedSlab, traits: BackendTraits, options: PoolOptions) -> _native.Reaper:
