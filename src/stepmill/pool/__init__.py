@@ -9,7 +9,6 @@ spinning       how long workers and the pool's thread spin before they sleep
 receiving      sends commands, has the loop in which the pool's thread waits, and receives results
 resets         seeds, options and masks of a reset become commands
 requests       calls, attributes, properties and rendering of envs, and their futures
-settings       settings to re-apply to rebuilt envs
 snapshots      snapshots of kernel envs
 stats          counters and timers of the workers
 payloads       payloads of results become infos when they are first read
@@ -20,7 +19,7 @@ policies       the fault policies: decisions about failures and deaths
 recovery       from events to decisions and their effects; stores faults until they are raised
 revival        restarts of workers before a reset, and by `revive`
 replays        replays under way, and the calls that they repeat
-call_log       the calls that a replay repeats, with their places in the episodes
+call_log       the settings to re-apply to rebuilt envs, and the calls that a replay repeats
 limits         counts of failures
 faults         fault records become errors
 crash_reporter writes crash capsules

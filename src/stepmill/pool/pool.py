@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill.pool.arguments import checked_batch_size, checked_fns, checked_num_envs
+from stepmill.pool.call_log import Name
 from stepmill.pool.receiving import EnvIds, Receiver
 from stepmill.pool.requests import EnvRequests, PoolFuture, PoolProperties
 from stepmill.pool.resets import Options, ResetPlanner, Seed
-from stepmill.pool.settings import Name
 from stepmill.pool.snapshots import PoolSnapshot, Snapshots
 from stepmill.pool.start import PoolResources, has_seeds, start_pool
 from stepmill.pool.stats import read_stats

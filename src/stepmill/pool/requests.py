@@ -14,10 +14,10 @@ from typing import Any
 from stepmill._native import OwnedFd
 from stepmill.backends.base import Future, traits_of
 from stepmill.pool.arguments import checked_ids
+from stepmill.pool.call_log import Name
 from stepmill.pool.crash_reporter import PositionedCall
 from stepmill.pool.events import FaultKind, ServerView
 from stepmill.pool.faults import CANCELLED, cancelled_error
-from stepmill.pool.settings import Name
 from stepmill.pool.start import PoolRuntime
 from stepmill.pool.workers import WorkerState
 from stepmill.spec.errors import ClosedPoolError, StepmillError, UsageError, WorkerDied, join_errors

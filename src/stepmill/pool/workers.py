@@ -30,10 +30,10 @@ from stepmill.backends.base import (
     worker_died_error,
 )
 from stepmill.pool import events as core_events
+from stepmill.pool.call_log import AppliedSettings
 from stepmill.pool.events import BeginRestart, CancelRestart, Decision, Remedy, ServerView, ServeWorker
 from stepmill.pool.limits import FailureLimit
 from stepmill.pool.policies import FaultPolicy
-from stepmill.pool.settings import AppliedSettings
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, WorkerDied
 from stepmill.spec.options import PoolOptions
 from stepmill.worker.channel import wait_ready
