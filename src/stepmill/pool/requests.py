@@ -122,11 +122,11 @@ class PoolFuture:
                     self._parts[index : index + 1] = self._requests.repeat(self._call, part, timeout_s)
                     continue
                 if not self._requests.is_left_to_successor(self._call, part):
-                    self._requests.report_death(error, part)
+                    self._requests.workers.report_death_in_call(error, part.generation)
                     raise
                 outcomes = ()
             else:
-                self._requests.record_reply(part)
+                self._requests.workers.record_replies(part.future.lane, part.num_requests)
             for place, outcome in zip(part.places, outcomes, strict=bool(outcomes)):
                 if isinstance(outcome, Value):
                     values[place] = outcome.value
@@ -169,6 +169,7 @@ class EnvRequests:
         self._backend = runtime.backend
         self._revival = runtime.revival
         self._recovery = runtime.revival.recovery
+        self.workers = self._recovery.workers
         self._server_locations = runtime.server_locations
         self._num_envs = num_envs
         self._num_spares = options.resets.spare_envs
@@ -201,7 +202,7 @@ class EnvRequests:
             raise UsageError(
                 f"got {len(column)} values of {name!r} for {len(ids)} envs; give one per env, or one for all"
             )
-        workers = self._recovery.workers
+        workers = self.workers
         servers = [workers.view_of(env_id).server for env_id in ids]
         settings = [workers.settings_of(server) for server in servers]
         kept: Any = column
@@ -232,9 +233,8 @@ class EnvRequests:
         payload_for: Callable[[Sequence[int]], object],
         timeout_s: float | None = None,
     ) -> PoolFuture:
-        workers = self._recovery.workers
         timeout_s = self._call_timeout_s if timeout_s is None else timeout_s
-        self._wait_ready([workers.worker_of(env_id) for env_id in ids], timeout_s)
+        self._wait_ready([self.workers.worker_of(env_id) for env_id in ids], timeout_s)
         # Reading an attribute needs no capsule.
         has_capsule = self._recovery.crash_reporter.is_wanted and kind is not RequestKind.GET_ATTR
         positions = [self._recovery.crash_reporter.position_of(env_id) for env_id in ids] if has_capsule else ()
@@ -247,7 +247,7 @@ class EnvRequests:
 
     def _post(self, call: EnvCall, places: Iterable[int]) -> list[SentPart]:
         """Send a request to each lane of the envs at these places."""
-        workers, replays = self._recovery.workers, self._recovery.replays
+        workers, replays = self.workers, self._recovery.replays
         views = {place: workers.view_of(call.env_ids[place]) for place in places}
         places_of: dict[int, list[int]] = {}
         for place, view in views.items():
@@ -274,14 +274,6 @@ class EnvRequests:
 
     # ---- the outcome of a part --------------------------------------------------------------------------------------
 
-    def record_reply(self, part: SentPart) -> None:
-        """Record that the lane has replied to a part, and therefore to all requests before it."""
-        self._recovery.workers.record_replies(part.future.lane, part.num_requests)
-
-    def report_death(self, error: WorkerDied, part: SentPart) -> None:
-        """Record that the death of a worker is about to be raised as the result of a part."""
-        self._recovery.workers.report_death_in_call(error, part.generation)
-
     def is_left_to_successor(self, call: EnvCall, part: SentPart) -> bool:
         """Return whether a part is a setting that a dead worker did not apply and that its successor applies.
 
@@ -298,7 +290,7 @@ class EnvRequests:
         """
         if not self._recovery.policy.replays or self.died_in_request(part):
             return False
-        record = self._recovery.workers.check_process(part.future.worker)
+        record = self.workers.check_process(part.future.worker)
         if record.state is not WorkerState.DEAD_UNREPORTED or record.generation != part.generation:
             return False
         return tuple(view.ticket for view in self._views_of(part)) == part.future.request.after
@@ -311,7 +303,7 @@ class EnvRequests:
             return True
 
     def _views_of(self, part: SentPart) -> list[ServerView]:
-        workers, future = self._recovery.workers, part.future
+        workers, future = self.workers, part.future
         servers = workers.records[future.worker].plan.lanes[future.lane]
         return workers.state.view([servers[local] for local in future.request.servers])
 
