@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stepmill._native import OwnedFd
 from stepmill.backends.base import GRACE_S, start_timeout_error, worker_died_error, worker_fault_error
@@ -26,11 +26,10 @@ from stepmill.spec.errors import (
     join_errors,
     signal_name,
 )
-from stepmill.worker import launcher
 from stepmill.worker.build_progress import IN_WORKER_INIT
 from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, deadline_after, wait_ready
-from stepmill.worker.child_server import Child, load_modules
 from stepmill.worker.env_host import Fault
+from stepmill.worker.launcher import Child, load_modules, main_forked
 from stepmill.worker.messages import (
     Failed,
     LaunchWorker,
@@ -64,7 +63,7 @@ class LauncherClient(ServerLink):
         try:
             if self._is_fork:
                 load_modules(preload)  # loaded here once, and not in each launcher, so that further pools start sooner
-                self._fork(launcher.InheritedState(plans, environ))
+                self._fork(plans, environ)
             else:
                 request = StartLauncher(0, settings.context, environ, preload, ())  # the starter chooses the number
                 self._wait_code = STARTERS.start_launcher(self, request, timeout_s)
@@ -74,13 +73,13 @@ class LauncherClient(ServerLink):
                 raise join_errors([start_timeout_error(plan, None, timeout_s or 0.0) for plan in plans]) from None
             raise
 
-    def _fork(self, inherited: launcher.InheritedState) -> None:
+    def _fork(self, plans: Sequence[WorkerPlan], environ: Mapping[str, str]) -> None:
         with self.peer, contextlib.closing(OwnedFd.pidfd(os.getpid())) as learner, block_signals():
             pid = fork()
             if pid == 0:
                 try:
                     self.channel.close_local_copy()
-                    launcher.main_forked(Channel(self.peer, use_thread=False), learner.fileno(), inherited)
+                    main_forked(Channel(self.peer, use_thread=False), learner.fileno(), plans, environ)
                 finally:
                     os._exit(1)  # the learner's code must not go on in the child
         child = Child.watch(0, pid)

@@ -1,7 +1,7 @@
 """The learner's end of a process: of a worker, of a launcher or of the starter.
 
 The learner itself starts the starter and, in context "fork", the launcher. The starter or a launcher starts all other
-processes on request, and reports the pid, the pidfd and the end of each. The code of both is in `worker/child_server.py`.
+processes on request, and reports the pid, the pidfd and the end of each. Both run `ChildServer` of `worker/launcher.py`.
 """
 
 from __future__ import annotations

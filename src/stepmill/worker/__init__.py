@@ -9,8 +9,7 @@
     error_records       exceptions as text
     main                the main program of a worker process
     starter             the main program of the process that starts launchers
-    launcher            the main program of the process that starts workers
-    child_server        starts children on request and reports how they end; starter and launcher share it
+    launcher            the process that starts workers and reports how they end, with code that it and the starter share
     fresh_interpreter   starts a Python process that runs one of these programs
     process_setup       prepares a new process to be a worker or the launcher
     coroutines          runs envs whose methods are coroutines

@@ -17,8 +17,7 @@ from importlib import invalidate_caches
 from stepmill._native import OwnedFd
 from stepmill.worker import process_setup
 from stepmill.worker.channel import Channel
-from stepmill.worker.child_server import Child, ChildServer, load_modules
-from stepmill.worker.launcher import Launcher
+from stepmill.worker.launcher import Child, ChildServer, Launcher, load_modules
 from stepmill.worker.messages import StartLauncher
 
 
