@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import errno
 import os
 import sys
 import types
@@ -222,6 +223,9 @@ def test_code_that_numba_finds_by_types_or_computed_names_or_caches_wrongly_is_n
 
     with pytest.raises(NotComparableError, match="an overload of overloaded"):
         digest_of(lambda x: overloaded(x))
+    numba.extending.overload(np.busday_count)(implement)
+    with pytest.raises(NotComparableError, match="an overload of busday_count"):
+        digest_of(lambda x: np.busday_count(x, x))
     with pytest.raises(NotComparableError, match="getattr, which takes names"):
         digest_of(lambda x: getattr(np, "pi"))  # noqa: B009
     with pytest.raises(NotComparableError, match="call each other in a circle"):
@@ -240,6 +244,61 @@ def test_a_global_that_is_assigned_again_is_seen_by_the_compiled_functions_that_
     for gain in (1.0, 7.0):
         vars(physics)["GAIN"] = gain
         assert reward_of(step) == 2.0 * gain
+
+
+CALLEES = """
+from collections import namedtuple
+import numba
+GAIN = 1.0
+
+@numba.extending.register_jitable
+def jitable(x):
+    return x * GAIN
+
+@numba.njit
+def pull(x):
+    return x * GAIN
+
+@numba.njit
+def with_default(x, pull=pull):
+    return pull(x)
+
+@numba.extending.intrinsic
+def scaled(context, x):
+    gain = GAIN
+
+    def generate(context, builder, signature, arguments):
+        return builder.fmul(arguments[0], context.get_constant(numba.float64, gain))
+
+    return numba.float64(numba.float64), generate
+
+TOOLS = namedtuple("Tools", ["pull", "weight"])(pull, 1.0)
+"""
+
+
+def test_a_global_that_is_assigned_again_is_seen_by_each_kind_of_function_that_a_kernel_calls(folder: Path) -> None:
+    physics = types.ModuleType("physics")
+    exec(CALLEES, physics.__dict__)
+    jitable, with_default, scaled, tools = physics.jitable, physics.with_default, physics.scaled, physics.TOOLS
+
+    def step(state: Any, action: Any, rng: Any, obs: Any) -> Any:
+        return jitable(1.0) + 10.0 * tools.pull(1.0) + 100.0 * with_default(1.0) + 1000.0 * scaled(1.0), False, False
+
+    for gain in (1.0, 7.0):
+        vars(physics)["GAIN"] = gain
+        assert reward_of(step) == 1111.0 * gain
+
+
+def test_the_options_of_register_jitable_are_in_the_digest() -> None:
+    def with_options(**options: Any) -> Any:
+        @numba.extending.register_jitable(**options)  # type: ignore[untyped-decorator]
+        def half(x: float) -> float:
+            return x / 2.0
+
+        return half
+
+    assert digest_of(with_options(fastmath=True)) == digest_of(with_options(fastmath=True))
+    assert digest_of(with_options(fastmath=True)) != digest_of(with_options(fastmath=False))
 
 
 @pytest.mark.slow
@@ -270,6 +329,32 @@ def test_a_kernel_that_uses_what_cannot_be_compared_is_compiled_in_each_process_
 
 def plain(state: Any, action: Any, rng: Any, obs: Any) -> Any:
     return 1.0, False, False
+
+
+def test_processes_with_equal_pids_that_share_a_cache_do_not_delete_each_others_files(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def link_after_the_other_process(*paths: Any) -> None:
+        monkeypatch.setattr(os, "link", link)
+        assert reward_of(plain) == 1.0
+        link(*paths)
+
+    monkeypatch.setattr(os, "link", link_after_the_other_process)
+    assert reward_of(plain) == 1.0
+    assert [path.name for path in folder.glob("*/entry.py*")] == ["entry.py"]
+
+
+def test_a_kernel_is_compiled_without_a_cache_that_cannot_be_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*paths: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "link", fail)
+    assert reward_of(plain) == 1.0
+    assert not [path for path in folder.rglob("*") if path.is_file()]
 
 
 def refused(folder: Path, match: str) -> None:

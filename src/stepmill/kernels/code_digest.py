@@ -121,6 +121,7 @@ class _Walk:
         if is_fixed(str(function.__module__)):
             yield f"{function.__module__}.{function.__qualname__}"
             return
+        yield from self.parts(f"the options of {name}", jitable_options(function))
         yield from self.parts(name, function.__code__)
         yield from self.parts(f"a default of {name}", (function.__defaults__, function.__kwdefaults__))
         attributes = attribute_names(function.__code__)
@@ -165,6 +166,15 @@ def signatures_of(compiled: Any) -> list[Any]:
     return [] if compiled._can_compile else [each.signature for each in compiled.overloads.values()]
 
 
+def jitable_options(function: types.FunctionType) -> dict[str, Any] | None:
+    """Return the options that a function was given to `register_jitable` with; None if it was not."""
+    for template in builtin_registry.functions:
+        made = getattr(getattr(template, "_overload_func", None), "__qualname__", "")
+        if template.key is function and made.startswith("register_jitable."):
+            return {**template._jit_options, "inline": template._inline.value}
+    return None
+
+
 def _check_known(name: str, value: Any) -> None:
     """Refuse values whose use does not show what the code depends on."""
     if value is getattr or value is hasattr:
@@ -174,7 +184,7 @@ def _check_known(name: str, value: Any) -> None:
 
 
 def _check_overloads(attributes: Iterable[str]) -> None:
-    """Refuse code that the user has given to Numba for operators, and for attributes and methods of Numba's types.
+    """Refuse code that the user has given to Numba for operators, functions of fixed modules, and attributes and methods of Numba's types.
 
     Numba finds it by types, and compiles it once in a process.
     """
@@ -184,6 +194,8 @@ def _check_overloads(attributes: Iterable[str]) -> None:
             raise NotComparableError(f"an overload of the attribute {name}")
         if name is None and template.key in vars(operator).values():
             raise NotComparableError(f"an overload of the operator {template.key.__name__}")
+        if name is None and is_fixed(_module_of(template.key)) and template.key.__name__ in attributes:
+            raise NotComparableError(f"an overload of {template.key.__name__}")
 
 
 def _is_of_user(template: Any) -> bool:

@@ -15,7 +15,7 @@ import re
 import secrets
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 numba_config: Any = numba.config
 _ALLOCATIONS = ("NRT_MemInfo_alloc", "NRT_Allocate")
 _REFUSED = "allocates"  # a file in the cache of a kernel: the name of its function that allocates memory
-# In 1, code of two kernels may have equal symbols; in 2 and 3, digests missed some of the code's dependencies.
-_CACHE_FORMAT = "4"
+# In 1, code of two kernels may have equal symbols; in 2 to 4, digests or code missed some of the code's dependencies.
+_CACHE_FORMAT = "5"
 _THIS_PROCESS = secrets.token_hex(8)
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -95,7 +95,9 @@ def compile_kernel(kernel: PythonKernel, observation: RowLayout, action: RowLayo
     numba_options: dict[str, Any] = {"boundscheck": kernel.is_debug, "error_model": "python", "fastmath": False}
     copies = FreshCopies(numba_options)
     scope = {"reset": copies.copy(kernel.reset), "step": copies.copy(kernel.step), "__name__": __name__}
-    path = "<stepmill kernel>" if folder is None else _write_once(folder / ENTRY, text)
+    if folder is not None and not _write_once(folder / ENTRY, text):
+        folder = None
+    path = "<stepmill kernel>" if folder is None else str(folder / ENTRY)
     exec(compile(text, path, "exec"), scope)  # generated above
     numba_options["cache"] = folder is not None
     state, rng = numba.from_dtype(memory_of(kernel.state, kernel.infos)), rng_type
@@ -228,18 +230,20 @@ def _find_cache(kernel: PythonKernel, text: str) -> Path | None:
     return folder
 
 
-def _write_once(path: Path, text: str) -> str:
-    """Write a file atomically, unless it exists. With a newer modification time, Numba would compile again."""
+def _write_once(path: Path, text: str) -> bool:
+    """Write a file atomically, unless it exists. With a newer modification time, Numba would compile again.
+
+    Return whether it exists then. It does not if the disk is full, for example.
+    """
     if not path.exists():
-        fresh = path.with_name(f"{path.name}.{os.getpid()}")
-        fresh.write_text(text)
-        try:
+        # Machines that share the folder may have processes with equal pids.
+        fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+        with suppress(OSError):  # if the file exists, another process was faster
+            fresh.write_text(text)
             os.link(fresh, path)
-        except FileExistsError:
-            pass  # another process was faster
-        finally:
-            fresh.unlink()
-    return str(path)
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+    return path.exists()
 
 
 def _digest(kernel: PythonKernel, text: str) -> str | None:

@@ -11,10 +11,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import numba
+from numba.core.extending import _Intrinsic
 from numba.core.registry import CPUDispatcher
 from numba.core.typing.templates import builtin_registry
 
-from stepmill.kernels.code_digest import attribute_names, content_of, global_names, is_fixed, signatures_of
+from stepmill.kernels.code_digest import (
+    attribute_names,
+    content_of,
+    global_names,
+    is_fixed,
+    jitable_options,
+    signatures_of,
+)
 
 
 class FreshCopies:
@@ -32,8 +40,11 @@ class FreshCopies:
         """Return a function compiled lazily, a module with copies of the functions that are named, or the value itself."""
         if isinstance(value, types.ModuleType) and not is_fixed(value.__name__):
             return self._copy_module(value, names or [])
-        if type(value) is tuple:
-            return tuple(self.copy(item, names) for item in value)
+        if isinstance(value, tuple):
+            items = [self.copy(item, names) for item in value]
+            return value._make(items) if hasattr(value, "_make") else tuple(items)
+        if isinstance(value, _Intrinsic) and not is_fixed(str(value._defn.__module__)):
+            return self._copy_intrinsic(value)
         function = value.py_func if isinstance(value, CPUDispatcher) else value
         if not isinstance(function, types.FunctionType) or is_fixed(str(function.__module__)) or _is_known(function):
             return value
@@ -44,18 +55,17 @@ class FreshCopies:
     def _copy_function(self, value: Any, function: types.FunctionType) -> None:
         scope = dict(function.__globals__)
         cells = tuple(types.CellType() for _ in function.__closure__ or ())
-        code = function.__code__
-        twin = types.FunctionType(code, scope, function.__name__, function.__defaults__, cells)
-        twin.__kwdefaults__ = function.__kwdefaults__
+        code, names = function.__code__, attribute_names(function.__code__)
+        defaults, keywords = self.copy(function.__defaults__, names), function.__kwdefaults__ or {}
+        twin = types.FunctionType(code, scope, function.__name__, defaults, cells)
+        twin.__kwdefaults__ = {name: self.copy(default, names) for name, default in keywords.items()}
         twin.__module__, twin.__qualname__ = function.__module__, function.__qualname__
         if value is function:
-            dispatcher = numba.njit(**self._options)(twin)
+            options: dict[str, Any] = jitable_options(function) or {"nopython": True, **self._options}
         else:
-            dispatcher = numba.jit(
-                locals=value.locals, pipeline_class=value._compiler.pipeline_class, **value.targetoptions
-            )(twin)
+            options = {"locals": value.locals, "pipeline_class": value._compiler.pipeline_class, **value.targetoptions}
+        dispatcher = numba.jit(**options)(twin)
         self._copies[id(value),] = dispatcher
-        names = attribute_names(code)
         scope.update((name, self.copy(scope[name], names)) for name in global_names(code) if name in scope)
         for cell, original in zip(cells, function.__closure__ or (), strict=True):
             cell.cell_contents = self.copy(content_of(original), names)
@@ -64,6 +74,13 @@ class FreshCopies:
             dispatcher.compile(signature)
         if signatures:
             dispatcher.disable_compile()
+
+    def _copy_intrinsic(self, value: _Intrinsic) -> _Intrinsic:
+        if (id(value),) not in self._copies:
+            twin = _Intrinsic(value._name, value._defn, value._prefer_literal, **value._ctor_kwargs)
+            twin._register()
+            self._copies[id(value),] = twin
+        return self._copies[id(value),]  # type: ignore[no-any-return]
 
     def _copy_module(self, module: types.ModuleType, names: list[str]) -> types.ModuleType:
         key = id(module), *names
@@ -75,5 +92,5 @@ class FreshCopies:
 
 
 def _is_known(function: types.FunctionType) -> bool:
-    """Whether Numba has its own code for a function."""
-    return any(value is function for value, _ in builtin_registry.globals)
+    """Whether Numba has other code for a function than its own."""
+    return jitable_options(function) is None and any(value is function for value, _ in builtin_registry.globals)
