@@ -64,3 +64,13 @@ def test_replays_that_fail_and_need_no_new_objects_are_played_again_each(monkeyp
     decisions = replays.advance(failures())
 
     assert decisions == [Replay(env_id, 7, [], True) for env_id in range(2)]
+
+
+def test_failed_replays_of_earlier_episodes_are_not_counted_any_more(monkeypatch: Any) -> None:
+    replays = begin_two()
+    monkeypatch.setattr(replays, "needs_new_object", lambda view: False)
+    view = FakeWorkers().view_of
+    for episode in range(20):
+        monkeypatch.setattr(FakeWorkers, "view_of", lambda _, env_id: view(env_id)._replace(episode=episode))  # noqa: B023
+        assert all(isinstance(decision, Replay) for decision in replays.advance(failures()))
+    assert len(replays._num_raised) == 2

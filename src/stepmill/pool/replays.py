@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -121,8 +120,8 @@ class Replays:
         self._ids = itertools.count(-1, -1)  # ids of repeated requests; those of the user count upwards
         self._failures = RepeatedFailures()
         self._replays: dict[int, EpisodeReplay] = {}  # by env; the core may have finished some of them
-        # Replays in which the env raised, by (env, episode, length).
-        self._num_raised: Counter[tuple[int, int, int]] = Counter()
+        # By env, the (episode, length) of the last replay in which it raised, and how often it raised there.
+        self._num_raised: dict[int, tuple[tuple[int, int], int]] = {}
         self._unverified: list[RepeatedCalls] = []  # those of envs that are not suspended
         self.log = CallLog(len(self._locations), options.restarts.replay_log_bytes // 2)
 
@@ -280,9 +279,11 @@ class Replays:
         record = self._workers.check_process(view.worker)
         if record.state is not WorkerState.SERVING:
             return []  # all its envs are replayed after the restart
-        key = replay.env_id, view.episode, view.length
-        self._num_raised[key] += 1
-        if self._num_raised[key] >= MAX_PLAYS:
+        key = view.episode, view.length
+        last, num_raised = self._num_raised.get(replay.env_id, (key, 0))
+        num_raised = num_raised + 1 if last == key else 1
+        self._num_raised[replay.env_id] = key, num_raised
+        if num_raised >= MAX_PLAYS:
             return self._cut_short(replay, view, "it raised in between")  # at steps that did not fail before
         if self.needs_new_object(view):
             self.drop(view.worker)  # all begin again after the restart
