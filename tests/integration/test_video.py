@@ -7,7 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from stepmill.observe.video import VideoFile, tile
+from stepmill.observe.video import Recorder, VideoFile, tile
 from stepmill.spec.errors import UsageError
 from tests.harness.commands import run_command
 from tests.harness.hangs import HANG_GUARD_S
@@ -96,6 +96,15 @@ def test_frames_of_other_sizes_are_cut_or_padded_to_the_size_of_the_first(tmp_pa
 def test_a_video_that_cannot_be_written_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="does not exist"):
         VideoFile(tmp_path / "no" / "v.mp4").write(solid(2, 2, 0))
+
+
+def test_a_file_that_ffmpeg_cannot_finish_is_an_error_and_the_others_are_complete(tmp_path):
+    (tmp_path / "env-1.mp4").symlink_to("/dev/full")
+    recorder = Recorder(tmp_path / "v.mp4", tmp_path, 2)
+    recorder.add(lambda: [solid(34, 48, 100)] * 2)
+    with pytest.raises(UsageError, match=r"env-1.mp4' is incomplete: ffmpeg ended with status \d+"):
+        recorder.close()
+    assert len(read_video(tmp_path / "env-0.mp4", 48, 34)) == len(read_video(tmp_path / "v.mp4", 96, 34)) == 1
 
 
 def run_env(*arguments, cwd):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
+from types import GeneratorType
 from typing import Any
 
 import numpy as np
@@ -75,7 +77,7 @@ class VideoFile(CloseAtEnd):
             raise MissingExtraError(module="imageio_ffmpeg", extra=EXTRA)
         self._path = Path(path)
         self._fps = fps
-        self._writer: Generator[None, Any, None] | None = None
+        self._writer: GeneratorType[None, Any, None] | None = None
         self._size = (0, 0)  # height and width
 
     def write(self, frame: Frame) -> None:
@@ -98,22 +100,33 @@ class VideoFile(CloseAtEnd):
             reason = str(exc).partition("\n")[0]
             raise UsageError(f"cannot write the video {str(self._path)!r}: {reason}; choose another path") from exc
 
-    def _open(self, width: int, height: int) -> Generator[None, Any, None]:
+    def _open(self, width: int, height: int) -> GeneratorType[None, Any, None]:
         from imageio_ffmpeg import write_frames
 
         if not self._path.parent.is_dir():
             raise UsageError(f"the folder of the video {str(self._path)!r} does not exist; make it first")
-        writer: Generator[None, Any, None] = write_frames(
+        writer: GeneratorType[None, Any, None] = write_frames(
             self._path, (width, height), fps=self._fps, macro_block_size=2, ffmpeg_log_level="error"
         )
         writer.send(None)  # starts ffmpeg
         return writer
 
     def close(self) -> None:
-        """Finish the file. Idempotent."""
+        """Finish the file. Idempotent.
+
+        Raises:
+            UsageError: ffmpeg could not write the end of the file.
+        """
         writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
+        if writer is None or writer.gi_frame is None:  # it has ended
+            return
+        process = writer.gi_frame.f_locals["p"]  # imageio_ffmpeg does not say how ffmpeg has ended
+        writer.close()
+        if process.returncode:
+            raise UsageError(
+                f"the video {str(self._path)!r} is incomplete: ffmpeg ended with status {process.returncode}, and stderr says why; "
+                "choose a path on a disk that has room"
+            )
 
 
 class Recorder(CloseAtEnd):
@@ -143,6 +156,7 @@ class Recorder(CloseAtEnd):
             file.write(frame)
 
     def close(self) -> None:
-        """Finish all files. Idempotent."""
-        for file in (*self._each, *([] if self._grid is None else [self._grid])):
-            file.close()
+        """Finish all files, also if one of them raises a UsageError, because it is incomplete. Idempotent."""
+        with ExitStack() as stack:
+            for file in (*self._each, *([] if self._grid is None else [self._grid])):
+                stack.callback(file.close)
