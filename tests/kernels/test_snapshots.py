@@ -55,6 +55,26 @@ def test_an_env_can_be_made_what_another_one_is() -> None:
             np.testing.assert_array_equal(batch.obs[3], batch.obs[2])
 
 
+@pytest.mark.parametrize(("mode", "other_mode"), [("NextStep", "SameStep"), ("SameStep", "NextStep")])
+def test_the_snapshot_of_an_ended_episode_is_for_pools_of_the_same_autoreset_mode(mode: Any, other_mode: Any) -> None:
+    with (
+        stepmill.Pool([walk_limited], backend="kernel", autoreset_mode=mode) as pool,
+        stepmill.Pool([walk_limited], backend="kernel", autoreset_mode=mode) as same,
+        stepmill.Pool([walk_limited], backend="kernel", autoreset_mode=other_mode) as other,
+    ):
+        for each in (pool, same, other):
+            each.reset(seed=0)
+        other.restore(pool.snapshot())  # the episode goes on
+        kept = other.snapshot().memory
+        while not pool.step(np.array([4])).truncated[0]:
+            pass
+        with pytest.raises(stepmill.UsageError, match=f"episode that has ended.*{mode}.*{other_mode}.*step or reset"):
+            other.restore(pool.snapshot())
+        assert other.snapshot().memory == kept
+        same.restore(pool.snapshot())
+        assert _play(same, 9) == _play(pool, 9)
+
+
 def test_what_is_written_into_restored_observations_does_not_change_the_snapshot() -> None:
     with stepmill.Pool([walk] * 2, backend="kernel") as pool:
         pool.reset(seed=1)

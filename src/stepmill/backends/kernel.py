@@ -17,6 +17,7 @@ from stepmill import _native
 from stepmill.backends.base import BackendTraits, Future, serve_requests_here, worker_fault_error
 from stepmill.backends.serial import warn_of_use
 from stepmill.slab.memory import SharedSlab
+from stepmill.spec.choices import AutoresetMode
 from stepmill.spec.container import pack, unpack
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import ClosedPoolError, EngineBug, UsageError, join_errors
@@ -26,6 +27,7 @@ from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSe
 from stepmill.worker.native_settings import native_settings
 
 _SNAPSHOT = "kernel snapshot"
+_IS_OVER = -17  # its place from the end of the state part of a snapshot (walk_snapshot in kernel_envs.cpp)
 
 
 class KernelBackend:
@@ -79,7 +81,8 @@ class KernelBackend:
             raise EngineBug("the kernel backend attaches before it has started")
         self._loop = _native.KernelLoop(slab.native, self._loop_settings(self._program, self._spec))
         self._envs = [
-            KernelEnvHandle(self._loop, self._program, local, env_id) for local, env_id in enumerate(self._plan.env_ids)
+            KernelEnvHandle(self._loop, self._program, local, env_id, self._settings.autoreset)
+            for local, env_id in enumerate(self._plan.env_ids)
         ]
         self._prepare()
 
@@ -181,8 +184,10 @@ class KernelEnvHandle:
         outside: the memory of the env outside its state. None if there is none.
     """
 
-    def __init__(self, loop: _native.KernelLoop, program: KernelProgram, local: int, env_id: int) -> None:
-        self._loop, self._local, self.env_id = loop, local, env_id
+    def __init__(
+        self, loop: _native.KernelLoop, program: KernelProgram, local: int, env_id: int, autoreset: AutoresetMode
+    ) -> None:
+        self._loop, self._local, self.env_id, self._autoreset = loop, local, env_id, autoreset
         self._program = program
         self._methods = program.methods
         self._fields = program.state.names or ()
@@ -194,7 +199,7 @@ class KernelEnvHandle:
     def snapshot(self) -> bytes:
         """Return a copy of the env's state and newest result, and of its memory outside the state."""
         outside = b"" if self.outside is None else self.outside.save()
-        header = {"kernel": self._program.name, "digest": self._program.digest}
+        header = {"kernel": self._program.name, "digest": self._program.digest, "autoreset": self._autoreset.value}
         return pack(_SNAPSHOT, header, self._loop.snapshot(self._local) + outside)
 
     def refusal_of(self, snapshot: bytes) -> str | None:
@@ -209,7 +214,8 @@ class KernelEnvHandle:
         """Restore a snapshot.
 
         Raises:
-            UsageError: the snapshot is of another kernel, or damaged. The env is not changed.
+            UsageError: the snapshot is of another kernel, damaged, or of an episode that ended in another autoreset mode.
+                The env is not changed.
         """
         memory = self._unpack(snapshot)
         self._loop.restore(self._local, memory[: self._state_bytes])
@@ -223,6 +229,11 @@ class KernelEnvHandle:
             raise UsageError(
                 f"the snapshot of {header['kernel']} is of another kernel or another model than {self._program.name}, which this "
                 "pool runs: spaces, state, tables, constants or code differ; restore it in a pool of the kernel that it is of"
+            )
+        if memory[self._state_bytes + _IS_OVER] and header["autoreset"] != self._autoreset.value:
+            raise UsageError(
+                f"the snapshot is of an episode that has ended, which autoreset_mode={header['autoreset']!r} continues in another "
+                f"way than {self._autoreset.value!r}, the mode of this pool; step or reset the env before you take its snapshot"
             )
         return memory
 

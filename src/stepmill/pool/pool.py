@@ -302,7 +302,8 @@ class Pool(CloseAtEnd):
             snapshot: the result of `Pool.snapshot` or a copy of it, also from another process with the same kernel.
             env_ids: the envs that get the state, one per env of the snapshot; None means the envs of the snapshot.
         Raises:
-            UsageError: the snapshot is of another kernel, is damaged, or has another number of envs. No env is changed.
+            UsageError: the snapshot is of another kernel, is damaged, has another number of envs, or is of an episode that ended
+                in another autoreset mode. No env is changed.
             BusyEnvError: an env is not idle. No env is changed.
         """
         return self._snapshots.restore(snapshot, env_ids)

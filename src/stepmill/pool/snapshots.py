@@ -56,7 +56,8 @@ class Snapshots:
         """Restore the state of envs from a snapshot of the same or other envs; return the observations of the snapshot.
 
         Raises:
-            UsageError: the snapshot is of another kernel, is damaged, or has another number of envs. No env is changed.
+            UsageError: the snapshot is of another kernel, is damaged, has another number of envs, or is of an episode that ended
+                in another autoreset mode. No env is changed.
             BusyEnvError: an env is not idle. No env is changed.
         """
         if not isinstance(snapshot, PoolSnapshot):
