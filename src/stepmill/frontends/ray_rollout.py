@@ -296,21 +296,26 @@ class RayRollout(CloseAtEnd):
 
     def _receive(self, ref: Any) -> Fragment | None:
         """Return a fragment; None if its node was lost and has been replaced."""
-        node = self._orders.pop(ref)
+        node = self._orders[ref]
         self._searches.pop(node, None)  # its actor has run
         try:
             result = self._module.get(ref)
         except self._module.exceptions.RayTaskError:
-            self._orders[self._actors[node].collect.remote()] = node
+            self._order_after(ref)
             raise  # the error also has the class of the policy's error
         except self._module.exceptions.RayError as exc:
             self._replace(node, exc)
             return None
-        self._orders[self._actors[node].collect.remote()] = node
+        self._order_after(ref)
         if isinstance(result, StepmillError):
             raise result
         version, is_first, batch = result
         return Fragment(node, self._env_ids[node], version, is_first, batch)
+
+    def _order_after(self, ref: Any) -> None:
+        """Order another fragment from the node of a fragment that was received."""
+        node = self._orders.pop(ref)
+        self._orders[self._actors[node].collect.remote()] = node
 
     def _replace(self, node: int, cause: BaseException) -> None:
         """Start a new actor in place of one that is lost.

@@ -80,6 +80,7 @@ class RayBackend:
         self._wake = OwnedFd.eventfd()
         self._callbacks: deque[Callback] = deque()
         self._links: list[NodeLink] = []
+        self._starting: set[NodeLink] = set()  # may not be in `_links` yet
         self._workers: list[RemoteWorker] = []
         self._node_plans: dict[int, NodePlan] = {}
         self._replacing: dict[int, threading.Lock] = {}  # by node; nodes that replace one node share its lock
@@ -163,6 +164,7 @@ class RayBackend:
         actor = cluster.make_actor(self._ray, cluster.placed(self._ray, self._options, demand, avoid, machine))
         ids = {worker: self._workers[worker].plan.env_ids for worker in workers}
         link = NodeLink(self._ray, actor, node, ids, lambda call: self._run_later(lambda: self._serve_link(link, call)))
+        self._starting.add(link)
         link.start_ref = actor.start.remote(self._node_plans[node])
         link.on_results = lambda answer, results: self._publish(link, answer, results)  # type: ignore[method-assign]
         link.on_lost = lambda: self._mark_lost(link)  # type: ignore[method-assign]
@@ -190,6 +192,7 @@ class RayBackend:
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
         self._slab, self._ring = slab, ring
         self._attach(self._links)
+        self._starting.clear()
         self._thread = threading.Thread(target=self._run, name="stepmill-ray", daemon=True)
         self._thread.start()
 
@@ -345,25 +348,28 @@ class RayBackend:
             if self._link_of(worker).state is NodeState.LOST:
                 self._replace_node(worker, asked_at)
             remote, link = self._workers[worker], self._link_of(worker)  # it may have another node now
-            limit_s = self._settings.start_timeout_s
-            timeout_s = None if limit_s is None else limit_s + REPLY_SLACK_S
-            packed = [pack_request(request) for request in settings_requests]
-            arguments = remote.local, [] if link.relay is None else link.relay.tickets_of(worker), packed
-            generation = 0
-            if worker in link.already_started and link.started is not None:
-                link.call_actor(link.actor.apply_settings, *arguments, worker=worker, timeout_s=timeout_s)
-                link.already_started.discard(worker)
-                report = link.started.reports[remote.local]
-            else:
-                report, generation = link.call_actor(link.actor.revive, *arguments, worker=worker, timeout_s=timeout_s)
-            if link.relay is not None:
-                link.relay.expect_worker(worker, generation)
+            local = remote.local
+        # Without the lock, because an env that hangs here must not delay the node's other workers.
+        limit_s = self._settings.start_timeout_s
+        timeout_s = None if limit_s is None else limit_s + REPLY_SLACK_S
+        packed = [pack_request(request) for request in settings_requests]
+        arguments = local, [] if link.relay is None else link.relay.tickets_of(worker), packed
+        generation = 0
+        if worker in link.already_started and link.started is not None:
+            link.call_actor(link.actor.apply_settings, *arguments, worker=worker, timeout_s=timeout_s)
+            link.already_started.discard(worker)
+            report = link.started.reports[local]
+        else:
+            report, generation = link.call_actor(link.actor.revive, *arguments, worker=worker, timeout_s=timeout_s)
+        if link.relay is not None:
+            link.relay.expect_worker(worker, generation)
+        with self._replacing[remote.node]:  # a call for another worker may have replaced the node meanwhile
             fresh = dataclasses.replace(remote, end_fd=OwnedFd.eventfd(), exit_code=None)
             self._workers[worker] = fresh
-            remote.end_fd.close()
-            if link.state is not NodeState.SERVING:  # the node was lost meanwhile
-                fresh.mark_dead()
-            return dataclasses.replace(report, worker=worker)
+        remote.end_fd.close()
+        if link.state is not NodeState.SERVING:  # the node was lost meanwhile
+            fresh.mark_dead()
+        return dataclasses.replace(report, worker=worker)
 
     def _replace_node(self, worker: int, asked_at: float) -> None:
         """Start one or more actors with all workers of a worker's lost node. `asked_at` is when `revive` was called."""
@@ -380,6 +386,8 @@ class RayBackend:
             if shared := self._wait_placed(links[0], search):
                 cluster.kill(self._ray, links.pop().actor)
                 links += self._divide(node, shared)
+            if self._is_closed:
+                raise closed_error()
             self._wait_started(links)
             for link in links:
                 link.already_started = set(link.workers)
@@ -388,11 +396,13 @@ class RayBackend:
             for link in links:
                 cluster.kill(self._ray, link.actor)
                 link.close_stream()
+                self._starting.discard(link)
             raise
         links[0].counts = lost.counts
         self._restarts[node] += 1
         for link in links:
             self._links[link.node] = link
+            self._starting.discard(link)
 
     def _wait_placed(self, link: NodeLink, search: PlaceSearch) -> list[str]:
         """Wait until an actor runs or is late. Return any machines among which its workers are divided instead."""
@@ -442,12 +452,13 @@ class RayBackend:
 
     def _shut_down(self) -> None:
         self._is_closed = True
-        for link in self._links:
+        links = [*self._links, *self._starting]
+        for link in links:
             link.mark_lost("was closed")
         for worker in self._workers:
             worker.end_fd.close()
         if self._thread is None or not self._thread.is_alive():
             self._wake.close()
-            for link in self._links:
+            for link in links:
                 link.close_stream()
         self._slab = self._ring = None
