@@ -159,6 +159,16 @@ def test_a_pool_that_is_closed_ends_its_trace(tmp_path):
     assert (tmp_path / "t.json").exists()
 
 
+def test_a_pool_has_one_trace_at_a_time():
+    with make_pool("serial", counting_envs(2)) as pool:
+        pool.reset(seed=0)
+        with stepmill.trace(pool), pytest.raises(stepmill.UsageError, match="another trace"):
+            stepmill.trace(pool)
+        with stepmill.trace(pool) as recorder:
+            pool.step([0, 0])
+        assert recorder.events.num_events
+
+
 @pytest.mark.parametrize("arguments", [{"seconds": 0}, {"seconds": -1}, {"max_events": 0}])
 def test_a_trace_of_nothing_is_refused(arguments):
     with make_pool("serial", counting_envs(2)) as pool, pytest.raises(stepmill.UsageError):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, TextIO
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,6 +154,9 @@ class Recorder(CloseAtEnd):
         return self.close()
 
 
+_recorders: WeakValueDictionary[int, Recorder] = WeakValueDictionary()  # the newest, by the id of its slab
+
+
 def trace(
     pool: Pool, path: str | Path | None = None, *, seconds: float | None = None, max_events: int = MAX_EVENTS
 ) -> Recorder:
@@ -163,12 +167,19 @@ def trace(
         path: the path of the JSON file for Perfetto; None writes none.
         seconds: the recording ends by itself after this many seconds; None means no limit.
         max_events: the recording also ends when it has this many events.
+    Raises:
+        UsageError: a number is out of range, or another trace of the pool has not ended.
     """
     if seconds is not None and not seconds > 0:
         raise UsageError(f"seconds={seconds} must be above 0")
     if max_events < 1:
         raise UsageError(f"max_events={max_events} must be 1 or more")
-    return Recorder(PoolPort(pool).slab, path, seconds, max_events)
+    slab = PoolPort(pool).slab
+    other = _recorders.get(id(slab))
+    if other is not None and not other.is_done:  # its end would also end this one
+        raise UsageError("another trace of this pool is being recorded; close it first")
+    recorder = _recorders[id(slab)] = Recorder(slab, path, seconds, max_events)
+    return recorder
 
 
 def _moments(now: PoolStats, last: PoolStats) -> Iterator[tuple[int, str]]:
