@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 import stepmill
 from stepmill.testing.compare import find_difference
+from stepmill.testing.envs import SeedRecorder
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
 from tests.harness.gym_envs import (
     TESTED_SPACES,
@@ -226,6 +227,16 @@ def test_a_step_that_takes_too_long_times_out_and_is_not_lost(vector_env_of):
         assert observations[:, 2].tolist() == [1, 1]
         assert rewards.tolist() == [1.0, GATED_ACTION]
         envs.close()
+
+
+def test_options_with_numbers_as_keys_reach_each_env_whole(vector_env_of):
+    envs = vector_env_of([SeedRecorder] * 2)
+    options = {0: {"level": 1}, 1: {"level": 2}}
+    envs.reset(options=options)
+    envs.reset(options={**options, "reset_mask": np.array([False, True])})
+    envs.reset_async(options=options)
+    envs.reset_wait()
+    assert envs.get_attr("options") == ([options] * 2, [options] * 3)
 
 
 @pytest.mark.parametrize("where", ["thread", "fork"])

@@ -14,6 +14,7 @@ import stepmill
 from stepmill.observe.replay import Verdict, code_to_run, env_fn_of, replay
 from stepmill.spec.capsule import read_capsule
 from tests.chaos import ChaosEnv
+from tests.chaos.envs import RAISE
 from tests.harness.pools import make_pool
 
 
@@ -38,6 +39,16 @@ def make_fragile(flag: Path, env_id: int) -> ChaosEnv:
 def pool_in(folder: Path, where: str = "fork", **options: Any) -> stepmill.Pool:
     env_fns = [partial(TouchyEnv, env_id) for env_id in range(3)]
     return make_pool(where, env_fns, crash_dir=folder, seeding="per_episode", **options)
+
+
+def test_options_with_numbers_as_keys_are_replayed(tmp_path: Path) -> None:
+    with pool_in(tmp_path, "serial") as pool:
+        pool.reset(seed=0, options=[{7: 1}] * 3)
+        with pytest.raises(stepmill.EnvError):
+            pool.step([RAISE, 1, 1])
+    (path,) = tmp_path.iterdir()
+    capsule = read_capsule(str(path))
+    assert replay(capsule, env_fn_of(capsule), in_process=True).verdict is Verdict.REPRODUCED
 
 
 @pytest.mark.parametrize("where", ["serial", "thread", "fork"])

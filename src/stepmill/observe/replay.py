@@ -270,7 +270,7 @@ class _Run:
     def _reset(self, pool: Pool, command: str, plain_seed: object, plain_options: object) -> None:
         self._command, self._step = command, 0
         seed, options = _value("seed", plain_seed), _value("options", plain_options)
-        pool.reset(seed={0: seed} if isinstance(seed, int) else seed, options=options)
+        pool.reset(seed={0: seed} if isinstance(seed, int) else seed, options=[options])
 
     def _step_env(self, pool: Pool, step: int) -> bool:
         self._command, self._step = "step", step + 1

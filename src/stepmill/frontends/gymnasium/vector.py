@@ -237,20 +237,25 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         """
         self._check_idle("reset")
         self._kept = None
-        mask, rest = read_options(options, self.num_envs)
+        mask, each = self._read_options(options)
         if mask is not None:
-            self._pool.reset_async(seed=seed, options=rest, mask=mask, persist_options=persist_options)
+            self._pool.reset_async(seed=seed, options=each, mask=mask, persist_options=persist_options)
             return self._port.reset_wait()
-        batch = self._pool.reset(seed=seed, options=rest, persist_options=persist_options)
+        batch = self._pool.reset(seed=seed, options=each, persist_options=persist_options)
         return batch.obs, batch.info
 
     def reset_async(self, seed: Seed = None, options: Mapping[str, Any] | None = None) -> None:
         """Begin to reset envs; `reset_wait` returns the results. See `reset` for the arguments."""
         self._check_idle("reset_async")
         self._kept = None
-        mask, rest = read_options(options, self.num_envs)
-        self._pool.reset_async(seed=seed, options=rest, mask=mask)
+        mask, each = self._read_options(options)
+        self._pool.reset_async(seed=seed, options=each, mask=mask)
         self._waiting = _Waiting.RESET
+
+    def _read_options(self, options: object) -> tuple[NDArray[np.bool_] | None, list[dict[str, Any]] | None]:
+        """Return the reset mask, and a list of the other options of each env: a dict could be one by env id."""
+        mask, rest = read_options(options, self.num_envs)
+        return mask, None if rest is None else [rest] * self._pool.num_envs
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Return the results of `reset_async`: observations [N, ...] and infos.
