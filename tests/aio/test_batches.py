@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import stepmill
+from stepmill.testing.envs import CountingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
 from tests.aio.test_leases import chaos_pool, run
 from tests.chaos.envs import CLOCK, KILL, RAISE
@@ -99,6 +100,15 @@ def test_faults_are_returned_and_a_reset_brings_their_envs_back_while_others_go_
                 assert batch is not None
                 clocks |= dict(zip(batch.env_id.tolist(), batch.obs[:, CLOCK].tolist(), strict=True))
             assert [clocks[env_id] for env_id in (0, 1, 2)] == [0, 0, 0]
+
+    run(main())
+
+
+def test_an_env_that_does_not_exist_is_named() -> None:
+    async def main() -> None:
+        async with stepmill.AsyncPool(CountingEnv, num_envs=2, backend="thread") as pool:
+            with pytest.raises(stepmill.UsageError, match="7"):
+                pool.reset_async(env_ids=[7])
 
     run(main())
 

@@ -104,6 +104,19 @@ def test_a_pool_is_used_inside_of_its_with_statement() -> None:
     run(main())
 
 
+def test_a_pool_is_entered_once() -> None:
+    async def main() -> None:
+        pool = stepmill.AsyncPool(CountingEnv, num_envs=1, backend="thread")
+        async with pool, pool.lease() as env:
+            with pytest.raises(stepmill.UsageError, match="entered before"):
+                await pool.__aenter__()
+            await env.reset()
+        with pytest.raises(stepmill.UsageError, match="entered before"):
+            await pool.__aenter__()
+
+    run(main())
+
+
 def test_a_failed_task_ends_the_program_with_its_error() -> None:
     async def main() -> None:
         async with chaos_pool() as pool, pool.lease() as env:

@@ -68,12 +68,16 @@ class AsyncPool:
         self._make_pool = partial(Pool, env_fns, **options)
         self._lock = threading.Lock()  # held while a thread starts the pool
         self._is_abandoned = False
+        self._is_entered = False
         self._pool: Pool | None = None
         self._user: Leases | Batches | None = None
 
     # ---- the start and the end ----------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
+        if self._is_entered:
+            raise UsageError("this AsyncPool was entered before; make another one for each `async with`")
+        self._is_entered = True
         try:
             await asyncio.get_running_loop().run_in_executor(None, self._start)
         except asyncio.CancelledError:

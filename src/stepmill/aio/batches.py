@@ -31,9 +31,8 @@ class Batches:
 
     def revive(self, env_ids: Sequence[int] | None) -> None:
         """Revive the envs with a fault, among these or all. A reset alone would wait until their workers have started."""
-        states = self._pool.states
-        ids = range(len(states)) if env_ids is None else env_ids
-        lost = [env_id for env_id in ids if states[env_id] is EnvState.FAULTED]
+        faulted = [env_id for env_id, state in enumerate(self._pool.states) if state is EnvState.FAULTED]
+        lost = [env_id for env_id in faulted if env_ids is None or env_id in env_ids]
         if lost:
             self._pool.revive(lost, wait=False)
 
