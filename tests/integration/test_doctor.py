@@ -190,6 +190,17 @@ def test_check_env_raises_what_doctor_finds(env):
         check_env(env, num_steps=50)
 
 
+class Waiting(Healthy):
+    async def step(self, action):
+        return super().step(action)
+
+
+@pytest.mark.parametrize(("env", "why"), [(Waiting, "a coroutine"), (NoSpaces, "no action_space")])
+def test_check_env_raises_why_an_env_cannot_be_checked(env, why):
+    with pytest.raises(CheckFailed, match=f"^not-checked: .*{why}"):
+        check_env(env)
+
+
 @pytest.mark.parametrize("env", [Healthy, Rounded, SlowReset, CountingEnv])
 def test_check_env_accepts_sound_envs_and_ignores_warnings(env):
     check_env(env, seed=3, num_steps=50)

@@ -45,11 +45,11 @@ def check_env(env_fn: EnvFn, *, seed: int = 0, num_steps: int = 200, ignore_info
         ignore_info: info keys that may differ, such as wall-clock times.
 
     Raises:
-        CheckFailed: the env is not deterministic, leaves something behind, or violates the Gymnasium step API.
+        CheckFailed: the env is not deterministic, leaves something behind, violates the Gymnasium step API, or cannot be checked.
     """
 
     def emit(check: str, severity: str, what: str, where: str, cure: str) -> None:
-        if severity == "error":
+        if severity == "error" or check == "not-checked":
             raise CheckFailed(f"{check}: {what} ({where}); {cure}")
 
     check_steps(env_fn, emit, num_steps, math.inf)
