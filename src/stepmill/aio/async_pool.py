@@ -141,7 +141,10 @@ class AsyncPool:
     # ---- batches ------------------------------------------------------------------------------------------------------
 
     def reset_async(self, *, env_ids: Sequence[int] | None = None, seed: Any = None, options: Any = None) -> list[int]:
-        """Send resets to some envs, or all, as `Pool.reset_async` does. Meanwhile, envs that have a fault are rebuilt."""
+        """Send resets to some envs, or all, as `Pool.reset_async` does. Meanwhile, envs that have a fault are rebuilt.
+
+        If one of them has a command, this blocks the event loop until that has ended: receive its result first.
+        """
         self._used_by(Batches).revive(env_ids)
         return self.pool.reset_async(env_ids=env_ids, seed=seed, options=options)
 
