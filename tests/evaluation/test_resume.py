@@ -75,11 +75,13 @@ def test_infos_are_the_same_with_and_without_an_interruption(tmp_path):
     class Arrays(Walk):
         def step(self, action):
             *result, info = super().step(action)
-            return (*result, {**info, "goals": np.array([self.goal, self.at])})
+            by_id = {np.int64(7): {(1, 2): 3}}
+            return (*result, {**info, "goals": np.array([self.goal, self.at]), "by_id": by_id})
 
     path = tmp_path / "eval.jsonl"
-    found = play(forward, Arrays, seeds=range(3), resume=path, infos=["goals"])
-    assert facts(play(forward, Arrays, seeds=range(3), resume=path, infos=["goals"])) == facts(found)
+    found = play(forward, Arrays, seeds=range(3), resume=path, infos=["goals", "by_id"])
+    assert facts(play(forward, Arrays, seeds=range(3), resume=path, infos=["goals", "by_id"])) == facts(found)
+    assert json.loads(found.to_json())["episodes"][0]["infos"]["by_id"] == {"7": {"(1, 2)": 3}}
 
 
 def test_two_processes_do_not_write_one_file(tmp_path):

@@ -174,5 +174,13 @@ def wilson_interval(num_successes: int, num_trials: int) -> Interval:
 
 
 def dump_json(value: object) -> str:
-    """Return JSON on one line. Arrays become lists, and values that JSON does not know become their texts."""
+    """Return JSON on one line. Arrays become lists, and values and keys that JSON does not know become their texts."""
+    value = _with_plain_keys(value)
     return json.dumps(value, default=lambda other: other.tolist() if hasattr(other, "tolist") else str(other))
+
+
+def _with_plain_keys(value: object) -> object:
+    if isinstance(value, dict):
+        plain = (str, int, float, bool, type(None))
+        return {key if isinstance(key, plain) else str(key): _with_plain_keys(child) for key, child in value.items()}
+    return list(map(_with_plain_keys, value)) if isinstance(value, (list, tuple)) else value
