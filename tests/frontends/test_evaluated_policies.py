@@ -37,6 +37,12 @@ def test_a_torch_module_may_return_logits():
     assert [each.episode_return for each in found.episodes] == [play(act, seed) for seed in range(6)]
 
 
+@pytest.mark.parametrize("width", [1, 5])
+def test_logits_of_another_number_of_actions_are_refused(width):
+    with pytest.raises(stepmill.UsageError, match=rf"shape \(., {width}\)"):
+        stepmill.evaluate(torch.nn.Linear(4, width), "CartPole-v1", seeds=range(2), num_envs=2, backend="serial")
+
+
 def test_a_torch_module_gets_its_own_dtype_and_returns_actions():
     class Half(torch.nn.Module):
         def __init__(self):

@@ -148,7 +148,7 @@ def _torch_policy(module: torch.nn.Module, actions: gymnasium.Space[Any]) -> Act
                 part.training = True
         if not isinstance(output, torch.Tensor):
             raise UsageError(f"the module must return actions as a tensor, not a {type(output).__name__}; wrap it")
-        if isinstance(actions, spaces.Discrete) and output.ndim == 2 and output.is_floating_point():
+        if isinstance(actions, spaces.Discrete) and output.shape[1:] == (actions.n,) and output.is_floating_point():
             return output.argmax(dim=1) + int(actions.start)
         return output
 
