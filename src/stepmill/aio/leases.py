@@ -127,6 +127,8 @@ class Leases:
         try:
             return await waiter
         except asyncio.CancelledError:
+            with suppress(ValueError):
+                self._queue.remove(waiter)
             if not waiter.cancelled() and waiter.exception() is None:  # the env came at the same time
                 self.release(waiter.result())
             raise
