@@ -85,13 +85,7 @@ class SB3VecEnv(VecEnv):
             observations [N, ...]; the infos are in `reset_infos`.
         """
         self._is_stepping = False
-        seeds, options = list(self._seeds), list(self._options)
-        if all(each == options[0] for each in options):
-            batch = self._pool.reset(seed=seeds, options=options[0] or None)
-        else:
-            for env_id, each in enumerate(options):
-                self._pool.reset_async(seed={env_id: seeds[env_id]}, options=each or None, env_ids=[env_id])
-            batch = self._pool.recv(self.num_envs)
+        batch = self._pool.reset(seed=list(self._seeds), options=[each or None for each in self._options])
         infos = {row: dict(info) for row, info in rows_of(batch.info)}
         self.reset_infos = [infos.get(env_id, {}) for env_id in range(self.num_envs)]
         self._reset_seeds()

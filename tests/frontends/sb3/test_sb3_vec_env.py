@@ -103,6 +103,18 @@ def same(left, right):
         assert left == right
 
 
+def test_options_may_hold_arrays_and_numbers_as_keys(sb3_env_of):
+    envs = sb3_env_of(make(2))
+    goals = [{"goal": np.array([1.0, 2.0])}, {"goal": np.array([3.0, 4.0])}]
+    envs.set_options(goals)
+    envs.reset()
+    for info, own in zip(envs.reset_infos, goals, strict=True):
+        np.testing.assert_array_equal(info["options"]["goal"], own["goal"])
+    envs.set_options({0: {"level": 1}})
+    envs.reset()
+    assert [info["options"] for info in envs.reset_infos] == [{0: {"level": 1}}] * 2
+
+
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_steps_and_infos_are_those_of_the_librarys_own_vec_env(sb3_env_of, is_cut):
     ours, theirs = sb3_env_of(make(3, is_cut=is_cut)), DummyVecEnv(make(3, is_cut=is_cut))
