@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import subprocess
 import sys
@@ -113,6 +114,24 @@ def test_a_pool_is_entered_once() -> None:
             await env.reset()
         with pytest.raises(stepmill.UsageError, match="entered before"):
             await pool.__aenter__()
+
+    run(main())
+
+
+def test_tasks_that_give_up_waiting_for_an_env_leave_nothing_behind() -> None:
+    def count_futures() -> int:
+        return sum(isinstance(each, asyncio.Future) for each in gc.get_objects())
+
+    async def main() -> None:
+        async with stepmill.AsyncPool(CountingEnv, num_envs=1, backend="thread") as pool, pool.lease():
+            before = count_futures()
+            for _ in range(100):
+                waits = asyncio.create_task(pool.lease().__aenter__())
+                await asyncio.sleep(0)
+                waits.cancel()
+                with suppress(asyncio.CancelledError):
+                    await waits
+            assert count_futures() < before + 50
 
     run(main())
 
