@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -18,7 +19,7 @@ import stepmill
 
 pytest.importorskip("numba")
 
-from tests.kernels.kernels import walk, walk_limited
+from tests.kernels.kernels import parts, walk, walk_limited
 from tests.kernels.library_builder import build_text
 
 
@@ -53,6 +54,35 @@ def test_an_env_can_be_made_what_another_one_is() -> None:
             batch = pool.step(np.ones(4, np.int64))
             np.testing.assert_array_equal(batch.obs[0], batch.obs[2])
             np.testing.assert_array_equal(batch.obs[3], batch.obs[2])
+
+
+@pytest.mark.parametrize("kernel", [walk, parts])
+def test_a_snapshot_right_after_a_restore_has_the_observations_of_the_restored_one(
+    kernel: stepmill.kernels.PythonKernel,
+) -> None:
+    actions = gymnasium.vector.utils.batch_space(kernel.action_space, 3)
+    actions.seed(0)
+    with stepmill.Pool([kernel] * 3, backend="kernel") as pool:
+
+        def step() -> Any:
+            return pool.step(actions.sample()).obs
+
+        pool.reset(seed=1)
+        snapshot = pool.snapshot()
+        step()
+        pool.restore(snapshot)
+        again = pool.snapshot()
+        assert again.memory == snapshot.memory
+        np.testing.assert_equal(again.obs, snapshot.obs)
+        newest = step()
+        np.testing.assert_equal(pool.snapshot().obs, newest)
+        pool.restore(pool.snapshot([2]), [0])
+        assert_rows_equal(pool.snapshot([1, 0]).obs, newest, [1, 2])
+
+
+def assert_rows_equal(obs: Any, others: Any, places: list[int]) -> None:
+    others = {name: each[places] for name, each in others.items()} if isinstance(others, dict) else others[places]
+    np.testing.assert_equal(obs, others)
 
 
 @pytest.mark.parametrize(("mode", "other_mode"), [("NextStep", "SameStep"), ("SameStep", "NextStep")])

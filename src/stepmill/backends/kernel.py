@@ -27,7 +27,9 @@ from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSe
 from stepmill.worker.native_settings import native_settings
 
 _SNAPSHOT = "kernel snapshot"
-_IS_OVER = -17  # its place from the end of the state part of a snapshot (walk_snapshot in kernel_envs.cpp)
+# Places in the state part of a snapshot (walk_snapshot in kernel_envs.cpp).
+_NUM_COMMANDS = slice(0, 8)
+_IS_OVER = -17  # from its end
 
 
 class KernelBackend:
@@ -80,10 +82,6 @@ class KernelBackend:
         if self._program is None or self._spec is None:
             raise EngineBug("the kernel backend attaches before it has started")
         self._loop = _native.KernelLoop(slab.native, self._loop_settings(self._program, self._spec))
-        self._envs = [
-            KernelEnvHandle(self._loop, self._program, local, env_id, self._settings.autoreset)
-            for local, env_id in enumerate(self._plan.env_ids)
-        ]
         self._prepare()
 
     def call(self, requests: Mapping[int, Request]) -> list[Future]:
@@ -111,7 +109,12 @@ class KernelBackend:
             warn_of_use(self._plan.env_ids)
 
     def _prepare(self) -> None:
-        if self._program is None or self._program.prepare is None:
+        assert self._program is not None
+        self._envs = [
+            KernelEnvHandle(self.loop, self._program, local, env_id, self._settings.autoreset)
+            for local, env_id in enumerate(self._plan.env_ids)
+        ]
+        if self._program.prepare is None:
             return
         for env in self._envs:
             env.outside = self._program.prepare(env.state)
@@ -188,6 +191,7 @@ class KernelEnvHandle:
         self, loop: _native.KernelLoop, program: KernelProgram, local: int, env_id: int, autoreset: AutoresetMode
     ) -> None:
         self._loop, self._local, self.env_id, self._autoreset = loop, local, env_id, autoreset
+        self._restored: tuple[bytes, object] = b"", None
         self._program = program
         self._methods = program.methods
         self._fields = program.state.names or ()
@@ -210,8 +214,16 @@ class KernelEnvHandle:
             return str(exc)
         return None
 
-    def restore(self, snapshot: bytes) -> None:
-        """Restore a snapshot.
+    def restored_obs(self) -> object:
+        """Return the `obs` of the last `restore`, or None if the env has carried out a command since then."""
+        num_commands, obs = self._restored
+        return obs if num_commands == self._num_commands() else None
+
+    def _num_commands(self) -> bytes:
+        return self._loop.snapshot(self._local)[_NUM_COMMANDS]
+
+    def restore(self, snapshot: bytes, obs: object = None) -> None:
+        """Restore a snapshot, whose observation is `obs`.
 
         Raises:
             UsageError: the snapshot is of another kernel, damaged, or of an episode that ended in another autoreset mode.
@@ -221,6 +233,7 @@ class KernelEnvHandle:
         self._loop.restore(self._local, memory[: self._state_bytes])
         if self.outside is not None:
             self.outside.load(memory[self._state_bytes :])
+        self._restored = memory[_NUM_COMMANDS], obs
 
     def _unpack(self, snapshot: bytes) -> bytes:
         header, memory = unpack(_SNAPSHOT, snapshot)

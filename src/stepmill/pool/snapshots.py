@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -49,8 +50,12 @@ class Snapshots:
             BusyEnvError: an env is not idle.
         """
         ids = self._idle(env_ids)
-        memory = self._requests.send(RequestKind.GET_ATTR, ids, _read).result()
-        return PoolSnapshot(tuple(ids), self._state.observe(ids), memory)
+        found = self._requests.send(RequestKind.GET_ATTR, ids, _read).result()
+        obs = self._state.observe(ids)
+        for place, (_, restored) in enumerate(found):
+            if restored is not None:  # the newest result is older
+                map_nest(partial(_set_row, place), obs, restored)
+        return PoolSnapshot(tuple(ids), obs, tuple(memory for memory, _ in found))
 
     def restore(self, snapshot: PoolSnapshot, env_ids: EnvIds | None) -> Any:
         """Restore the state of envs from a snapshot of the same or other envs; return the observations of the snapshot.
@@ -71,7 +76,8 @@ class Snapshots:
         for refusal in self._requests.send(RequestKind.GET_ATTR, ids[:1], _FindRefusal(snapshot.memory)).result():
             if refusal is not None:
                 raise UsageError(refusal)
-        write: Callable[..., None] = _Write(dict(zip(ids, snapshot.memory, strict=True)))
+        rows = [map_nest(lambda column, place=place: column[place].copy(), snapshot.obs) for place in range(len(ids))]
+        write: Callable[..., None] = _Write(dict(zip(ids, zip(snapshot.memory, rows, strict=True), strict=True)))
         self._requests.send(RequestKind.CALL, ids, call_payload(write)).result()
         return map_nest(np.copy, snapshot.obs)
 
@@ -93,9 +99,12 @@ class Snapshots:
         return ids
 
 
-def _read(env: Any) -> bytes:
-    memory: bytes = env.snapshot()
-    return memory
+def _read(env: Any) -> tuple[bytes, Any]:
+    return env.snapshot(), env.restored_obs()
+
+
+def _set_row(place: int, column: Any, row: Any) -> None:
+    column[place] = row
 
 
 class _FindRefusal:
@@ -110,10 +119,10 @@ class _FindRefusal:
 
 
 class _Write:
-    """A function that restores an env from the state with its env_id."""
+    """A function that restores an env from the state and observation with its env_id."""
 
-    def __init__(self, memory: dict[int, bytes]) -> None:
-        self._memory = memory
+    def __init__(self, states: dict[int, tuple[bytes, Any]]) -> None:
+        self._states = states
 
     def __call__(self, env: Any) -> None:
-        env.restore(self._memory[env.env_id])
+        env.restore(*self._states[env.env_id])

@@ -80,6 +80,7 @@ void KernelEnvs::count(std::uint32_t num_steps, std::uint32_t num_resets) noexce
 
 inline bool KernelEnvs::run_env(std::uint32_t local, const EnvCommand& command, Outcome& outcome) noexcept {
     KernelEnvRecord& env = record(local);
+    ++env.num_commands;
     const bool is_due = env.needs_reset && plan_.autoreset == Autoreset::NEXT_STEP;
     void* const obs = obs_at_ != 0 ? record_bytes(local) + obs_at_ : slab_->base + slab_->plan.observation[0].at(command.slot, command.row);
     if (command.is_reset || is_due) {

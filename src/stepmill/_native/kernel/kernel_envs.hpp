@@ -43,6 +43,7 @@ struct KernelPlan {
 
 // The engine's record of one env; the kernel's state follows it in memory. Plain memory: a snapshot is a copy of it.
 struct KernelEnvRecord {
+    std::uint64_t num_commands = 0;            // that were carried out
     stepmill_rng rng{};
     double episode_return = 0.0;
     std::int64_t episode_length = 0;
