@@ -24,7 +24,7 @@ class FakeWorkers:
         return [self]
 
     def view_of(self, env_id: int) -> ServerView:
-        return ServerView(env_id, 0, env_id, 7, "PAUSED", True, 1, 3, 0, True, False, False)
+        return ServerView(env_id, 0, env_id, 7, "PAUSED", True, 1, 3, 0, 0, True, False, False, False, False, 0)
 
     def check_process(self, worker: int) -> FakeWorkers:
         return self

@@ -181,6 +181,6 @@ def dump_json(value: object) -> str:
 
 def _with_plain_keys(value: object) -> object:
     if isinstance(value, dict):
-        plain = (str, int, float, bool, type(None))
+        plain = str, int, float, type(None)
         return {key if isinstance(key, plain) else str(key): _with_plain_keys(child) for key, child in value.items()}
     return list(map(_with_plain_keys, value)) if isinstance(value, (list, tuple)) else value
