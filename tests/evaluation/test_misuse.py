@@ -83,6 +83,9 @@ def test_tasks_with_equal_names_are_numbered():
     assert [each.task for each in found.episodes] == ["1 #0", "1 #1"]
     again = play(forward, Walk, tasks=[{"further": 3}, {"further": 3}], seeds=[0])
     assert list(again.by_task) == ["further=3 #0", "further=3 #1"]
+    # The name of the third task is what the second one would get.
+    several = play(forward, Walk, tasks={1: {}, "1": {"further": 3}, "1 #1": {}}, seeds=[0])
+    assert list(several.by_task) == ["1 #0", "1 #1 #1", "1 #1 #2"]
 
 
 def test_videos_of_tasks_with_like_names_have_files_of_their_own(tmp_path):

@@ -200,9 +200,10 @@ def _named(tasks: Mapping[str, Task] | Sequence[Task]) -> dict[str | None, Task]
 
 
 def _unique(names: Sequence[str], sign: str) -> list[str]:
-    """Return the names. Equal names get their position as a suffix."""
+    """Return the names. Equal names get their position as a suffix, as often as is needed until all differ."""
     counts = Counter(names)
-    return [name if counts[name] == 1 else f"{name}{sign}{place}" for place, name in enumerate(names)]
+    names = [name if counts[name] == 1 else f"{name}{sign}{place}" for place, name in enumerate(names)]
+    return names if len(set(names)) == len(names) else _unique(names, sign)
 
 
 def _name(task: Task) -> str:
