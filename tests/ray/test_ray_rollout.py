@@ -76,6 +76,21 @@ def test_fragments_of_all_nodes_are_the_batch_of_a_local_rollout(ray_cluster):
             assert ordered(actual.episodes) == ordered(expected.episodes)
 
 
+def test_ctrl_c_while_a_fragment_is_fetched_does_not_lose_it(ray_cluster, monkeypatch):
+    with make(Constant(3)) as rollout:
+        get = rollout._module.get
+
+        def get_after_ctrl_c(*arguments, **options):
+            monkeypatch.setattr(rollout._module, "get", get)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(rollout._module, "get", get_after_ctrl_c)
+        with pytest.raises(KeyboardInterrupt):
+            rollout.collect()
+        for expected in local_batches(2):
+            np.testing.assert_array_equal(joined(rollout.collect()).obs, expected.obs)
+
+
 def make_pool(**options):
     nodes = stepmill.RayOptions(num_nodes=2, resources={"CPU": NODE_CPUS})
     return stepmill.Pool(counting_envs(N), backend="ray", num_workers=2, ray=nodes, **options)
