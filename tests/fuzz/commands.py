@@ -153,7 +153,12 @@ class Commands:
         }
         arguments = {"seed": seeds, "options": options, "env_ids": self.calls.ids(envs), "persist_options": persist}
         text = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
-        return self.calls.make(f"pool.{way}({text})", lambda: getattr(self.pool, way)(**arguments), sent), envs
+        outcome = self.calls.make(f"pool.{way}({text})", lambda: getattr(self.pool, way)(**arguments), sent)
+        if isinstance(outcome, BaseException):
+            for env in envs:
+                if env.is_pending:  # this reset may have been sent in the place of the command before
+                    self.model.add_risks(env, [fault])
+        return outcome, envs
 
     def _record_reset(
         self, env: Env, seeds: list[int | None], bonus: int | None, persist: bool | None, fault: int

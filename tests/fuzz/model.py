@@ -209,7 +209,7 @@ class PoolModel:
         levels = [row.object.level for row in env.rows]
         env.command = Command(actions, [None] * len(env.rows), env.bonus, STEP, levels)
         env.status = PENDING
-        self._add_risks(env, self.verbs_of(env))
+        self.add_risks(env, self.verbs_of(env))
 
     def reset(self, env: Env, seeds: Sequence[int | None], bonus: int | None, verb: int) -> None:
         """Record that an env is being reset; a result that was not received is dropped."""
@@ -226,9 +226,10 @@ class PoolModel:
         for row in env.rows:
             row.is_over = True
         env.is_loose |= verb != STEP
-        self._add_risks(env, [verb])
+        self.add_risks(env, [verb])
 
-    def _add_risks(self, env: Env, verbs: Sequence[int]) -> None:
+    def add_risks(self, env: Env, verbs: Sequence[int]) -> None:
+        """Record that a command may be the death of the env's worker."""
         if any(verb % ONCE in (DIE, HANG) for verb in verbs):
             self.lose_worker(self.worker_of[env.env_id])
 
