@@ -217,7 +217,7 @@ class KernelEnvHandle:
     def restored_obs(self) -> object:
         """Return the `obs` of the last `restore`, or None if the env has carried out a command since then."""
         num_commands, obs = self._restored
-        return obs if num_commands == self._num_commands() else None
+        return obs if obs is not None and num_commands == self._num_commands() else None
 
     def _num_commands(self) -> bytes:
         return self._loop.snapshot(self._local)[_NUM_COMMANDS]

@@ -120,9 +120,9 @@ class VideoFile(CloseAtEnd):
         writer, self._writer = self._writer, None
         if writer is None or writer.gi_frame is None:  # it has ended
             return
-        process = writer.gi_frame.f_locals["p"]  # imageio_ffmpeg does not say how ffmpeg has ended
+        process = writer.gi_frame.f_locals.get("p")  # imageio_ffmpeg does not say how ffmpeg has ended
         writer.close()
-        if process.returncode:
+        if process is not None and process.returncode:
             raise UsageError(
                 f"the video {str(self._path)!r} is incomplete: ffmpeg ended with status {process.returncode}, and stderr says why; "
                 "choose a path on a disk that has room"
