@@ -10,11 +10,11 @@ import gymnasium
 import numpy as np
 import pytest
 
+import stepmill
 from tests.harness import leaks
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import kill_worker
 from tests.harness.ray_nodes import kill_actor
-from tests.ray.test_ray_faults import make_pool
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
@@ -42,6 +42,12 @@ class SlowToBuild(gymnasium.Env):
         return self.count, 0.0, False, False, {}
 
 
+def make_pool(folder):
+    env_fns = [partial(SlowToBuild, folder, env_id) for env_id in range(4)]
+    nodes = stepmill.RayOptions(num_nodes=2, resources={"CPU": 0})
+    return stepmill.Pool(env_fns, backend="ray", num_workers=4, ray=nodes, on_fault="truncate")
+
+
 def wait_until(is_done):
     until = time.monotonic() + HANG_GUARD_S
     while not is_done():
@@ -50,8 +56,7 @@ def wait_until(is_done):
 
 
 def test_a_constructor_that_hangs_does_not_delay_the_restarts_of_the_nodes_other_workers(ray_cluster, tmp_path):
-    env_fns = [partial(SlowToBuild, tmp_path, env_id) for env_id in range(4)]
-    with make_pool(env_fns=env_fns, on_fault="truncate") as pool:
+    with make_pool(tmp_path) as pool:
         pool.reset(seed=0)
         (tmp_path / "wait-0").touch()
         kill_worker(pool, 0)
@@ -68,8 +73,7 @@ def test_a_constructor_that_hangs_does_not_delay_the_restarts_of_the_nodes_other
 
 
 def test_a_pool_that_is_closed_while_a_lost_node_is_replaced_leaves_no_actor(ray_cluster, tmp_path):
-    env_fns = [partial(SlowToBuild, tmp_path, env_id) for env_id in range(4)]
-    with make_pool(env_fns=env_fns, on_fault="truncate") as pool:
+    with make_pool(tmp_path) as pool:
         pool.reset(seed=0)
         (tmp_path / "wait-2").touch()
         kill_actor(pool, 1)
