@@ -203,7 +203,7 @@ class EnvRequests:
                 f"got {len(column)} values of {name!r} for {len(ids)} envs; give one per env, or one for all"
             )
         workers = self.workers
-        servers = [workers.view_of(env_id).server for env_id in ids]
+        servers = [view.server for view in workers.state.view(env_ids=ids)]
         settings = [workers.settings_of(server) for server in servers]
         kept: Any = column
         if workers.can_restart_living:
@@ -234,7 +234,7 @@ class EnvRequests:
         timeout_s: float | None = None,
     ) -> PoolFuture:
         timeout_s = self._call_timeout_s if timeout_s is None else timeout_s
-        self._wait_ready([self.workers.worker_of(env_id) for env_id in ids], timeout_s)
+        self._wait_ready([view.worker for view in self.workers.state.view(env_ids=ids)], timeout_s)
         # Reading an attribute needs no capsule.
         has_capsule = self._recovery.crash_reporter.is_wanted and kind is not RequestKind.GET_ATTR
         positions = [self._recovery.crash_reporter.position_of(env_id) for env_id in ids] if has_capsule else ()
@@ -245,10 +245,11 @@ class EnvRequests:
         self._revival.wait_until_rebuilt(workers, timeout_s)
         self._recovery.raise_errors()
 
-    def _post(self, call: EnvCall, places: Iterable[int]) -> list[SentPart]:
+    def _post(self, call: EnvCall, places: Sequence[int]) -> list[SentPart]:
         """Send a request to each lane of the envs at these places."""
         workers, replays = self.workers, self._recovery.replays
-        views = {place: workers.view_of(call.env_ids[place]) for place in places}
+        found: list[ServerView] = workers.state.view(env_ids=[call.env_ids[place] for place in places])
+        views = dict(zip(places, found, strict=True))
         places_of: dict[int, list[int]] = {}
         for place, view in views.items():
             places_of.setdefault(self._server_locations[view.server].lane, []).append(place)
