@@ -1,5 +1,6 @@
 #define NO_IMPORT_ARRAY
 #include "worker/coroutine_loop.hpp"
+#include "shared/forks.hpp"
 #include "shared/native_thread.hpp"
 
 #include <ctime>

@@ -211,8 +211,7 @@ void Loop::run_until(std::uint32_t local, std::uint32_t after_ticket) {
     if (ticket != envs_[local].done && !is_later(ticket, after_ticket)) run_server(local);
 }
 
-// Flat, since another loop calls some of these functions, too, and the compiler would no longer inline them here.
-[[gnu::flatten]] void Loop::run_command(std::uint32_t local, std::uint32_t ticket) {
+void Loop::run_command(std::uint32_t local, std::uint32_t ticket) {
     ServedEnv& served = envs_[local];
     if (!is_inline_ && !start_command(words_.state[local], ticket)) {
         served.done = ticket;  // aborted before it began
