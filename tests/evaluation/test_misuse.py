@@ -95,6 +95,83 @@ def test_videos_of_tasks_with_like_names_have_files_of_their_own(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"a_b_0-0.mp4", "a_b_1-0.mp4", f"{'x' * 100}-0.mp4"}
 
 
+def test_videos_of_tasks_with_names_of_a_hundred_letters_of_any_alphabet_are_written(tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    make = partial(Walk, render_mode="rgb_array")
+    play(forward, make, tasks={"道" * 100: {}, "道" * 101: {}}, seeds=[2**64], videos=tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {f"{'道' * 33}_{place}-{2**64}.mp4" for place in (0, 1)}
+
+
+def test_a_link_beside_a_video_is_not_written_through(tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    make = partial(Walk, render_mode="rgb_array")
+    victim, folder = tmp_path / "victim", tmp_path / "videos"
+    victim.write_text("precious")
+    folder.mkdir()
+    for name in (".0.mp4", "0.mp4"):
+        (folder / name).symlink_to(victim)
+    play(forward, make, seeds=[0], videos=folder)
+    assert victim.read_text() == "precious"
+    assert not (folder / "0.mp4").is_symlink()
+    assert {path.name for path in folder.iterdir()} == {"0.mp4", ".0.mp4"}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None),
+        (float("nan"), None),
+        (np.float32("nan"), None),
+        ([False], False),
+        (np.array([True]), True),
+        (np.array(0.0), False),
+        (1, True),
+    ],
+)
+@pytest.mark.parametrize(
+    "success", [None, "success", lambda info: info["success"]], ids=["default", "name", "function"]
+)
+def test_a_success_is_a_truth_value_or_unknown(value, expected, success):
+    found = play(forward, partial(Judged, value), seeds=range(2), success=success)
+    assert [each.success for each in found.episodes] == [expected] * 2
+    assert found.summary.success_rate == (None if expected is None else float(expected))
+
+
+@pytest.mark.parametrize("value", [np.array([True, False]), "False", [], {"left": True}, [[1], [2, 3]]])
+@pytest.mark.parametrize("success", ["success", lambda info: info["success"]], ids=["name", "function"])
+def test_a_success_that_is_no_truth_value_is_refused(value, success):
+    with pytest.raises(stepmill.UsageError, match=r"is .*, and not true, false or None; give success="):
+        play(forward, partial(Judged, value), seeds=range(2), success=success)
+
+
+class Judged(Walk):
+    """Ends with any value as its success."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def step(self, action):
+        *result, _ = super().step(action)
+        return (*result, {"success": self.value})
+
+
+def test_json_has_null_for_numbers_that_json_does_not_have():
+    class Strange(Walk):
+        def step(self, action):
+            obs, _, *rest, _ = super().step(action)
+            odd = {"odd": np.array([np.inf, 1], np.float32), "by_number": {np.nan: -np.inf}}
+            return (obs, float("nan"), *rest, odd)
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    found = play(forward, Strange, seeds=range(2), infos=["odd", "by_number"])
+    document = json.loads(found.to_json(), parse_constant=refuse)
+    assert document["summary"]["mean_return"] is None
+    assert document["episodes"][0]["infos"] == {"odd": [None, 1.0], "by_number": {"nan": None}}
+
+
 def test_a_return_that_is_not_a_number_is_shown():
     class Strange(Walk):
         def step(self, action):

@@ -43,7 +43,7 @@ def test_the_file_of_another_evaluation_is_refused_and_not_changed(tmp_path, cha
     assert len(play(**{**given, "seeds": range(5)}, resume=path).episodes) == 5  # other seeds may be added
 
 
-@pytest.mark.parametrize("content", [b"something", b"\xff\xfe\x00", b"[1]\n", b'{"a": 1}', b"3\n"])
+@pytest.mark.parametrize("content", [b"something", b"\xff\xfe\x00", b"[1]\n", b'{"a": 1}', b"3\n", b"{", b'{"'])
 def test_another_file_is_not_overwritten(tmp_path, content):
     path = tmp_path / "model.json"
     path.write_bytes(content)
@@ -52,7 +52,7 @@ def test_another_file_is_not_overwritten(tmp_path, content):
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("num_bytes", [0, 5, -3])
+@pytest.mark.parametrize("num_bytes", [0, 30, -3])
 def test_a_line_that_was_cut_off_is_played_again(tmp_path, num_bytes):
     path = tmp_path / "eval.jsonl"
     found = play(forward, Walk, seeds=range(6), resume=path, infos=["at"])
@@ -69,6 +69,120 @@ def test_a_damaged_line_is_refused(tmp_path):
     path.write_text(path.read_text().replace('"seed"', '"speed"', 1))
     with pytest.raises(stepmill.UsageError, match="unexpected keyword argument 'speed'"):
         play(forward, Walk, seeds=range(3), resume=path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("episode_return", "3"), ("length", 1.5), ("seed", "0"), ("success", "no"), ("infos", None)]
+)
+def test_a_row_with_a_value_of_another_type_is_refused(tmp_path, name, value):
+    path = tmp_path / "eval.jsonl"
+    play(forward, Walk, seeds=range(3), resume=path)
+    *first, last = path.read_text().splitlines()
+    path.write_text("\n".join([*first, json.dumps({**json.loads(last), name: value}), ""]))
+    before = path.read_bytes()
+    with pytest.raises(stepmill.UsageError, match=f"the {name} of an episode is {value!r}"):
+        play(forward, Walk, seeds=range(3), resume=path)
+    assert path.read_bytes() == before
+
+
+class Holder:
+    """Acts as `forward` does; the arrays that it has are in slots, closures and containers."""
+
+    __slots__ = ("arrays", "nested")
+
+    def __init__(self, array):
+        self.arrays = [array]
+        self.nested = {"f": lambda: array}
+
+    def __call__(self, obs):
+        return forward(obs)
+
+    act = __call__
+
+
+def with_closure(array):
+    def policy(obs):
+        assert array is not None
+        return forward(obs)
+
+    return policy
+
+
+def with_default(array):
+    def policy(obs, *, array=array):
+        return forward(obs)
+
+    return policy
+
+
+def with_global(array):
+    found = {"array": array, "forward": forward}
+    exec("def policy(obs):\n    assert [array for _ in [0]]\n    return forward(obs)", found)
+    return found["policy"]
+
+
+def with_argument(array):
+    return partial(lambda array, obs: forward(obs), np.array([array, None], dtype=object))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Holder, lambda array: Holder(array).act, with_closure, with_default, with_global, with_argument],
+    ids=["object", "method", "closure", "default", "global", "argument"],
+)
+def test_policies_that_differ_in_one_number_of_an_array_do_not_share_a_file(tmp_path, make):
+    path = tmp_path / "eval.jsonl"
+    weights = np.zeros(5000)
+    play(make(weights), Walk, seeds=range(2), resume=path)
+    play(make(weights.copy()), Walk, seeds=range(3), resume=path)
+    weights[2500] = 1e-12
+    with pytest.raises(stepmill.UsageError, match="its policy is"):
+        play(make(weights), Walk, seeds=range(3), resume=path)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda goal: {"tasks": {"far": {"goal": goal}}},
+        lambda goal: {"tasks": [partial(lambda goal: Walk(), goal)], "env": None},
+        lambda goal: {"env": partial(lambda goal: Walk(), goal)},
+        lambda goal: {"success": lambda info: goal is not None},
+    ],
+    ids=["options", "env of a task", "env", "success"],
+)
+def test_tasks_and_envs_that_differ_in_one_number_of_an_array_do_not_share_a_file(tmp_path, make):
+    path = tmp_path / "eval.jsonl"
+    goal = np.zeros(5000)
+    given = {"policy": forward, "env": Walk, "seeds": range(2), "resume": path}
+    play(**{**given, **make(goal)})
+    goal[2500] = 1e-9
+    with pytest.raises(stepmill.UsageError, match=r"not for this evaluation: its (env|tasks|success) is"):
+        play(**{**given, **make(goal)})
+
+
+@pytest.mark.torch
+def test_modules_that_differ_in_a_late_weight_or_a_buffer_do_not_share_a_file(tmp_path):
+    torch = pytest.importorskip("torch")
+
+    class Policy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.big = torch.nn.Parameter(torch.zeros(5000, dtype=torch.bfloat16))
+            self.register_buffer("mean", torch.zeros(3), persistent=False)
+
+        def forward(self, obs):
+            return torch.where(obs[:, 0] < obs[:, 1], 2, 1)
+
+    path, module = tmp_path / "eval.jsonl", Policy()
+    play(module, Walk, seeds=range(2), resume=path)
+    play(Policy(), Walk, seeds=range(3), resume=path)
+    for tensor, place in ((module.big, 2500), (module.mean, 1)):
+        with torch.no_grad():
+            tensor[place] += 1
+        with pytest.raises(stepmill.UsageError, match="its policy is"):
+            play(module, Walk, seeds=range(3), resume=path)
+        with torch.no_grad():
+            tensor[place] -= 1
 
 
 def test_infos_are_the_same_with_and_without_an_interruption(tmp_path):
@@ -103,6 +217,23 @@ def test_two_processes_do_not_write_one_file(tmp_path):
     found = play(policy, Walk, seeds=range(4), resume=path)
     assert "another process writes it" in refused[0]
     assert len(path.read_bytes().splitlines()) == 1 + len(found.episodes)
+
+
+def test_two_evaluations_of_a_process_do_not_write_one_file(tmp_path):
+    path = tmp_path / "eval.jsonl"
+    refused = []
+
+    def policy(obs):
+        if not refused:
+            for _ in range(2):
+                with pytest.raises(stepmill.UsageError, match="another evaluation of this process writes it") as caught:
+                    play(policy, Walk, seeds=range(4), resume=path)
+                refused.append(caught)
+        return forward(obs)
+
+    found = play(policy, Walk, seeds=range(4), resume=path)
+    assert len(path.read_bytes().splitlines()) == 1 + len(found.episodes)
+    assert facts(play(policy, Walk, seeds=range(4), resume=path)) == facts(found)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])

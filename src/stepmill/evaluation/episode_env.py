@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import gymnasium
@@ -41,15 +42,29 @@ def find_success(info: Mapping[str, Any], success: Success) -> bool | None:
     """Return whether the last info of an episode says that it was successful; None if the env does not say.
 
     Raises:
-        UsageError: the info has no such name.
+        UsageError: the info has no such name, or its value is not a truth value.
     """
     if callable(success):
-        return bool(success(dict(info)))
-    found = [bool(info[name]) for name in (SUCCESS_NAMES if success is None else (success,)) if name in info]
+        return _as_success("the result of `success`", success(dict(info)))
+    found = [name for name in (SUCCESS_NAMES if success is None else (success,)) if name in info]
     if found or success is None:
-        return found[0] if found else None
+        return _as_success(f"the info {found[0]!r}", info[found[0]]) if found else None
     known = f"the info at the end of an episode has {sorted(map(str, info))}"
     raise UsageError(f"success={success!r}, but {known}; give another name, or a function of the info")
+
+
+def _as_success(name: str, value: object) -> bool | None:
+    """Return a number, or an array of one number, as a bool. None and NaN do not say whether an episode was successful."""
+    if value is None:
+        return None
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):  # its parts differ in shape
+        array = np.empty(0)
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        raise UsageError(f"{name} is {value!r}, and not true, false or None; give success= a function of the info")
+    item = array.item()
+    return None if item != item else bool(item)
 
 
 class EpisodeEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -101,14 +116,16 @@ class EpisodeEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _has_failed(self, info: Mapping[str, Any]) -> bool:
         success = find_success(info, self._success)
         if success is None:
-            raise UsageError(f"record='failures', but infos have no {' or '.join(SUCCESS_NAMES)}; give success=")
+            known = f"no {' or '.join(SUCCESS_NAMES)}" if self._success is None else "no value for `success`"
+            raise UsageError(f"record='failures', but the last info of an episode has {known}; give another success=")
         return not success
 
     def _write(self, path: Path) -> None:
-        """Write the file. It gets its name when it is complete."""
+        """Write the file. It gets its name when it is complete, and is written in a private folder: others may write to its own."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(f".{path.name}")
-        with VideoFile(scratch, fps=self.env.metadata.get("render_fps", FPS)) as video:
-            for shape, data in self._frames:
-                video.write(np.frombuffer(zlib.decompress(data), np.uint8).reshape(shape))
-        scratch.replace(path)
+        with TemporaryDirectory(prefix=".stepmill-", dir=path.parent) as folder:
+            scratch = Path(folder, f"video{path.suffix}")
+            with VideoFile(scratch, fps=self.env.metadata.get("render_fps", FPS)) as video:
+                for shape, data in self._frames:
+                    video.write(np.frombuffer(zlib.decompress(data), np.uint8).reshape(shape))
+            scratch.replace(path)

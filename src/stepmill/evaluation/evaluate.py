@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from stepmill import Batch, EnvFault, EnvState, OnFault, Pool, StepmillError, UsageError, WorkerDied
 from stepmill.evaluation.episode_env import ORDER, EpisodeEnv, EpisodeOrder, find_success
+from stepmill.evaluation.identity import identify
 from stepmill.evaluation.journal import Journal
-from stepmill.evaluation.plan import EnvFn, EvaluateOptions, Plan, Tasks, describe, make_plan
-from stepmill.evaluation.policies import NO_EPISODE, Act, make_act, policy_identity, take_rows
+from stepmill.evaluation.plan import EnvFn, EvaluateOptions, Plan, Tasks, make_plan
+from stepmill.evaluation.policies import NO_EPISODE, Act, make_act, take_rows
 from stepmill.evaluation.result import Episode, Evaluation
 from stepmill.observe.progress import BarColumn, TextColumn, TimeRemainingColumn, show_progress
-from stepmill.pool.port import rows_of
+from stepmill.pool.port import PoolPort, rows_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -85,8 +86,15 @@ def _identity(policy: Any, plan: Plan, settings: EvaluateOptions) -> dict[str, o
     """Return the values that a resume file must share with this call."""
     if settings.resume is None:  # a policy has many weights, maybe on another device
         return {}
-    judge = {"policy": policy_identity(policy), "success": describe(settings.success), "infos": [*settings.infos]}
-    return {**plan.identity, **judge}
+    env, tasks = plan.given
+    return {
+        "stepmill_evaluation": 1,
+        "env": identify(env),
+        "tasks": {name: identify(task) for name, task in tasks.items()},
+        "policy": identify(policy),
+        "success": identify(settings.success),
+        "infos": [*settings.infos],
+    }
 
 
 def _play(
@@ -123,6 +131,7 @@ class Player:
         self._attempts: Counter[int] = Counter()
         self._waiting: list[int] = []  # envs whose reset has not been sent yet
         self._num_refusals = 0  # how often a command was refused since the last fault
+        self._can_cut = "fault" in PoolPort(pool).reserved_info_keys  # otherwise it is an info of the env
         # By env: the episode that it plays, and the results so far.
         self._episode_of, self._length = np.full((2, pool.num_envs), NO_EPISODE, np.int64)
         self._is_first = np.zeros(pool.num_envs, np.bool_)
@@ -208,23 +217,28 @@ class Player:
         actions = self._act(obs, self._episode_of[ids], self._is_first[ids], ids)
         self._is_first[ids] = False
         while len(ids):
+            if self._num_refusals:  # a command has found a dead worker since the last fault was received
+                states = self._pool.states
+                living = np.flatnonzero([states[env_id] is not EnvState.FAULTED for env_id in ids.tolist()])
+                actions, ids = take_rows(self._spaces[1], actions, living), ids[living]
             try:
-                self._pool.send(actions, ids)
+                if len(ids):
+                    self._pool.send(actions, ids)
                 return
             except StepmillError as error:
                 self._note_refusal(error)
-            states = self._pool.states
-            living = np.flatnonzero([states[env_id] is not EnvState.FAULTED for env_id in ids.tolist()])
-            actions, ids = take_rows(self._spaces[1], actions, living), ids[living]
 
     def _end(self, env_id: int, info: Mapping[str, Any], fault: str = "", *, is_counted: bool = True) -> list[Episode]:
         """Return the episode that an env has played, or none if a fault ended the episode and it is played again."""
         episode_id = int(self._episode_of[env_id])
         self._episode_of[env_id] = NO_EPISODE
+        if (
+            self._can_cut and "fault" in info
+        ):  # a replay has been given up, or a reset of a neighbour has replaced the worker
+            cut = info["fault"]
+            fault, is_counted = cut["message"], cut["kind"] != "neighbour"
         self._attempts[episode_id] -= not is_counted
-        pair, attempts, cut = self._plan.pairs[episode_id], self._attempts[episode_id], info.get("fault")
-        if isinstance(cut, dict) and "not_replayable" in cut:  # on_fault="replay" has given up
-            fault = cut["message"]
+        pair, attempts = self._plan.pairs[episode_id], self._attempts[episode_id]
         if fault and (attempts <= self._settings.retries or not is_counted):
             self._todo.appendleft(episode_id)
             return []

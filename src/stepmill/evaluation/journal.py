@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -13,19 +14,36 @@ from typing import IO
 from stepmill import UsageError
 from stepmill.evaluation.result import Episode, dump_json
 
+_MARK = b'{"stepmill_evaluation"'
+_opening = threading.Lock()
+_open_files: set[tuple[int, int, int]] = set()  # of all journals of this process; guarded by _opening
+
+_NUMBER, _NONE = (int, float), type(None)
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "task": (str, _NONE),
+    "seed": (int,),
+    "episode_return": (*_NUMBER, _NONE),
+    "length": (int, _NONE),
+    "success": (bool, _NONE),
+    "wall_s": _NUMBER,
+    "fault": (str, _NONE),
+    "attempts": (int,),
+    "infos": (dict,),
+}  # of the fields of an episode in a file
+
 
 class Journal:
     """Reads the episodes that are in the file, and appends others. With `path` None it does neither.
 
     A line that SIGKILL has cut off is removed; its episode counts as not played. Episodes that failed are not returned, so that
-    they are tried again. One process at a time can use a file.
+    they are tried again. One journal at a time can use a file.
 
     Args:
         path: the path of the file, which is made if it is missing.
         identity: values that differ between evaluations whose episodes must not be mixed.
 
     Raises:
-        UsageError: the file belongs to another evaluation, is not such a file, or is used by another process.
+        UsageError: the file belongs to another evaluation, is not such a file, or is used by another journal.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, identity: Mapping[str, object]) -> None:
@@ -34,19 +52,33 @@ class Journal:
         if path is None:
             return
         try:
-            self._file = file = Path(path).open("ab+")  # noqa: SIM115 - close() closes it
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the process has this lock, and its forked workers do not
+            self._file = file = self._open(Path(path))
             self._read(file, json.loads(dump_json(identity)))
         except (OSError, ValueError, TypeError, AttributeError) as exc:
             self.close()
             why = "another process writes it" if isinstance(exc, BlockingIOError) else exc
             raise UsageError(f"resume={str(path)!r} is not for this evaluation: {why}; name another file") from exc
 
+    def _open(self, path: Path) -> IO[bytes]:
+        """Open and lock a file. The lock belongs to this process and not to its forked workers; closing any descriptor ends it."""
+        with _opening:
+            if path.exists() and _key_of(os.stat(path)) in _open_files:
+                raise ValueError("another evaluation of this process writes it")
+            file = path.open("ab+")
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.close()
+                raise
+            self._key = _key_of(os.fstat(file.fileno()))
+            _open_files.add(self._key)
+            return file
+
     def _read(self, file: IO[bytes], identity: dict[str, object]) -> None:
         file.seek(0)
         text = file.read()
         header = f"{dump_json(identity)}\n".encode()
-        if header.startswith(text):  # the file is new, or the first line was cut off
+        if not text or (text.startswith(_MARK) and header.startswith(text)):  # new, or the first line was cut off
             file.truncate(0)
             file.write(header)
             file.flush()
@@ -56,7 +88,7 @@ class Journal:
         for name, wanted in identity.items():
             if found.get(name) != wanted:
                 raise ValueError(f"its {name} is {found.get(name)!r} instead of {wanted!r}")
-        episodes = [Episode(**row) for row in rows]
+        episodes = [_checked(Episode(**row)) for row in rows]
         self.known = {(episode.task, episode.seed): episode for episode in episodes if episode.fault is None}
         file.truncate(end)
 
@@ -75,4 +107,18 @@ class Journal:
     def close(self) -> None:
         """Close the file, so that other processes can use it."""
         if self._file is not None:
-            self._file.close()
+            with _opening:
+                self._file.close()
+                _open_files.discard(self._key)
+
+
+def _key_of(stat: os.stat_result) -> tuple[int, int, int]:
+    """Return what identifies an open file of this process, also after a fork."""
+    return os.getpid(), stat.st_dev, stat.st_ino
+
+
+def _checked(episode: Episode) -> Episode:
+    for name, kinds in _TYPES.items():
+        if type(value := getattr(episode, name)) not in kinds:
+            raise ValueError(f"the {name} of an episode is {value!r}")
+    return episode

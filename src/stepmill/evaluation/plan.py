@@ -50,7 +50,8 @@ class EvaluateOptions:
             32, each call has that many rows; missing rows are filled (with episode_id -1), because networks round differently
             for other numbers of rows.
         resume: a file to which each finished episode is appended at once. If it exists, episodes that are in it are not
-            played again. A policy is identified by its repr; torch modules and SB3 models also by their weights.
+            played again. The env, tasks, `success` and the policy are identified by their reprs and all arrays, tensors and
+            modules that they refer to. One evaluation at a time can use a file.
         videos: a folder for a video of each episode, `TASK-SEED.mp4`; it is made if it is missing. Workers render the frames.
         record: which videos are made: "all", "failures" (episodes that are not successful), or a number k for the first k episodes.
         progress: whether to show a bar on stderr, if it is a terminal.
@@ -123,14 +124,14 @@ class Plan:
         makers: the env functions.
         pairs: the episodes, by task and then by seed.
         has_orders: whether the envs are `EpisodeEnv`s, whose resets say which episode begins.
-        identity: values that differ between evaluations whose episodes must not be mixed, for journals.
+        given: the env and the tasks by name, as they were given.
     """
 
     env: str
     makers: tuple[EnvFn, ...]
     pairs: tuple[Pair, ...]
     has_orders: bool
-    identity: Mapping[str, object]
+    given: tuple[object, Mapping[str, object]]
 
 
 def make_plan(env: str | EnvFn | None, tasks: Tasks, seeds: Iterable[int], *, must_render: bool) -> Plan:
@@ -144,7 +145,7 @@ def make_plan(env: str | EnvFn | None, tasks: Tasks, seeds: Iterable[int], *, mu
     makers = [] if env is None else [_maker(env, must_render=must_render)]
     named: dict[str | None, Task] = {None: {}} if tasks is None else _named(tasks)
     checked_seeds = _checked(seeds)
-    file_names = _unique([re.sub(r"[^\w.=-]+", "_", f"{name}")[:100] for name in named], "_")
+    file_names = _unique([_file_name(f"{name}") for name in named], "_")
     pairs: list[Pair] = []
     for (name, task), file_name in zip(named.items(), file_names, strict=True):
         prefix = "" if name is None else f"{file_name}-"
@@ -158,15 +159,14 @@ def make_plan(env: str | EnvFn | None, tasks: Tasks, seeds: Iterable[int], *, mu
         pairs += [Pair(name, seed, options, maker, f"{prefix}{seed}") for seed in checked_seeds]
     if not pairs:
         raise UsageError("`tasks` is empty; leave it out, or give at least one task")
-    texts = {f"{name}": describe(task) for name, task in named.items()}
     title = env if isinstance(env, str) else _name(makers[0])
-    identity = {"stepmill_evaluation": 1, "env": describe(env), "tasks": texts}
-    return Plan(title, tuple(makers), tuple(pairs), must_render or len(makers) > 1, identity)
+    given = env, {f"{name}": task for name, task in named.items()}
+    return Plan(title, tuple(makers), tuple(pairs), must_render or len(makers) > 1, given)
 
 
-def describe(value: object) -> str:
-    """Return a text that differs from that of values with other reprs, and is the same in another process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+def _file_name(name: str) -> str:
+    """Return a name without separators and of at most 100 bytes, because file systems allow 255 for the whole name."""
+    return re.sub(r"[^\w.=-]+", "_", name).encode()[:100].decode(errors="ignore")
 
 
 def _checked(seeds: Iterable[int]) -> tuple[int, ...]:

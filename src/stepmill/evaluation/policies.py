@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
-from zlib import crc32
 
 import gymnasium
 import numpy as np
@@ -15,7 +14,6 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from stepmill import Pool, UsageError
-from stepmill.evaluation.plan import describe
 
 if TYPE_CHECKING:
     import torch
@@ -94,15 +92,6 @@ def adapt_policy(policy: Any, actions: gymnasium.Space[Any], num_envs: int) -> A
     if _takes_episodes(policy):
         return lambda obs, episode_ids, is_first, _: policy(obs, episode_ids, is_first)
     return lambda obs, *_: policy(obs)
-
-
-def policy_identity(policy: Any) -> str:
-    """Return a text that identifies a policy: its repr, and a checksum of the weights of a torch module or SB3 model."""
-    module = getattr(policy, "policy", policy)
-    name, checksum = describe(policy), 0
-    for tensor in module.parameters() if _is_module(module) else ():
-        checksum = crc32(tensor.detach().flatten()[:1024].float().cpu().numpy().tobytes(), checksum)
-    return f"{name[:200]} {crc32(name.encode(), checksum):08x}"
 
 
 def _is_module(policy: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -112,9 +113,10 @@ class Evaluation:
         return pd.DataFrame(rows)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Return the results as a JSON document, and write it to `path` if that is given."""
+        """Return the results as a JSON document, and write it to `path` if that is given. NaN and infinities become null."""
         by_task = {name: asdict(summary) for name, summary in self.by_task.items()}
-        text = dump_json({**asdict(self), "summary": asdict(self.summary), "by_task": by_task})
+        document = {**asdict(self), "summary": asdict(self.summary), "by_task": by_task}
+        text = dump_json(document, is_strict=True)
         if path is not None:
             Path(path).write_text(f"{text}\n", encoding="utf-8")
         return text
@@ -173,14 +175,25 @@ def wilson_interval(num_successes: int, num_trials: int) -> Interval:
     return max(0.0, low), min(1.0, high)
 
 
-def dump_json(value: object) -> str:
-    """Return JSON on one line. Arrays become lists, and values and keys that JSON does not know become their texts."""
-    value = _with_plain_keys(value)
-    return json.dumps(value, default=lambda other: other.tolist() if hasattr(other, "tolist") else str(other))
+def dump_json(value: object, *, is_strict: bool = False) -> str:
+    """Return JSON on one line. Arrays become lists, and values and keys that JSON does not know become their texts.
+
+    With `is_strict`, NaN and infinities become null. Otherwise they are written as Python reads them.
+    """
+    return json.dumps(_plain(value, is_strict=is_strict), allow_nan=not is_strict)
 
 
-def _with_plain_keys(value: object) -> object:
+def _plain(value: Any, *, is_strict: bool) -> object:
     if isinstance(value, dict):
-        plain = str, int, float, type(None)
-        return {key if isinstance(key, plain) else str(key): _with_plain_keys(child) for key, child in value.items()}
-    return list(map(_with_plain_keys, value)) if isinstance(value, (list, tuple)) else value
+        is_kept = (str, int, type(None)) if is_strict else (str, int, float, type(None))
+        return {
+            key if isinstance(key, is_kept) else str(key): _plain(child, is_strict=is_strict)
+            for key, child in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_plain(child, is_strict=is_strict) for child in value]
+    if isinstance(value, float):
+        return None if is_strict and not math.isfinite(value) else value
+    if value is None or isinstance(value, (str, int)):
+        return value
+    return _plain(value.tolist(), is_strict=is_strict) if hasattr(value, "tolist") else str(value)

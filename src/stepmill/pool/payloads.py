@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from stepmill import _native
 from stepmill.pool.infos import MAX_DICTS, OMITTED, InfoRows, LazyInfo, add_fixed, is_too_deep, merge, omission_error
 from stepmill.spec.errors import BadOutput, EngineBug
-from stepmill.spec.options import AutoresetMode, OnFault, PoolOptions
+from stepmill.spec.options import AutoresetMode, OnFault, PoolOptions, RetryIn
 from stepmill.worker.error_records import describe_error
 from stepmill.worker.messages import ErrorRecord, load
 
@@ -44,7 +44,8 @@ def reserved_keys(options: PoolOptions, *, is_batched: bool) -> frozenset[str]:
     Batched envs reset themselves, and set "final_obs" and "final_info" themselves.
     """
     names = {OMITTED}
-    if (options.on_fault, options.restarts.on_raise or OnFault.RAISE) != (OnFault.RAISE, OnFault.RAISE):
+    is_raised = (options.on_fault, options.restarts.on_raise or OnFault.RAISE) == (OnFault.RAISE, OnFault.RAISE)
+    if not is_raised or (options.resets.retries and options.resets.retry_in is RetryIn.NEW):
         names.add("fault")
     if options.autoreset_mode is AutoresetMode.SAME_STEP and not is_batched:
         names |= {"final_obs", "final_info"}

@@ -17,6 +17,7 @@ from stepmill.backends.base import traits_of
 from stepmill.pool.arguments import check_leaves, checked_fns
 from stepmill.pool.auto_backend import auto_backend, begin_start
 from stepmill.pool.infos import OMITTED, merge, rows_of
+from stepmill.pool.payloads import reserved_keys
 from stepmill.pool.plans import choose_backend, plan_workers
 from stepmill.pool.pool import Pool
 from stepmill.pool.receiving import EnvIds
@@ -222,6 +223,11 @@ class PoolPort:
         return map_tree(lambda part, column: column[row], self.pool.spec.observation, obs)
 
     # ---- facts ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def reserved_info_keys(self) -> frozenset[str]:
+        """The keys of infos that the pool itself uses, so that values of envs under them are omitted."""
+        return reserved_keys(self.pool.options, is_batched=self.pool.spec.is_batched)
 
     @property
     def has_results_of_all(self) -> bool:
