@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from functools import partial
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import stepmill
 from stepmill.observe.trace import LEARNER, TraceKind, commands
 from stepmill.pool.port import PoolPort
+from stepmill.slab.counters import TraceReader
 from stepmill.testing import SlowEnv
 from tests.harness.commands import run_command
 from tests.harness.hangs import HANG_GUARD_S
@@ -115,8 +117,6 @@ def test_the_memory_of_a_trace_is_limited():
 def test_events_that_were_written_over_are_counted_as_lost():
     with make_pool("serial", counting_envs(4)) as pool:
         pool.reset(seed=0)
-        from stepmill.slab.counters import TraceReader
-
         slab = pool._runtime.slab
         reader = TraceReader(slab.description)
         with slab.view() as memory:
@@ -139,8 +139,6 @@ def test_nothing_is_recorded_without_a_trace():
         with stepmill.trace(pool):
             pool.step([0] * 4)
         slab = pool._runtime.slab
-        from stepmill.slab.counters import TraceReader
-
         reader = TraceReader(slab.description)
         with slab.view() as memory:
             reader.read_new(memory)
@@ -157,6 +155,32 @@ def test_a_pool_that_is_closed_ends_its_trace(tmp_path):
     pool.close()
     recorder.wait()
     assert (tmp_path / "t.json").exists()
+
+
+def test_events_before_an_exception_of_the_thread_are_kept_and_the_exception_is_raised(tmp_path, monkeypatch):
+    is_broken = threading.Event()
+    read_new = TraceReader.read_new
+
+    def read(reader, memory):
+        if is_broken.is_set():
+            raise ZeroDivisionError("no more")
+        return read_new(reader, memory)
+
+    monkeypatch.setattr(TraceReader, "read_new", read)
+    with make_pool("serial", counting_envs(2)) as pool:
+        pool.reset(seed=0)
+        recorder = stepmill.trace(pool, tmp_path / "t.json", max_events=10**6)
+        while not recorder._num_events:
+            pool.step([0, 0])
+        is_broken.set()
+        with pytest.raises(stepmill.StepmillError, match=r"the trace ended after \d+ events: ZeroDivisionError"):
+            recorder.wait()
+        assert recorder.close().num_events
+        assert json.loads((tmp_path / "t.json").read_text())["traceEvents"][5:]
+        is_broken.clear()
+        with stepmill.trace(pool) as again:
+            pool.step([0, 0])
+        assert again.events.num_events
 
 
 def test_a_pool_has_one_trace_at_a_time():

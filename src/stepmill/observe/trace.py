@@ -12,6 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -26,7 +27,7 @@ from stepmill.pool.port import PoolPort
 from stepmill.slab.counters import TraceReader
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.closing import CloseAtEnd
-from stepmill.spec.errors import ClosedPoolError, UsageError
+from stepmill.spec.errors import ClosedPoolError, EngineBug, UsageError
 from stepmill.spec.stats import FAULT_KINDS, PoolStats
 
 TAKE_S = 0.02
@@ -86,6 +87,7 @@ class Recorder(CloseAtEnd):
         self._reader = TraceReader(slab.description)
         self._parts: list[list[NDArray[Any]]] = [[] for _ in range(1 + slab.num_lanes)]
         self._stop = threading.Event()
+        self._error: Exception | None = None
         self._num_events = 0
         with slab.view() as memory:
             self._reader.read_new(memory)
@@ -109,7 +111,12 @@ class Recorder(CloseAtEnd):
             self._read_rings()
         except ClosedPoolError:
             pass
-        self._finish()
+        except Exception as error:  # `close` raises it, after the events before it are written
+            self._error = error
+        finally:
+            with suppress(ClosedPoolError):
+                self._slab.native.set_tracing(False)
+            self._finish()
 
     def _read_rings(self) -> None:
         with self._slab.view() as memory:
@@ -140,12 +147,17 @@ class Recorder(CloseAtEnd):
 
         Raises:
             UsageError: the file cannot be written.
+            EngineBug: the thread that collects events raised an exception. The events before it are written.
         """
         self._stop.set()
         self._thread.join()
         path, self._path = self._path, None
         if path is not None:
             write_trace(self.events, path)
+        error, self._error = self._error, None
+        if error is not None:
+            text = f"the trace ended after {self.events.num_events} events: {error!r}; please report this bug"
+            raise EngineBug(text) from error
         return self.events
 
     def wait(self) -> Events:

@@ -10,11 +10,13 @@ Both directions are named pipes in a temporary directory, which a worker finds b
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import shutil
 import tempfile
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,7 @@ from stepmill.testing.envs import CountingEnv, Info, Options
 
 GATED_ACTION = 99
 """The action that makes a `GateEnv` wait; with other actions it does not wait."""
+_CLOSED = (errno.ENOENT, errno.ENXIO, errno.EPIPE)  # the errors of pipes of a closed gate
 
 
 class Gate(CloseAtEnd):
@@ -60,7 +63,9 @@ class Gate(CloseAtEnd):
         """Open the gate permanently, and remove the pipes. Idempotent."""
         if self._tickets < 0:
             return
-        self.open(1000)
+        os.set_blocking(self._tickets, False)
+        with suppress(BlockingIOError):  # there are more tickets than the pipe takes
+            self.open(1000)  # children that were forked have the other end, too
         os.close(self._arrivals)
         os.close(self._tickets)
         self._arrivals = self._tickets = -1
@@ -69,17 +74,20 @@ class Gate(CloseAtEnd):
 
 def wait_at(path: str | os.PathLike[str]) -> None:
     """Arrive at the gate at `path`, and wait until it lets the caller pass. Releases the GIL. Return if the gate is closed."""
-    try:
-        arrivals = os.open(Path(path) / "arrivals", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        tickets = os.open(Path(path) / "tickets", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        os.write(arrivals, b"a")
-        os.read(tickets, 1)
-    finally:
-        os.close(arrivals)
-        os.close(tickets)
+    # The gate may be closed between any two of these calls. No open may block then, and a read of closed pipes ends at once.
+    with ExitStack() as stack:
+        try:
+            arrivals = os.open(Path(path) / "arrivals", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            stack.callback(os.close, arrivals)
+            tickets = os.open(Path(path) / "tickets", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            stack.callback(os.close, tickets)
+            os.set_blocking(tickets, True)
+            os.write(arrivals, b"a")
+        except OSError as error:
+            if error.errno not in _CLOSED:
+                raise
+        else:
+            os.read(tickets, 1)
 
 
 class GateEnv(CountingEnv):
