@@ -14,7 +14,9 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from types import FrameType
+from typing import Any
 
 # Signals that programs handle in Python, with handlers that may raise exceptions.
 DEFERRED = (
@@ -28,6 +30,12 @@ DEFERRED = (
 )
 
 Handler = Callable[[int, "FrameType | None"], object]
+
+# The functions of `signal` make enum members of handlers, and first the text of an error, which contains the repr of the handler:
+# that of asyncio names its task and takes 20 us.
+_signals: Any = import_module("_signal")
+_getsignal: Callable[[int], Any] = _signals.getsignal
+_setsignal: Callable[[int, Handler], Any] = _signals.signal
 
 
 class _Deferral:
@@ -69,18 +77,18 @@ class _Deferral:
     def _install(self) -> None:
         self.is_over = False
         for number in DEFERRED:
-            handler = signal.getsignal(number)
+            handler = _getsignal(number)
             while isinstance(handler, _Deferral) and handler is not self:
                 handler = handler._handlers[number]
             if callable(handler) and handler is not self:
                 self._handlers[number] = handler
-                signal.signal(number, self)
+                _setsignal(number, self)
 
     def _uninstall(self) -> None:
         self.is_over = True
         for number, handler in self._handlers.items():
-            if signal.getsignal(number) is self:
-                signal.signal(number, handler)
+            if _getsignal(number) is self:
+                _setsignal(number, handler)
 
 
 def _retry_if_interrupted(exchange: Callable[[], None]) -> None:
@@ -144,7 +152,7 @@ def _is_main_thread() -> bool:
 
 def _find_deferral() -> _Deferral | None:
     for number in DEFERRED:
-        handler = signal.getsignal(number)
+        handler = _getsignal(number)
         if isinstance(handler, _Deferral) and not handler.is_over:
             return handler
     return None
