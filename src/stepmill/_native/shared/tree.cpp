@@ -38,7 +38,7 @@ bool is_plain(PyArrayObject* array, const Leaf& leaf, const npy_intp* dims, int 
 }
 
 // Converts what is not a plain array of the right type with NumPy; refuses a conversion that loses information.
-bool convert_leaf(const Leaf& leaf, PyObject* value, std::byte* target, const npy_intp* dims, int ndim) {
+[[gnu::noinline]] bool convert_leaf(const Leaf& leaf, PyObject* value, std::byte* target, const npy_intp* dims, int ndim) {
     nb::object source = nb::steal(PyArray_FROM_O(value));
     if (!source) return false;
     auto* array = reinterpret_cast<PyArrayObject*>(source.ptr());

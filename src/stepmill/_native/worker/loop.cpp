@@ -211,7 +211,8 @@ void Loop::run_until(std::uint32_t local, std::uint32_t after_ticket) {
     if (ticket != envs_[local].done && !is_later(ticket, after_ticket)) run_server(local);
 }
 
-void Loop::run_command(std::uint32_t local, std::uint32_t ticket) {
+// Flat: the functions of a step are inlined, also those that another loop calls, except what is declared noinline.
+[[gnu::flatten]] void Loop::run_command(std::uint32_t local, std::uint32_t ticket) {
     ServedEnv& served = envs_[local];
     if (!is_inline_ && !start_command(words_.state[local], ticket)) {
         served.done = ticket;  // aborted before it began

@@ -82,26 +82,26 @@ class Loop {
    protected:
     bool sweep(bool& is_interrupted);
     bool is_staged(std::uint32_t local) const { return words_.row[local] >= slab_->plan.num_rows; }
-    bool run_staged_reset();
+    [[gnu::noinline]] bool run_staged_reset();
     std::size_t obs_at(const Leaf& leaf, std::size_t index, std::uint32_t row, std::uint32_t slot) const;
     bool reset_early();
-    bool matches_early_reset(std::uint32_t local) const;
-    bool use_early_reset(std::uint32_t local, Result& result, const char*& phase);
-    void discard_early_reset(ServedEnv& served) const;
+    [[gnu::noinline]] bool matches_early_reset(std::uint32_t local) const;
+    [[gnu::noinline]] bool use_early_reset(std::uint32_t local, Result& result, const char*& phase);
+    [[gnu::noinline]] void discard_early_reset(ServedEnv& served) const;
     void run_inline(std::uint32_t local, std::uint32_t ticket);
     void run_command(std::uint32_t local, std::uint32_t ticket);
     bool is_abandoned() const;
     bool perform(std::uint32_t local, Result& result, const char*& phase);
-    bool perform_reset(std::uint32_t local, Result& result, bool is_automatic);
+    [[gnu::noinline]] bool perform_reset(std::uint32_t local, Result& result, bool is_automatic);
     bool read_reset(std::uint32_t local, Result& result, bool is_automatic, nb::object& seed, nb::object& options);
-    bool reset_with_retries(std::uint32_t local, Result& result, bool is_automatic, std::uint32_t attempts_left);
+    [[gnu::noinline]] bool reset_with_retries(std::uint32_t local, Result& result, bool is_automatic, std::uint32_t attempts_left);
     bool wait_for_retry(std::uint32_t local);
     bool is_signal_error() const;
     bool perform_step(std::uint32_t local, Result& result, const char*& phase);
     nb::object read_action(std::uint32_t local);
     bool accept_step(std::uint32_t local, PyObject* returned, Result& result, const char*& phase, bool& is_reset_due);
     bool is_reset_due(std::uint32_t local) const;
-    bool read_end(Result& result);
+    [[gnu::noinline]] bool read_end(Result& result);
     static bool check_info(const Result& result);
     void end_forked_copy();
     nb::object call_reset(std::uint32_t local, nb::handle seed, nb::handle options);
@@ -110,28 +110,28 @@ class Loop {
     nb::object default_options(const ServedEnv& served) const;
     bool unpack_reset(PyObject* returned, Result& result);
     bool unpack_step(const ServedEnv& served, PyObject* returned, Result& result);
-    bool unpack_agents(const ServedEnv& served, PyObject* returned, Result& result);
+    [[gnu::noinline]] bool unpack_agents(const ServedEnv& served, PyObject* returned, Result& result);
     bool read_alive(PyObject* value, std::vector<std::uint8_t>& alive) const;
-    bool unpack_time_step(PyObject* returned, Result& result) const;
-    bool read_blob(std::uint32_t local, nb::object& blob);
+    [[gnu::noinline]] bool unpack_time_step(PyObject* returned, Result& result) const;
+    [[gnu::noinline]] bool read_blob(std::uint32_t local, nb::object& blob);
     PyObject* build_action(std::uint32_t local, nb::handle opaques);
     PyObject* action_leaf(const Node& node, std::uint32_t row);
     PyObject* cached_scalar(const Leaf& leaf, const std::byte* value);
     void publish(std::uint32_t local, std::uint32_t ticket, Result& result);
     bool write_result(std::uint32_t local, Result& result);
     bool write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, const nb::object& opaques);
-    void write_final_obs(std::uint32_t row, const Result& result);
-    bool write_info(std::uint32_t row, Result& result);
+    [[gnu::noinline]] void write_final_obs(std::uint32_t row, const Result& result);
+    [[gnu::noinline]] bool write_info(std::uint32_t row, Result& result);
     bool replaces_step(std::uint32_t local) const;
-    void write_reset(ServedEnv& served, std::uint32_t row, const Result& result);
+    [[gnu::noinline]] void write_reset(ServedEnv& served, std::uint32_t row, const Result& result);
     bool write_flags(std::uint32_t local, std::uint32_t row, Result& result);
-    bool write_batched_flags(std::uint32_t local, std::uint32_t row, Result& result);
-    void write_hash(std::uint32_t local, std::uint32_t row);
+    [[gnu::noinline]] bool write_batched_flags(std::uint32_t local, std::uint32_t row, Result& result);
+    [[gnu::noinline]] void write_hash(std::uint32_t local, std::uint32_t row);
     void add_to_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k);
-    bool write_payload(std::uint32_t local, Result& result, const nb::object& opaques);
+    [[gnu::noinline]] bool write_payload(std::uint32_t local, Result& result, const nb::object& opaques);
     nb::object& objects_of(std::uint32_t local) { return objects_->of(slab_->plan.servers[worker_][local]); }
-    void write_record(std::uint32_t local, nb::handle cause, const char* phase);
-    void publish_fault(std::uint32_t local, std::uint32_t ticket, Fault fault, const char* phase, bool is_claimed);
+    [[gnu::noinline]] void write_record(std::uint32_t local, nb::handle cause, const char* phase);
+    [[gnu::noinline]] void publish_fault(std::uint32_t local, std::uint32_t ticket, Fault fault, const char* phase, bool is_claimed);
     // The serial backend has no reaper that could abort the command, so it needs no atomic exchange.
     bool claim(std::uint32_t local, std::uint32_t ticket) { return is_inline_ || claim_result(words_.state[local], ticket); }
     void finish(std::uint32_t local, std::uint32_t ticket);

@@ -188,7 +188,6 @@ bool Loop::unpack_time_step(PyObject* returned, Result& result) const {
 
 // Writes the parts of the info with a fixed shape to their columns and removes them from the info. Does not change the env's own dict.
 bool Loop::write_info(std::uint32_t row, Result& result) {
-    if (info_.leaves.empty()) return true;
     const npy_intp rows = is_batched_ ? static_cast<npy_intp>(batch_size_) : 0;
     for (const Leaf& leaf : info_.leaves) std::memset(slab_->base + leaf.column.at(0, row), 0, leaf.row_bytes * batch_size_);
     nb::object rest = nb::steal(PyDict_Copy(result.info.ptr()));

@@ -63,7 +63,7 @@ bool Loop::write_result(std::uint32_t local, Result& result) {
         write_final_obs(row, result);
         words_.result[local] |= RESULT_FINAL;
     }
-    if (!write_info(row, result)) return false;
+    if (!info_.leaves.empty() && !write_info(row, result)) return false;
     if (!(is_batched_ ? write_batched_flags(local, row, result) : write_flags(local, row, result))) return false;
     if (pool_->hashing.load(std::memory_order_relaxed) != 0) write_hash(local, row);
     const bool is_last = (words_.flags[local] & FLAG_LAST) != 0;
