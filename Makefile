@@ -1,6 +1,7 @@
 # On a fresh machine, `make run` and `make test` need Python 3.10 or newer, a C++ compiler and make. Everything else,
 # including CMake and Ninja, is installed from PyPI into .venv.
 SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -14,6 +15,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 # What is imported is compiled then.
 export PIP_COMPILE := 0
+# Prints a line per package, so that a slow network does not look like a hang.
+INSTALL = $(PY) -m pip install --progress-bar off
+SHOW_PACKAGES := sed -un 's/^Collecting \([^ ]*\).*/fetching \1/p; s/^Installing collected packages.*/unpacking packages/p'
 # The dependencies and the extra `atari` of pyproject.toml: all that `make run` imports.
 RUN_PACKAGES := numpy gymnasium cloudpickle click rich ale-py opencv-python-headless
 # Containers often set it; each of the hundreds of processes that the tests start would compile stepmill again.
@@ -26,18 +30,18 @@ help:  ## show the targets
 
 $(VENV)/.tools: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "stepmill needs Python 3.10 or newer; choose one: make PYTHON=python3.12")'
-	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || \
+	@test -x $(PY) || { echo "making $(VENV)" && $(PYTHON) -m venv $(VENV); } || \
 	    { rm -rf $(VENV); echo "cannot make a venv: install your system's python3-venv package and run make again" >&2; exit 1; }
-	$(PY) -m pip install -q cmake nanobind ninja numpy scikit-build-core
+	@$(INSTALL) cmake nanobind ninja numpy scikit-build-core | $(SHOW_PACKAGES)
 	@touch $@
 
 $(VENV)/.runs: $(VENV)/.tools
-	$(PY) -m pip install -q $(RUN_PACKAGES)
+	@$(INSTALL) $(RUN_PACKAGES) | $(SHOW_PACKAGES)
 	@$(PY) -c "import ale_py, click, cloudpickle, cv2, gymnasium, rich"  # compiles them, beside the extension
 	@touch $@
 
 $(VENV)/.ready: $(VENV)/.tools
-	$(PY) -m pip install -q -r constraints.txt
+	@$(INSTALL) -r constraints.txt | $(SHOW_PACKAGES)
 	@touch $@
 
 venv: $(VENV)/.ready  ## the environment in .venv

@@ -7,6 +7,7 @@ processes that have mapped the old binary are not affected.
 import fcntl
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -45,15 +46,25 @@ def installed_binary() -> Path:
 
 
 def install() -> None:
-    """Install through pip, without build isolation, so that the build directory stays valid."""
-    command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
+    """Install through pip, without build isolation, so that the build directory stays valid. Print a line per compiled file."""
+    command = [sys.executable, "-u", "-m", "pip", "install", "-v", "--disable-pip-version-check", "--no-deps"]
     command += [
         "--no-build-isolation",
         f"--config-settings=build-dir={BUILD_DIR}",
         "--config-settings=cmake.args=-GNinja",
     ]
     command += ["--config-settings=cmake.define.STEPMILL_WERROR=ON", "-e", str(ROOT)]
-    subprocess.run(command, check=True)
+    print("configuring the extension", flush=True)
+    hidden: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
+        for line in pip.stdout or ():
+            step = re.match(r"\s*(\[\d+/\d+\] \w+) .*?([\w.-]+)$", line.rstrip())
+            if step:
+                print(*step.groups(), flush=True)
+            else:
+                hidden.append(line)
+    if pip.returncode:
+        sys.exit(f"{''.join(hidden)}\npip ended with status {pip.returncode}")
     installed_binary().with_name(".built").write_text(python_files())
 
 
