@@ -290,3 +290,128 @@ def test_calls_that_only_the_pool_may_make_are_refused() -> None:
                     await env.call("step", 1)
 
     run(main())
+
+
+@pytest.mark.parametrize("policy", ["raise", "truncate"])
+def test_an_env_that_was_lost_answers_no_call_before_its_reset(policy: Any) -> None:
+    async def main() -> None:
+        async with chaos_pool(on_fault=policy) as pool:
+            envs = await held_by_id(pool)
+            for env in envs.values():
+                await env.step(1)
+            kill_first_worker(pool)
+            with suppress(stepmill.WorkerDied):
+                await envs[0].step(1)  # finds the death
+            await envs[0].reset(seed=1)  # restarts the worker, also for env 1
+            for _ in range(2):
+                with pytest.raises(stepmill.WorkerDied):
+                    await envs[1].call(read_clock)
+            assert await envs[2].call(read_clock) == 1
+            with suppress(stepmill.WorkerDied):
+                await envs[1].step(1)
+            with pytest.raises(stepmill.WorkerDied):
+                await envs[1].call(read_clock)
+            await envs[1].reset(seed=1)
+            assert await envs[1].call(read_clock) == 0
+
+    run(main())
+
+
+@BOTH
+def test_a_call_that_outlives_its_lease_disturbs_no_other_task(backend: Any) -> None:
+    async def main(gate: Gate) -> None:
+        async with gate_pool(gate, backend=backend) as pool:
+            async with pool.lease() as env:
+                await env.reset(seed=1)
+                call = asyncio.create_task(env.call("wait_here"))
+                await asyncio.to_thread(gate.wait_arrivals)
+            async with pool.lease() as env:
+                reset = asyncio.create_task(env.reset(seed=2))
+                for _ in range(3):
+                    await asyncio.sleep(0)
+                gate.open()
+                obs, _ = await reset
+                assert obs.tolist() == [0, 0, 0]
+                assert await call == 0
+                assert (await env.step(1))[1] == 1.0
+
+    with Gate() as gate:
+        run(main(gate))
+
+
+def test_a_task_whose_lease_has_ended_sends_nothing_to_the_env_of_another() -> None:
+    async def main(gate: Gate) -> None:
+        async with gate_pool(gate) as pool:
+            async with pool.lease() as env:
+                await env.reset(seed=1)
+                step = asyncio.create_task(env.step(GATED_ACTION))
+                await asyncio.to_thread(gate.wait_arrivals)
+                step.cancel()
+                with suppress(asyncio.CancelledError):
+                    await step
+                waiting = asyncio.create_task(env.reset(seed=9))  # waits for the step
+                await asyncio.sleep(0)
+            gate.open()
+            async with pool.lease() as other:
+                await other.reset(seed=2)
+                await other.step(1)
+                with pytest.raises(stepmill.UsageError, match="this lease of env 0 has ended while a task used it"):
+                    await waiting
+                assert (await other.step(1))[0].tolist()[2] == 2
+
+    with Gate() as gate:
+        run(main(gate))
+
+
+@pytest.mark.parametrize("what", ["step", "call", "reset", "lease", "receive"])
+def test_a_pool_is_used_in_the_event_loop_in_which_it_was_entered(what: str) -> None:
+    pool = stepmill.AsyncPool(ChaosEnv, num_envs=1)
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+    lease: Any = None
+
+    async def begin() -> None:
+        nonlocal lease
+        await pool.__aenter__()
+        if what not in ("lease", "receive"):
+            lease = await pool.lease().__aenter__()
+            await lease.reset(seed=1)
+
+    async def use() -> None:
+        if what == "receive":
+            await pool.receive(0)
+        await {"step": lambda: lease.step(1), "call": lambda: lease.call("locate"), "reset": lambda: lease.reset()}.get(
+            what, lambda: pool.lease().__aenter__()
+        )()
+
+    try:
+        first.run_until_complete(begin())
+        with pytest.raises(stepmill.UsageError, match="used in the event loop in which the pool was entered"):
+            second.run_until_complete(use())
+        if lease is not None:
+            assert first.run_until_complete(lease.step(1))[1] == 1.0
+        second.run_until_complete(pool.close())
+    finally:
+        for loop in (first, second):
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+
+
+def test_all_tasks_that_wait_when_a_pool_is_closed_get_errors_of_their_own() -> None:
+    async def main(gate: Gate) -> None:
+        pool = gate_pool(gate, 2)
+        async with pool:
+            envs = [await pool.lease().__aenter__() for _ in range(2)]
+            for env in envs:
+                await env.reset(seed=1)
+            tasks = [asyncio.create_task(env.step(GATED_ACTION)) for env in envs]
+            tasks.append(asyncio.create_task(pool.lease().__aenter__()))  # type: ignore[arg-type]
+            await asyncio.to_thread(gate.wait_arrivals, 2)
+            gate.open(2)
+            closing = asyncio.create_task(pool.close())
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+            await closing
+            assert [type(error) for error in found] == [stepmill.ClosedPoolError] * 3
+            assert len({id(error) for error in found}) == 3
+
+    with Gate() as gate:
+        run(main(gate))

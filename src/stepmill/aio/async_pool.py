@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepmill import ClosedPoolError, Pool, Received, UsageError
-from stepmill.aio.batches import Batches
+from stepmill.aio.batches import Batches, check_loop
 from stepmill.aio.lease import EnvLease
 from stepmill.aio.leases import Leases
 from stepmill.aio.on_demand import OnDemandEnv
@@ -69,6 +69,7 @@ class AsyncPool:
         self._lock = threading.Lock()  # held while a thread starts the pool
         self._is_abandoned = False
         self._is_entered = False
+        self._loop: asyncio.AbstractEventLoop  # in which the pool is entered
         self._pool: Pool | None = None
         self._user: Leases | Batches | None = None
 
@@ -78,8 +79,9 @@ class AsyncPool:
         if self._is_entered:
             raise UsageError("this AsyncPool was entered before; make another one for each `async with`")
         self._is_entered = True
+        self._loop = asyncio.get_running_loop()
         try:
-            await asyncio.get_running_loop().run_in_executor(None, self._start)
+            await self._loop.run_in_executor(None, self._start)
         except asyncio.CancelledError:
             with self._lock:
                 self._is_abandoned = True  # the thread closes what it has started
@@ -103,8 +105,13 @@ class AsyncPool:
         if pool is None:
             return
         if self._user is not None:
-            why = "the AsyncPool was closed while this task used it; close it after its tasks have ended"
-            self._user.end(ClosedPoolError(why))
+            error = ClosedPoolError(
+                "the AsyncPool was closed while this task used it; close it after its tasks have ended"
+            )
+            if self._loop is asyncio.get_running_loop() or not self._loop.is_running():
+                self._user.end(error)
+            else:  # of another thread
+                self._loop.call_soon_threadsafe(self._user.end, error)
         await asyncio.get_running_loop().run_in_executor(None, pool.close)
 
     async def __aexit__(
@@ -126,6 +133,7 @@ class AsyncPool:
 
     def _used_by(self, kind: type[UserT]) -> UserT:
         pool = self.pool
+        check_loop(self._loop)
         if self._user is None:
             self._user = kind(pool, self._idle_s)
         if not isinstance(self._user, kind):

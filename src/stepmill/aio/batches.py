@@ -55,6 +55,18 @@ class Batches:
             self._waiter = None
 
 
+def check_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Check that the event loop that runs is the one in which a pool was entered.
+
+    Raises:
+        UsageError: it is another one, or none runs.
+    """
+    if asyncio._get_running_loop() is not loop:
+        raise UsageError(
+            "an AsyncPool, and its leases, are used in the event loop in which the pool was entered; make a pool in each event loop"
+        )
+
+
 async def wait_readable(fd: int, waiter: asyncio.Future[Any], timeout_s: float) -> None:
     """Wait until a descriptor, if it is not -1, is readable, or the waiter has a result or an exception, which is raised."""
     loop = asyncio.get_running_loop()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stepmill import BusyEnvError, StepmillError, UsageError
+from stepmill.aio.batches import check_loop
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from typing_extensions import Self
 
-    from stepmill.aio.leases import Leases, Seat
+    from stepmill.aio.leases import Leases, Result
+    from stepmill.aio.seats import Seat
 
 
 class EnvLease:
@@ -27,6 +29,7 @@ class EnvLease:
         self._leases = leases
         self._seat: Seat | None = None
         self._is_entered = False
+        self._is_waiting = False  # whether a task waits for a command of this lease
         self._why_reset = ""  # empty if it can step
 
     @property
@@ -46,13 +49,20 @@ class EnvLease:
         Raises:
             EnvError, EnvTimeout, WorkerDied: the reset failed.
         """
-        seat = self._free_seat()
-        self._why_reset = "its reset has not ended"
-        await self._wait_idle(seat)
-        await self._leases.reset(seat, seed, options)
-        obs, _, _, _, info = await self._leases.result_of(seat)
+        seat = self._begin()
+        try:
+            self._why_reset = "its reset has not ended"
+            await self._wait_idle(seat)
+            while (waiter := self._leases.reset(seat, seed, options)) is None:
+                await self._leases.pause()
+                self._check_held(seat)
+            outcome = await waiter
+        finally:
+            self._is_waiting = False
+        if isinstance(outcome, StepmillError):
+            raise outcome
         self._why_reset = ""
-        return obs, info
+        return outcome[0], outcome[4]
 
     async def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step the env, and return observation, reward, terminated, truncated and info, as Gymnasium's envs do.
@@ -63,12 +73,18 @@ class EnvLease:
                 `info["fault"]`.
             UsageError: the env needs a reset, or the action is invalid. Nothing was sent.
         """
-        seat = self._free_seat()
-        if seat.fault is None and self._why_reset:
-            raise UsageError(f"env {seat.env_id} cannot step: {self._why_reset}; call reset() first")
-        self._leases.step(seat, action)
-        self._why_reset = "its last step failed, or was cancelled"
-        result = await self._leases.result_of(seat)
+        seat = self._begin()
+        try:
+            if seat.fault is None and self._why_reset:
+                raise UsageError(f"env {seat.env_id} cannot step: {self._why_reset}; call reset() first")
+            waiter = self._leases.step(seat, action)
+            self._why_reset = "its last step failed, or was cancelled"
+            outcome: Any = await waiter
+        finally:
+            self._is_waiting = False
+        if isinstance(outcome, StepmillError):
+            raise outcome
+        result: Result = outcome
         self._why_reset = "its episode has ended" if result[2] or result[3] else ""
         return result
 
@@ -84,29 +100,41 @@ class EnvLease:
         Raises:
             EnvError: the call raised.
             EnvTimeout: the call took longer than `workers.call_timeout_s`; the env continues it.
-            WorkerDied: the worker died before or during the call.
+            WorkerDied: the worker died before or during the call, or the env was lost with its worker and not reset since.
         """
-        seat = self._free_seat()
-        await self._wait_idle(seat)
-        return await self._leases.call(seat, name, args, kwargs)
+        seat = self._begin()
+        try:
+            await self._wait_idle(seat)
+            return await self._leases.call(seat, name, args, kwargs, self._check_held)
+        finally:
+            self._is_waiting = False
 
     async def _wait_idle(self, seat: Seat) -> None:
         while seat.is_busy:
-            with suppress(StepmillError):
-                await self._leases.result_of(seat)
+            await self._leases.outcome_of(seat)
+            self._check_held(seat)
 
     def _held(self) -> Seat:
         if self._seat is None:
             raise UsageError("this lease is not held: use the env inside of `async with pool.lease() as env`")
         return self._seat
 
-    def _free_seat(self) -> Seat:
-        seat = self._held()
-        if seat.waiter is not None:
-            raise BusyEnvError(
-                f"env {seat.env_id} has a command of another task; lease one env per task",
-                env_ids=[seat.env_id],
-            )
+    def _check_held(self, seat: Seat) -> None:
+        """Raise an error if the lease has ended while a task waited, because the env may be another task's now."""
+        if self._seat is not seat:
+            raise UsageError(f"this lease of env {seat.env_id} has ended while a task used it; end the task first")
+
+    def _begin(self) -> Seat:
+        """Return the env for a command of this task, which ends with `_is_waiting = False`. Hot path."""
+        seat = self._seat
+        if seat is None:
+            seat = self._held()
+        if self._is_waiting:
+            text = f"env {seat.env_id} has a command of another task; lease one env per task"
+            raise BusyEnvError(text, env_ids=[seat.env_id])
+        if asyncio._get_running_loop() is not self._leases.loop:
+            check_loop(self._leases.loop)
+        self._is_waiting = True
         return seat
 
     async def __aenter__(self) -> Self:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
-from stepmill import EngineBug, EnvTimeout, Pool, Received, StepmillError, UsageError
+from stepmill import Batch, EngineBug, EnvFault, EnvTimeout, Pool, StepmillError, UsageError
 from stepmill.aio.batches import SLICE_S, wait_readable, wake
 from stepmill.aio.on_demand import CLOSE
+from stepmill.aio.seats import IdleSeats, Seat, Thread
 from stepmill.pool.port import PoolPort, rows_of
 
 Result = tuple[Any, Any, Any, Any, dict[str, Any]]
@@ -27,35 +28,8 @@ _MAX_REFUSALS = 100  # a command that is refused more often, without a fault, wo
 _MAX_WOKEN, _FAULT_COUNTS = 16, 4
 
 
-@dataclass(eq=False)
-class Seat:
-    """The state of one env.
-
-    Attributes:
-        env_id: the env.
-        is_busy: whether it has a command whose result has not arrived.
-        is_returned: whether its lease has ended, so that the env is free once its command has ended.
-        waiter: the future of the task that awaits the result or a call. It is None if the task was cancelled; the
-            result is then dropped.
-        fault: why the env needs a reset before the next step; None if it has no fault.
-        is_built, is_first: whether an env on demand is built, and whether its thread builds it at each start.
-        timer: closes the env when it has been idle for too long.
-        load: how many envs of its thread are taken by tasks. All envs of the thread share the list.
-    """
-
-    env_id: int
-    is_busy: bool = False
-    is_returned: bool = False
-    waiter: asyncio.Future[Any] | None = None
-    fault: StepmillError | None = None
-    is_built: bool = False
-    is_first: bool = False
-    timer: asyncio.TimerHandle | None = None
-    load: list[int] = field(default_factory=lambda: [0])
-
-
-def _cost(seat: Seat) -> tuple[bool, int]:
-    return not seat.is_built, seat.load[0]
+def _any_fault(_: EnvFault) -> bool:
+    return True
 
 
 class Leases:
@@ -73,46 +47,48 @@ class Leases:
                 "leases have no use for resets.spare_envs; leave the option out, and all envs can be leased"
             )
         self._pool, self._port = pool, PoolPort(pool)
-        self._loop = asyncio.get_running_loop()
-        self._seats = [Seat(env_id) for env_id in range(pool.num_envs)]
+        self.loop = asyncio.get_running_loop()
         self._idle_s = idle_s
-        self._free: deque[Seat] = deque()
-        self._queue: deque[asyncio.Future[Seat]] = deque()  # tasks that wait for an env
-        self._outcomes: deque[tuple[asyncio.Future[Result], Result | StepmillError]] = deque()  # to give to tasks
+        self._idle = IdleSeats()
+        self._seats: dict[int, Seat] = {}
+        threads = sorted(
+            self._port.threads, key=itemgetter(1, 0)
+        )  # so that neighbours are of different workers if possible
+        for index, (_, _, env_ids) in enumerate(threads):
+            thread = Thread(index, len(env_ids))
+            for env_id in reversed(env_ids):
+                is_first = env_id == env_ids[0]
+                self._seats[env_id] = Seat(env_id, thread, is_built=idle_s is None, is_first=is_first)
+        self._queue: OrderedDict[asyncio.Future[Seat], None] = OrderedDict()  # tasks that wait for an env
+        self._outcomes: deque[tuple[asyncio.Future[Any], Result | StepmillError]] = deque()  # to give to tasks
+        self._pauses: set[asyncio.Future[None]] = set()  # of calls, and of resets during replays
         self._timer: asyncio.TimerHandle | None = None
         self._error: StepmillError | None = None
-        self._loop.add_reader(self._port.event_fd, self._advance)
-        self._next = self._loop.call_soon(self._advance)
-        self._free_in_turns()
-
-    def _free_in_turns(self) -> None:
-        """Free all seats, so that neighbours are of different workers if possible, or else of different threads."""
-        places = []
-        for worker, thread, env_ids in self._port.threads:
-            load = [len(env_ids)]
-            for turn, env_id in enumerate(env_ids):
-                self._seats[env_id].is_first, self._seats[env_id].load = turn == 0, load
-                places.append((turn, thread, worker, env_id))
-        for *_, env_id in sorted(places):
-            self._put_back(self._seats[env_id])
+        self.loop.add_reader(self._port.event_fd, self._advance)
+        self._next = self.loop.call_soon(self._advance)
+        for seat in self._seats.values():
+            self._put_back(seat)
 
     def end(self, error: StepmillError) -> None:
         """Raise an error in all tasks that wait, and in every later call."""
         self._error = error
-        self._loop.remove_reader(self._port.event_fd)
+        if self.loop.is_closed():
+            return
+        self.loop.remove_reader(self._port.event_fd)
         if self._timer is not None:
             self._timer.cancel()
-        waiters: list[asyncio.Future[Any]] = [
-            *self._queue,
-            *(seat.waiter for seat in self._seats if seat.waiter is not None),
-        ]
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_exception(error)
-        for seat in self._seats:
-            seat.is_busy = False
+        for queued in self._queue:
+            if not queued.done():
+                queued.set_exception(copy.copy(error))
+        for pause in self._pauses:
+            wake(pause)
+        for seat in self._seats.values():
+            if seat.is_busy:
+                self._end_command(seat, error)
             if seat.timer is not None:
                 seat.timer.cancel()
+        while self._outcomes:
+            self._wake_tasks()
 
     # ---- envs and their tasks ----------------------------------------------------------------------------------------
 
@@ -120,15 +96,16 @@ class Leases:
         """Return an idle env; wait if there is none."""
         if self._error is not None:
             raise self._error
-        if self._free:
-            return self._take(self._free[0] if self._idle_s is None else min(self._free, key=_cost))
-        waiter: asyncio.Future[Seat] = self._loop.create_future()
-        self._queue.append(waiter)
+        if (seat := self._idle.take()) is not None:
+            if seat.timer is not None:
+                seat.timer.cancel()
+            return seat
+        waiter: asyncio.Future[Seat] = self.loop.create_future()
+        self._queue[waiter] = None
         try:
             return await waiter
         except asyncio.CancelledError:
-            with suppress(ValueError):
-                self._queue.remove(waiter)
+            self._queue.pop(waiter, None)
             if not waiter.cancelled() and waiter.exception() is None:  # the env came at the same time
                 self.release(waiter.result())
             raise
@@ -139,35 +116,24 @@ class Leases:
         if seat.is_busy:
             return
         while self._queue:
-            waiter = self._queue.popleft()
+            waiter, _ = self._queue.popitem(last=False)
             if not waiter.done():
                 waiter.set_result(seat)
                 return
         self._put_back(seat)
 
-    def _take(self, seat: Seat) -> Seat:
-        self._free.remove(seat)
-        seat.load[0] += 1
-        if seat.timer is not None:
-            seat.timer.cancel()
-        return seat
-
     def _put_back(self, seat: Seat) -> None:
-        """Let an idle env wait for a task. Envs that were used last are taken first, so that the others are closed."""
-        seat.load[0] -= 1
-        if self._idle_s is None or not seat.is_built:
-            self._free.append(seat)
-        else:
-            self._free.appendleft(seat)
+        """Let an idle env wait for a task."""
+        self._idle.put(seat)
         if self._idle_s is not None and (seat.is_built or seat.is_first) and self._error is None:
-            seat.timer = self._loop.call_later(self._idle_s, self._close, seat)
+            seat.timer = self.loop.call_later(self._idle_s, self._close, seat)
 
     def _close(self, seat: Seat) -> None:
         """Close an idle env. It is busy meanwhile."""
-        self._take(seat).is_built = False
+        self._idle.remove(seat).is_built = False
         with suppress(StepmillError):
             if not self._port.is_lost(seat.env_id):  # otherwise there is nothing to close
-                seat.is_returned = self._send_reset(seat, None, CLOSE)
+                seat.is_returned = self.send_reset(seat, None, CLOSE)
                 if seat.is_returned:
                     return
                 seat.is_built = True  # it is being rebuilt, and is closed later
@@ -175,20 +141,20 @@ class Leases:
 
     # ---- commands -----------------------------------------------------------------------------------------------------
 
-    def step(self, seat: Seat, action: Any) -> None:
-        """Send an action."""
-        send = partial(self._pool.send, self._port.as_batch(action), [seat.env_id])
-        self._send(seat, send, is_step=True)
-        self._begin(seat)
+    def step(self, seat: Seat, action: Any) -> asyncio.Future[Any]:
+        """Send an action, and return the future of its outcome."""
+        self._send(seat, partial(self._port.send_one, seat.env_id, action), refuses=_any_fault)
+        return self._begin(seat)
 
-    async def reset(self, seat: Seat, seed: int | None, options: Mapping[str, Any] | None) -> None:
-        """Send a reset, once a replay has rebuilt the env. Revive the env if it has a fault."""
-        while not self._send_reset(seat, seed, options):
-            await self._wait(seat, self._loop.create_future(), -1)
+    def reset(self, seat: Seat, seed: int | None, options: Mapping[str, Any] | None) -> asyncio.Future[Any] | None:
+        """Send a reset, and return the future of its outcome, or None if a replay is rebuilding the env."""
+        if not self.send_reset(seat, seed, options):
+            return None
         seat.is_built = True
+        return seat.waiter
 
-    def _send_reset(self, seat: Seat, seed: int | None, options: Mapping[str, Any] | None) -> bool:
-        """Send a reset, or return False if a replay is rebuilding the env."""
+    def send_reset(self, seat: Seat, seed: int | None, options: Mapping[str, Any] | None) -> bool:
+        """Send a reset, or return False if a replay is rebuilding the env. Revive the env if it has a fault."""
         env_id = seat.env_id
         seeds = None if seed is None else {env_id: seed}
         settings = None if options is None else {env_id: options}
@@ -207,13 +173,13 @@ class Leases:
             self._begin(seat)
         return is_sent
 
-    def _send(self, seat: Seat, send: Callable[[], T], *, is_step: bool = False) -> T:
-        """Send a command. If dead workers are found, send it again, except a step of an env that is lost with one of them."""
+    def _send(self, seat: Seat, send: Callable[[], T], *, refuses: Callable[[EnvFault], bool] | None = None) -> T:
+        """Send a command, or raise the fault of the env if `refuses(fault)` is true. If dead workers are found, send it again."""
         for _ in range(_MAX_REFUSALS):
             if self._error is not None:
                 raise self._error
-            if seat.fault is not None and is_step:
-                raise copy.copy(seat.fault)
+            if seat.fault is not None and refuses is not None and refuses(seat.fault):
+                raise copy.copy(seat.fault.error)
             try:
                 return send()
             except UsageError:
@@ -223,35 +189,33 @@ class Leases:
                 self._advance()
         raise refusal
 
-    def _begin(self, seat: Seat) -> None:
-        """Record that a command was sent."""
+    def _begin(self, seat: Seat) -> asyncio.Future[Any]:
+        """Record that a command was sent, and return the future of its outcome."""
         seat.is_busy = True
         if self._timer is None:
-            self._timer = self._loop.call_later(SLICE_S, self._tick)
+            self._timer = self.loop.call_later(SLICE_S, self._tick)
+        return self.outcome_of(seat)
 
-    async def result_of(self, seat: Seat) -> Result:
-        """Wait for the result of the env's command."""
-        waiter: asyncio.Future[Result] = self._loop.create_future()
-        seat.waiter = waiter
-        try:
-            return await waiter
-        except asyncio.CancelledError:
-            if not waiter.cancelled():  # asyncio warns about exceptions that are never read
-                waiter.exception()
-            raise
-        finally:
-            seat.waiter = None
+    def outcome_of(self, seat: Seat) -> asyncio.Future[Any]:
+        """Return the future of the outcome of the env's command: a Result, or an error to be raised."""
+        seat.waiter = self.loop.create_future()
+        return seat.waiter
 
-    async def call(self, seat: Seat, name: str | Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a method of an env that is idle, and return what it returns."""
+    # ---- calls --------------------------------------------------------------------------------------------------------
+
+    async def call(
+        self, seat: Seat, name: str | Callable[..., Any], args: Any, kwargs: Any, check: Callable[[Seat], object]
+    ) -> Any:
+        """Call a method of an env that is idle, and return what it returns. `check` raises if the lease has ended before."""
         send = partial(self._port.call_now, seat.env_id, name, args, kwargs)
-        while (future := self._send(seat, send)) is None:
-            await self._wait(seat, self._loop.create_future(), -1)
+        while (future := self._send(seat, send, refuses=attrgetter("is_loss"))) is None:
+            await self.pause()
+            check(seat)
         while True:
-            waiter: asyncio.Future[None] = self._loop.create_future()
+            waiter: asyncio.Future[None] = self.loop.create_future()
             descriptor = self._port.watch_call(future, partial(self._wake_soon, waiter))
             try:
-                await self._wait(seat, waiter, descriptor.fileno())  # even if it is done: other tasks run in between
+                await self.pause(waiter, descriptor.fileno())  # even if it is done: other tasks run in between
             finally:
                 descriptor.close()
             try:
@@ -260,80 +224,89 @@ class Leases:
                 if error.timeout_s:  # not 0, so the call is too late
                     raise
 
-    async def _wait(self, seat: Seat, waiter: asyncio.Future[None], fd: int) -> None:
-        seat.waiter = waiter
+    async def pause(self, waiter: asyncio.Future[None] | None = None, fd: int = -1) -> None:
+        """Wait until a descriptor is readable, the waiter is woken, or a slice of time has passed."""
+        waiter = self.loop.create_future() if waiter is None else waiter
+        self._pauses.add(waiter)
         try:
             await wait_readable(fd, waiter, SLICE_S)
         finally:
-            seat.waiter = None
+            self._pauses.discard(waiter)
+        if self._error is not None:
+            raise copy.copy(self._error)
 
     def _wake_soon(self, waiter: asyncio.Future[None]) -> None:
         """End a wait, from any thread."""
         with suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(wake, waiter)
+            self.loop.call_soon_threadsafe(wake, waiter)
 
     # ---- results ------------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         """Look for results that no event has announced, as long as there are busy envs."""
         self._timer = None
-        if any(seat.is_busy for seat in self._seats):
-            self._timer = self._loop.call_later(SLICE_S, self._tick)
+        if any(seat.is_busy for seat in self._seats.values()):
+            self._timer = self.loop.call_later(SLICE_S, self._tick)
             self._advance()
 
     def _advance(self) -> None:
-        """Give the available results and faults to tasks, and let the event loop wait for the next."""
+        """Give the available results and faults to tasks, and let the event loop wait for the next. Hot path."""
         if self._error is not None:
             return
         self._next.cancel()
         try:
-            self._give_out(self._pool.receive(0))
+            batch, faults = self._port.poll()
+            if batch is not None:
+                self._take_results(batch)
+            if faults:
+                self._take_faults(faults)
             self._wake_tasks()
             if not self._port.watch(1) or self._outcomes:
-                self._next = self._loop.call_soon(self._advance)
+                self._next = self.loop.call_soon(self._advance)
         except StepmillError as error:
             self.end(error)
         except Exception as error:  # tasks must not wait forever
             self.end(EngineBug(f"results cannot be given out: {error!r}; please report this bug"))
             raise
 
-    def _give_out(self, received: Received) -> None:
-        seats = self._seats
-        env_ids: list[int] = []
-        if (batch := received.batch) is not None:
-            env_ids = batch.env_id.tolist()
-            infos = dict(rows_of(batch.info))
-            columns: Any = batch.reward, batch.terminated, batch.truncated
-            # Numbers of Python, as envs return them, or vectors of rewards.
-            outcomes = [column.tolist() if column.ndim == 1 else column for column in columns]
-            for row, (env_id, *outcome) in enumerate(zip(env_ids, *outcomes, strict=True)):
-                self._end_command(seats[env_id], (self._port.row_of(batch.obs, row), *outcome, infos.get(row, {})))
-        for env_id, fault in received.faults.items():
-            seat = seats[env_id]
+    def _take_results(self, batch: Batch) -> None:
+        # Numbers of Python, as envs return them, or vectors of rewards.
+        rewards = batch.reward.tolist() if batch.reward.ndim == 1 else batch.reward
+        columns: Any = rewards, batch.terminated.tolist(), batch.truncated.tolist()
+        infos = dict(rows_of(batch.info))
+        for row, (env_id, *outcome) in enumerate(zip(batch.env_id.tolist(), *columns, strict=True)):
+            result = self._port.row_of(batch.obs, row), *outcome, infos.get(row, {})
+            self._end_command(self._seats[env_id], result)
+
+    def _take_faults(self, faults: Mapping[int, EnvFault]) -> None:
+        for env_id, fault in faults.items():
+            seat = self._seats[env_id]
             is_closing = seat.is_returned and not seat.is_built
             if is_closing and getattr(fault.error, "env_id", None) == env_id:
                 logger.warning("closing the idle env %d failed: %s", env_id, fault.error)
-            seat.is_built &= not fault.is_loss
-            seat.fault = fault.error
+            seat.fault = fault
+            if fault.is_loss and self._idle_s is not None:
+                self._idle.mark_unbuilt(seat)
             self._end_command(seat, fault.error)
-        for env_id in {*env_ids, *received.faults}:
-            if seats[env_id].is_returned:
-                self.release(seats[env_id])
 
     def _end_command(self, seat: Seat, outcome: Result | StepmillError) -> None:
+        """Give the outcome of an env's command to the task that awaits it, and the env to the next task if its lease has ended."""
+        waiter, seat.waiter = seat.waiter, None
         seat.is_busy = False
-        if seat.waiter is not None:
-            self._outcomes.append((seat.waiter, outcome))
+        if waiter is not None:
+            self._outcomes.append((waiter, outcome))
+        if seat.is_returned:
+            self.release(seat)
 
     def _wake_tasks(self) -> None:
         """Give some tasks what they await. If all continued at once, they would delay the event loop's other tasks."""
         num_woken = 0
         while self._outcomes and num_woken < _MAX_WOKEN:
             waiter, outcome = self._outcomes.popleft()
-            if waiter.done():
+            if waiter.done():  # its task was cancelled
                 continue
             if isinstance(outcome, StepmillError):
-                waiter.set_exception(copy.copy(outcome))  # an exception has one traceback, so it is not shared
+                waiter.set_result(copy.copy(outcome))  # an exception has one traceback, so it is not shared
                 num_woken += _FAULT_COUNTS
             else:
                 waiter.set_result(outcome)

@@ -20,15 +20,17 @@ from stepmill.pool.infos import OMITTED, merge, rows_of
 from stepmill.pool.payloads import reserved_keys
 from stepmill.pool.plans import choose_backend, plan_workers
 from stepmill.pool.pool import Pool
-from stepmill.pool.receiving import EnvIds
+from stepmill.pool.receiving import READY, EnvIds
 from stepmill.pool.requests import PoolFuture
 from stepmill.pool.resets import Options, Seed, spread_seed
 from stepmill.pool.start import CLOSE_TIMEOUT_S, worker_settings
 from stepmill.pool.stats import read_timers
 from stepmill.pool.workers import WorkerState
 from stepmill.slab.memory import SharedSlab
+from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import EnvTimeout, UsageError
+from stepmill.spec.errors import EnvTimeout, UsageError, WorkerDied
+from stepmill.spec.received import EnvFault
 from stepmill.spec.tree import Leaf, Node, Opaque, map_tree, program
 from stepmill.worker.calls import call_payload
 from stepmill.worker.messages import RequestKind
@@ -196,8 +198,39 @@ class PoolPort:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise UsageError(f"the action does not have the structure of the action space: {error!r}") from error
 
+    def send_one(self, env_id: int, action: Any) -> None:
+        """Send the action of one env, as `Pool.send` does. Hot path."""
+        is_array = type(self.pool.spec.action) is Leaf
+        actions = np.asarray(action)[np.newaxis] if is_array else self.as_batch(action)
+        try:
+            self._state.send(actions, [env_id])
+        except (UsageError, _native.DeadWorkers):
+            self.pool.send(actions, [env_id])
+
+    def poll(self) -> tuple[Batch | None, Mapping[int, EnvFault]]:
+        """Return the results and faults that `Pool.receive` returns without waiting. Hot path: results alone take few calls."""
+        state, recovery, fields = self._state, self._recovery, None
+        if not (recovery.faults or recovery.raised or recovery.notices) and state.num_pending():
+            try:
+                if state.wait(0.0, num_envs=1) == READY and (fields := state.collect(self.pool.num_envs)) is not None:
+                    self._unclaimed[0] = False
+                    return Batch(*fields), {}
+            except BaseException:
+                self._receiver.restore_unclaimed(fields)
+                raise
+        received = self.pool.receive(0)
+        return received.batch, received.faults
+
     def call_now(self, env_id: int, name: str | Callable[..., Any], args: Any, kwargs: Any) -> PoolFuture | None:
-        """Begin a `Pool.call` of one env without waiting. Return None while the env is being rebuilt; try again later."""
+        """Begin a `Pool.call` of one env without waiting. Return None while the env is being rebuilt; try again later.
+
+        Raises:
+            WorkerDied: the env was lost with its worker, and its successor has not begun an episode.
+        """
+        view = self._recovery.workers.view_of(env_id)
+        if view.phase in ("LOST", "DOOMED", "RENEWED"):
+            text = f"env {env_id} was lost with its worker {view.worker}, and was not reset since; reset it before it is called"
+            raise WorkerDied(text, worker=view.worker, env_ids=[env_id])
         with suppress(EnvTimeout):
             return self.pool._requests.send(RequestKind.CALL, [env_id], call_payload(name, args, kwargs), 0.0)
         return None
@@ -219,7 +252,9 @@ class PoolPort:
         return workers.records[workers.worker_of(env_id)].state is WorkerState.DEAD_REPORTED
 
     def row_of(self, obs: Any, row: int) -> Any:
-        """Return one row of a batch of observations."""
+        """Return one row of a batch of observations. Hot path."""
+        if type(self.pool.spec.observation) is Leaf:
+            return obs[row]
         return map_tree(lambda part, column: column[row], self.pool.spec.observation, obs)
 
     # ---- facts ---------------------------------------------------------------------------------------------------------
