@@ -48,7 +48,10 @@ if TYPE_CHECKING:
     from stepmill.observe.tune import tune as tune
     from stepmill.observe.tune_result import TuneResult as TuneResult
     from stepmill.pool.pool import Pool as Pool
+    from stepmill.pool.positions import SavedEnvs as SavedEnvs
     from stepmill.pool.stats import read_timers as read_timers
+    from stepmill.saving import restore as restore
+    from stepmill.saving import save as save
     from stepmill.spec.batch import Batch as Batch
     from stepmill.spec.env import EnvSpec as EnvSpec
     from stepmill.spec.errors import BadOutput as BadOutput

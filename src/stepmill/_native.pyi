@@ -139,6 +139,11 @@ class Loop:
         Repeat an env's early reset after a call that may change the env, if episodes are logged.
         """
 
+    def restore(self, server: int, position: dict) -> None:
+        """
+        Go on with an env whose object has the state of this position, which is one of PoolState.positions().
+        """
+
     def set_default_options(self, server: int, options: bytes | None) -> None:
         """
         Set the encoded options of resets without options of their own; None removes them.
@@ -313,6 +318,24 @@ class PoolState:
     def newest_outcome(self, env_id: int) -> tuple[float, int, int]:
         """
         Return reward, flags (1 terminated, 2 truncated) and observation hash of an env's newest result.
+        """
+
+    def positions(self, env_ids: object | None = None) -> list[dict[str, Any]]:
+        """
+        Return what is known of each env, without its object, for restore_positions().
+        """
+
+    def spare_positions(self) -> dict[str, Any] | None:
+        """Return what is known of all servers, or None if there are no spares."""
+
+    def restore_positions(self, env_ids: object | None, saved: list[dict[str, Any]], spares: dict[str, Any] | None) -> None:
+        """
+        Give envs saved positions. Envs whose position has `is_replayed` are suspended until their replay.
+        """
+
+    def newest_batch(self) -> tuple[Any, ...] | None:
+        """
+        Return the newest results of all envs as collect() does, without receiving any.
         """
 
     def usage(self) -> tuple[int, int]:

@@ -140,6 +140,7 @@ void bind_loop(nb::module_& module) {
         .def("wait_idle", &Loop::wait_idle, "timeout_s"_a, "Wait until no other thread runs a command (serial backend, after stop). Return False on timeout.")
         .def("refresh", &Loop::refresh, "Look up the step and reset methods of all envs again.")
         .def("restart_early_reset", &Loop::restart_early_reset, "server"_a, "Repeat an env's early reset after a call that may change the env, if episodes are logged.")
+        .def("restore", &Loop::restore, "server"_a, "position"_a, "Go on with an env whose object has the state of this position, which is one of PoolState.positions().")
         .def("set_default_options", &Loop::set_default_options, "server"_a, "options"_a.none(), nb::sig("def set_default_options(self, server: int, options: bytes | None) -> None"),
              "Set the encoded options of resets without options of their own; None removes them.")
         .def("requests_seen", &Loop::requests_seen, "count"_a, "Set how many slow requests were handled so far.")
@@ -203,6 +204,13 @@ void bind_pool_state(nb::module_& module) {
         .def("limit_logs", &PoolState::limit_logs, "size_bytes"_a, "Limit the memory of all episode logs.")
         .def("episode_log", &PoolState::episode_log, "env_id"_a, nb::sig("def episode_log(self, env_id: int) -> dict[str, typing.Any]"), "Return what a crash capsule contains about an env's episode and its outstanding command.")
         .def("newest_outcome", &PoolState::newest_outcome, "env_id"_a, nb::sig("def newest_outcome(self, env_id: int) -> tuple[float, int, int]"), "Return reward, flags (1 terminated, 2 truncated) and observation hash of an env's newest result.")
+        .def("positions", &PoolState::positions, "env_ids"_a.none() = nb::none(), nb::sig("def positions(self, env_ids: object | None = None) -> list[dict[str, typing.Any]]"),
+             "Return what is known of each env, without its object, for restore_positions().")
+        .def("spare_positions", &PoolState::spare_positions, nb::sig("def spare_positions(self) -> dict[str, typing.Any] | None"), "Return what is known of all servers, or None if there are no spares.")
+        .def("restore_positions", &PoolState::restore_positions, "env_ids"_a.none(), "saved"_a, "spares"_a.none(),
+             nb::sig("def restore_positions(self, env_ids: object | None, saved: list[dict[str, typing.Any]], spares: dict[str, typing.Any] | None) -> None"),
+             "Give envs saved positions. Envs whose position has `is_replayed` are suspended until their replay.")
+        .def("newest_batch", &PoolState::newest_batch, nb::sig("def newest_batch(self) -> tuple[typing.Any, ...] | None"), "Return the newest results of all envs as collect() does, without receiving any.")
         .def("usage", &PoolState::usage, nb::sig("def usage(self) -> tuple[int, int]"), "Return how many result slots are leased, and the bytes of all episode logs.")
         .def("release_staged", &PoolState::release_staged, "env_ids"_a.none(), nb::kw_only(), "is_whole"_a,
              "Before a reset: make the staged episodes of these envs their next results. is_whole: first assign each env to the server of its number, and queue the spares.")

@@ -328,6 +328,9 @@ class Proxy:
     def restart_early_reset(self, local: int) -> None:
         """Do nothing, because the proxy does not begin an episode before it is commanded."""
 
+    def restore(self, local: int, position: dict[str, Any]) -> None:
+        raise UsageError("the envs of another library's pool have no state that could be restored")
+
     def set_default_options(self, local: int, options: bytes | None) -> None:
         """Refuse options for automatic resets, because the foreign pool does these resets itself.
 

@@ -173,6 +173,9 @@ class _Service:
     def restart_early_reset(self, local: int) -> None:
         pass
 
+    def restore(self, local: int, position: dict[str, Any]) -> None:
+        raise UsageError("the state of a kernel is its memory; leave out state=")
+
     def set_default_options(self, local: int, options: bytes | None) -> None:
         if options is not None:
             raise UsageError("kernels take no reset options; declare a method, and call it")
@@ -191,7 +194,6 @@ class KernelEnvHandle:
         self, loop: _native.KernelLoop, program: KernelProgram, local: int, env_id: int, autoreset: AutoresetMode
     ) -> None:
         self._loop, self._local, self.env_id, self._autoreset = loop, local, env_id, autoreset
-        self._restored: tuple[bytes, object] = b"", None
         self._program = program
         self._methods = program.methods
         self._fields = program.state.names or ()
@@ -214,16 +216,8 @@ class KernelEnvHandle:
             return str(exc)
         return None
 
-    def restored_obs(self) -> object:
-        """Return the `obs` of the last `restore`, or None if the env has carried out a command since then."""
-        num_commands, obs = self._restored
-        return obs if obs is not None and num_commands == self._num_commands() else None
-
-    def _num_commands(self) -> bytes:
-        return self._loop.snapshot(self._local)[_NUM_COMMANDS]
-
-    def restore(self, snapshot: bytes, obs: object = None) -> None:
-        """Restore a snapshot, whose observation is `obs`.
+    def restore(self, snapshot: bytes) -> None:
+        """Restore a snapshot.
 
         Raises:
             UsageError: the snapshot is of another kernel, damaged, or of an episode that ended in another autoreset mode.
@@ -233,7 +227,6 @@ class KernelEnvHandle:
         self._loop.restore(self._local, memory[: self._state_bytes])
         if self.outside is not None:
             self.outside.load(memory[self._state_bytes :])
-        self._restored = memory[_NUM_COMMANDS], obs
 
     def _unpack(self, snapshot: bytes) -> bytes:
         header, memory = unpack(_SNAPSHOT, snapshot)

@@ -9,7 +9,7 @@ spinning       how long workers and the pool's thread spin before they sleep
 receiving      sends commands, has the loop in which the pool's thread waits, and receives results
 resets         seeds, options and masks of a reset become commands
 requests       calls, attributes, properties and rendering of envs, and their futures
-snapshots      snapshots of kernel envs
+positions      what is saved of envs, and how it is restored
 stats          counters and timers of the workers
 payloads       payloads of results become infos when they are first read
 infos          merges the infos of many envs into one dict

@@ -9,14 +9,14 @@ The pool state logs actions and results. The call log has the other requests tha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from stepmill.backends.base import Future
 from stepmill.pool.events import ServerView
 from stepmill.worker.calls import SETTING_KINDS, set_payload
-from stepmill.worker.messages import Request, RequestKind, Value, dump
+from stepmill.worker.messages import Request, RequestKind, Value, dump, load
 
 Name: TypeAlias = "str | Callable[[Any, Any], object]"
 """The name of an attribute, or a function that sets something."""
@@ -48,6 +48,12 @@ class LoggedCall:
     future: Future | None
     position: int
     has_raised: bool | None = None
+
+    def saved(self) -> dict[str, Any]:
+        """Return what `CallLog.restore` needs. The payload is loaded, because plain values are saved without pickle."""
+        self.update()
+        names = ("episode", "place", "has_raised")
+        return {"kind": int(self.kind), "payload": load(self.payload), **{name: getattr(self, name) for name in names}}
 
     def place_in(self, view: ServerView) -> int:
         """Return after how many commands of the episode the call was made. 0 means before the reset."""
@@ -136,6 +142,16 @@ class CallLog:
             self._calls[server].remove(call)
             self.size_bytes -= len(call.payload)
 
+    def restore(self, server: int, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the calls of an object by saved ones."""
+        self.clear(server)
+        for each in saved:
+            kind, payload = RequestKind(each["kind"]), each["payload"]
+            name = _name_of(Request(0, kind, (), (), payload))
+            call = LoggedCall(kind, name, dump(payload), each["episode"], each["place"], None, 0, each["has_raised"])
+            self._calls[server].append(call)
+            self.size_bytes += len(call.payload)
+
     def mark_incomplete(self, server: int) -> None:
         """Clear the calls of an object for good, so that it can no longer be replayed."""
         self.clear(server)
@@ -188,6 +204,10 @@ class AppliedSettings:
             values.pop(server, None)
         else:
             values[server] = before
+
+    def saved(self, server: int) -> list[tuple[int, Name, Any]]:
+        """Return the settings of a server as (kind of request, name, value)."""
+        return [(int(kind), name, own[server]) for (kind, name), own in self._values.items() if server in own]
 
     def attributes_of(self, server: int) -> dict[Name, Any]:
         """Return the attributes that were set on a server. The keys are names, or the functions that set them."""

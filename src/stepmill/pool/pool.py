@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from stepmill.pool.arguments import checked_batch_size, checked_fns, checked_num_envs
 from stepmill.pool.call_log import Name
+from stepmill.pool.positions import Positions
 from stepmill.pool.receiving import EnvIds, Receiver
 from stepmill.pool.requests import EnvRequests, PoolFuture, PoolProperties
 from stepmill.pool.resets import Options, ResetPlanner, Seed
-from stepmill.pool.snapshots import PoolSnapshot, Snapshots
 from stepmill.pool.start import PoolResources, has_seeds, start_pool
 from stepmill.pool.stats import read_stats
 from stepmill.spec.batch import Batch
@@ -86,7 +86,7 @@ class Pool(CloseAtEnd):
                 self.num_envs, self.spec.batch_size, is_seeded=has_seeds(self.options), num_spares=self._num_spares
             )
             self._last_reset: list[int] = []
-            self._snapshots = Snapshots(self._state, self._requests, self.options)
+            self._positions = Positions(self._runtime, self._requests, self._resets, self.options, self.num_envs)
         except BaseException:
             self.close()
             raise
@@ -283,30 +283,6 @@ class Pool(CloseAtEnd):
         send, kind = self._requests.send, RequestKind.GET_PROPERTIES
         set_property = partial(self._requests.set, RequestKind.SET_PROPERTY)
         return PoolProperties(set_property, lambda env_ids: send(kind, env_ids, None).result())
-
-    def snapshot(self, env_ids: EnvIds | None = None) -> PoolSnapshot:
-        """Return the state of kernel envs.
-
-        Args:
-            env_ids: which envs; None is all. All of them must be idle.
-        Raises:
-            UsageError: the backend is not "kernel".
-            BusyEnvError: an env is stepping, has a result to be received, or needs a reset.
-        """
-        return self._snapshots.take(env_ids)
-
-    def restore(self, snapshot: PoolSnapshot, env_ids: EnvIds | None = None) -> Any:
-        """Restore a snapshot, and return its observations [B, ...].
-
-        Args:
-            snapshot: the result of `Pool.snapshot` or a copy of it, also from another process with the same kernel.
-            env_ids: the envs that get the state, one per env of the snapshot; None means the envs of the snapshot.
-        Raises:
-            UsageError: the snapshot is of another kernel, is damaged, has another number of envs, or is of an episode that ended
-                in another autoreset mode. No env is changed.
-            BusyEnvError: an env is not idle. No env is changed.
-        """
-        return self._snapshots.restore(snapshot, env_ids)
 
     def render(self, env_ids: EnvIds | None = None) -> tuple[Any, ...]:
         """Return the results of `render`, one per env, in the order of `env_ids`. None means all envs."""

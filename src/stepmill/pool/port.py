@@ -20,6 +20,7 @@ from stepmill.pool.infos import OMITTED, merge, rows_of
 from stepmill.pool.payloads import reserved_keys
 from stepmill.pool.plans import choose_backend, plan_workers
 from stepmill.pool.pool import Pool
+from stepmill.pool.positions import SavedEnvs, StateFunctions
 from stepmill.pool.receiving import READY, EnvIds
 from stepmill.pool.requests import PoolFuture
 from stepmill.pool.resets import Options, Seed, spread_seed
@@ -36,7 +37,7 @@ from stepmill.worker.calls import call_payload
 from stepmill.worker.messages import RequestKind
 
 # Front-ends import the names of `stepmill.pool` from `pool` and from here.
-__all__ = ["CLOSE_TIMEOUT_S", "OMITTED", "Options", "PoolFuture", "PoolPort", "Seed", "StepTuple"]
+__all__ = ["CLOSE_TIMEOUT_S", "OMITTED", "Options", "PoolFuture", "PoolPort", "SavedEnvs", "Seed", "StateFunctions", "StepTuple"]
 __all__ += ["auto_backend", "begin_start", "checked_fns", "choose_backend", "merge", "plan_workers", "read_timers"]
 __all__ += ["rows_of", "spread_seed", "worker_settings"]
 
@@ -256,6 +257,16 @@ class PoolPort:
         if type(self.pool.spec.observation) is Leaf:
             return obs[row]
         return map_tree(lambda part, column: column[row], self.pool.spec.observation, obs)
+
+    # ---- saved envs ------------------------------------------------------------------------------------------------------
+
+    def save(self, env_ids: EnvIds | None, state: StateFunctions | None) -> SavedEnvs:
+        """Return the positions of envs; see `stepmill.save`."""
+        return self.pool._positions.take(env_ids, state)
+
+    def restore(self, saved: SavedEnvs, env_ids: EnvIds | None, state: StateFunctions | None, *, strict: bool) -> None:
+        """Give envs saved positions; see `stepmill.restore`."""
+        self.pool._positions.restore(saved, env_ids, state, strict=strict)
 
     # ---- facts ---------------------------------------------------------------------------------------------------------
 

@@ -122,6 +122,7 @@ class Replays:
         self._replays: dict[int, EpisodeReplay] = {}  # by env; the core may have finished some of them
         # By env, the (episode, length) of the last replay in which it raised, and how often it raised there.
         self._num_raised: dict[int, tuple[tuple[int, int], int]] = {}
+        self.reasons: dict[int, str] = {}  # by env: why its last replay that did not succeed was given up
         self._unverified: list[RepeatedCalls] = []  # those of envs that are not suspended
         self.log = CallLog(len(self._locations), options.restarts.replay_log_bytes // 2)
 
@@ -310,6 +311,7 @@ class Replays:
                 self._post(replay.server, call, 0)
         self._workers.reapply_settings(view.worker, [replay.server])
         del self._replays[replay.env_id]
+        self.reasons[replay.env_id] = reason
         if view.is_logged:
             self._warn(f"env {replay.env_id} is not replayable: {reason}; its episode is cut short")
         return [Settle(replay.env_id, view.ticket, Remedy.CUT, {**replay.info, "not_replayable": reason})]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,6 +173,7 @@ class EnvRequests:
         self._server_locations = runtime.server_locations
         self._num_envs = num_envs
         self._num_spares = options.resets.spare_envs
+        self.num_servers = num_envs + self._num_spares
         self._call_timeout_s = options.workers.call_timeout_s
 
     def checked_ids(self, env_ids: Any) -> list[int]:
@@ -187,6 +188,13 @@ class EnvRequests:
         Before, wait at most `timeout_s` until the envs are rebuilt. None is `workers.call_timeout_s`.
         """
         return self._send(kind, self.checked_ids(env_ids), lambda places: payload, timeout_s)
+
+    def send_each(
+        self, kind: RequestKind, values: Mapping[int, object], payload_of: Callable[[Sequence[object]], object]
+    ) -> PoolFuture:
+        """Send a request to the envs of `values`, with a value for each. `payload_of(values)` makes the payload for some."""
+        ids = list(values)
+        return self._send(kind, ids, lambda places: payload_of([values[ids[place]] for place in places]))
 
     def set(self, kind: RequestKind, name: Name, values: Any, env_ids: Any) -> None:
         """Set an attribute, a property or reset options on these envs, and store the values for rebuilt envs.

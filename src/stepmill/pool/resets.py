@@ -62,7 +62,7 @@ class ResetPlanner:
         self._num_envs = num_envs
         self._batch_size = batch_size
         self._num_spares = num_spares
-        self._unseeded = set(range(num_envs)) if is_seeded else set()
+        self.unseeded = set(range(num_envs)) if is_seeded else set()
 
     def plan(
         self, env_ids: Sequence[int] | NDArray[Any] | None, mask: NDArray[np.bool_] | None, seed: Seed, options: Options
@@ -75,7 +75,7 @@ class ResetPlanner:
         seed, spare_seeds = self._split_seed(seed)
         seeds = spread_seed(seed, ids, self._num_envs, self._batch_size)
         for place, env_id in enumerate(ids):
-            if env_id in self._unseeded:
+            if env_id in self.unseeded:
                 seeds[place] = draw_seed() if seeds[place] is None else seeds[place]
         each = spread_options(options, ids, self._num_envs)
         words, blobs = split_words(seeds, each)
@@ -104,7 +104,7 @@ class ResetPlanner:
 
     def record_sent(self, plan: ResetPlan) -> None:
         """Record that a plan was sent, so its envs have seeds."""
-        self._unseeded.difference_update(plan.env_ids)
+        self.unseeded.difference_update(plan.env_ids)
 
     def _rows(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         rows = np.asarray(mask)

@@ -32,6 +32,7 @@ class ServingLoop(Protocol):
     def run_until(self, local: int, after_ticket: int) -> object: ...
     def refresh(self) -> object: ...
     def restart_early_reset(self, local: int) -> object: ...
+    def restore(self, local: int, position: dict[str, Any]) -> object: ...
     def set_default_options(self, local: int, options: bytes | None) -> object: ...
 
 
@@ -119,6 +120,9 @@ def _phase(request: Request) -> str:
 
 def _outcome(loop: ServingLoop, env: object, request: Request, index: int, should_raise: RaisePredicate) -> Outcome:
     try:
+        if request.kind is RequestKind.RESTORE:
+            _restore_state(loop, env, request, index)
+            return Value(None)
         if request.kind in SETTING_KINDS:
             return Value(finish(apply_setting(loop, env, request, index), env))
         return Value(finish(_perform(env, request, index), env))
@@ -134,6 +138,18 @@ def apply_setting(loop: ServingLoop, env: object, request: Request, index: int) 
         return _perform(env, request, index)
     _set_reset_options(loop, request, index)
     return None
+
+
+def _restore_state(loop: ServingLoop, env: Any, request: Request, index: int) -> None:
+    """Reset an env, because wrappers require it, and then set its state."""
+    payload: Any = request.payload
+    if isinstance(payload, UnreadablePayload):
+        raise payload.cause
+    set_state, values = payload
+    value, position = values[index]
+    finish(env.reset() if position["reset_seed"] is None else env.reset(seed=position["reset_seed"]), env)
+    finish(set_state(env, value), env)
+    loop.restore(request.servers[index], position)
 
 
 def finish(value: object, env: object) -> object:

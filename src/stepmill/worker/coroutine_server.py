@@ -146,6 +146,9 @@ class CoroutineServer:
     def restart_early_reset(self, local: int) -> None:
         """Do nothing, because no episode begins before its command."""
 
+    def restore(self, local: int, position: dict[str, Any]) -> None:
+        self._native.restore(local, position)
+
     def set_default_options(self, local: int, options: bytes | None) -> None:
         """Set the options for resets that have no options."""
         self._native.set_default_options(local, options)

@@ -169,6 +169,7 @@ class RequestKind(IntEnum):
     GET_PROPERTIES = 7  # payload None
     TIMERS = 8  # payload None: the outcome is the timers of the worker, for any of its envs
     END = 9  # payload None: close the envs and end, after the reply
+    RESTORE = 10  # payload (set_state, (state, position) of each env): give env objects states that were saved
 
 
 @dataclass(frozen=True)

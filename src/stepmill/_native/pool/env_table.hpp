@@ -121,6 +121,13 @@ class EnvTable {
         if constexpr (CHECKS_MOVES) check(id, can_move(env.object_, phase) && is_legal(env.phase_, phase), name_of(phase));
         env.object_ = phase;
     }
+    // Gives an env the phases and the record of a saved position, which is no move.
+    void restore(std::uint32_t id, EnvRecord record, EnvPhase phase, ObjectPhase object) {
+        records_[id] = std::move(record);
+        records_[id].phase_ = phase;
+        restore(id, object);
+    }
+    void restore(std::uint32_t id, ObjectPhase object) { records_[id].object_ = object; }
     // The env must be reset, so it does not matter any more what has become of its object.
     void fail(std::uint32_t id) {
         move(id, ObjectPhase::CURRENT);

@@ -65,6 +65,15 @@ void EpisodeLog::begin(std::uint32_t id, bool has_seed, nb::object reset_blob) {
     episode.is_whole = has_seed;
 }
 
+void EpisodeLog::restore(std::uint32_t id, LoggedEpisode episode) {
+    episode.first = batches_.end();
+    episode.hash = episodes_[id].hash;
+    episode.is_whole &= is_on();
+    episodes_bytes_ += episode.size_bytes() - episodes_[id].size_bytes();
+    episodes_[id] = std::move(episode);
+    enforce_limit();
+}
+
 // A blob that alone exceeds the limit is not copied: its episode cannot be replayed.
 void EpisodeLog::set_blob(std::uint32_t id, std::span<const std::uint8_t> blob) {
     LoggedEpisode& episode = episodes_[id];

@@ -69,6 +69,10 @@ nb::object PoolState::gather(const Ids& ids, Ids rest, const std::vector<nb::obj
     Payloads payloads;
     if (!gather_payloads(ids, false, payloads)) return nb::none();
     receive(ids, std::move(rest), payloads);
+    return gather_columns(ids, payloads, outs, has_ids);
+}
+
+nb::object PoolState::gather_columns(const Ids& ids, const Payloads& payloads, const std::vector<nb::object>* outs, bool has_ids) {
     nb::object obs = gather_obs(ids, outs);
     nb::object reward = gather_rows(reward_, ids);
     nb::object terminated = gather_rows(terminated_, ids);
@@ -81,6 +85,19 @@ nb::object PoolState::gather(const Ids& ids, Ids rest, const std::vector<nb::obj
         return checked(PyTuple_Pack(7, obs.ptr(), reward.ptr(), terminated.ptr(), truncated.ptr(), info.ptr(), env_id.ptr(), alive.ptr()));
     }
     return checked(PyTuple_Pack(6, obs.ptr(), reward.ptr(), terminated.ptr(), truncated.ptr(), info.ptr(), env_id.ptr()));
+}
+
+// Of envs that are stepping, the observation is the newest that was received, and the rest is not defined.
+nb::object PoolState::newest_batch() {
+    const InUse in_use(*this);
+    const Ids ids = all_;  // another vector than all_, so that the batch has no views
+    Payloads payloads;
+    Ids idle;
+    for (const std::uint32_t id : ids) {
+        if (envs_[id].phase() != EnvPhase::PENDING) idle.push_back(id);
+    }
+    if (idle.size() == ids.size() && !gather_payloads(ids, false, payloads)) return nb::none();
+    return gather_columns(ids, payloads, nullptr, true);
 }
 
 // Returns the env of each row of a batch.

@@ -21,6 +21,7 @@ namespace stepmill {
 
 class KernelLoop;
 class Reaper;
+struct SavedPosition;
 
 // EVENT: drain() returns something new, or notify() was called.
 enum class WaitResult { READY, FAULT, TIMED_OUT, EVENT };
@@ -68,6 +69,10 @@ class PoolState {
     void limit_logs(std::uint64_t size_bytes);
     nb::dict episode_log(std::uint32_t env_id);                   // for a crash capsule
     nb::tuple newest_outcome(std::uint32_t env_id) const;         // (reward, flags, hash of the observation)
+    nb::list positions(nb::handle env_ids);                       // of each env all that restore_positions() needs, as a dict
+    nb::object spare_positions() { return spares_.has_spares() ? nb::object(spares_.positions()) : nb::none(); }
+    void restore_positions(nb::handle env_ids, nb::list saved, nb::object spares);
+    nb::object newest_batch();                                    // the newest results of all envs, in the form of collect()
     std::vector<int> states();                                            // an EnvState per env
     std::uint32_t num_pending();
     nb::tuple usage() const { return nb::make_tuple(leases_ ? leases_->num_held() : 0, log_.size_bytes()); }  // leased slots, bytes of logs
@@ -89,9 +94,24 @@ class PoolState {
     enum class CommandKind { STEP, STEP_ALL, RESET };  // STEP_ALL skips exhausted envs
     void check_idle(const Ids& ids, CommandKind kind) const;
     void empty_row(std::uint32_t id);
+    std::size_t sums_bytes() const noexcept { return (slab_->plan.outcome.episode_return.row_bytes + sizeof(std::int64_t)) * batch_size_; }
     void copy_sums(std::uint32_t id, std::vector<std::byte>& sums) const;
+    void write_sums(std::uint32_t id, const std::vector<std::byte>& sums) const;
+    // Calls copy(bytes, size) for each column of an env's rows except observation, return and length.
     template <typename Copy>
-    void visit_outcome(std::uint32_t id, Copy copy) const;
+    void visit_outcome(std::uint32_t id, Copy copy) const {
+        const OutcomePlan& plan = slab_->plan.outcome;
+        for (const Column* column : {&plan.reward, &plan.terminated, &plan.truncated, &plan.alive}) copy(slab_->base + column->at(0, row_of(id)), column->row_bytes * batch_size_);
+        for (const Column& column : slab_->plan.info) copy(slab_->base + column.at(0, row_of(id)), column.row_bytes * batch_size_);
+        copy(reinterpret_cast<std::byte*>(slab_->over(row_of(id))), batch_size_);
+    }
+    template <typename Copy>
+    void visit_obs(std::uint32_t id, std::uint32_t slot, Copy copy) const {
+        for (const Leaf& leaf : obs_.leaves) copy(slab_->base + leaf.column.at(slot, row_of(id)), leaf.row_bytes * batch_size_);
+    }
+    nb::dict position_of(std::uint32_t id);
+    SavedPosition read_position(nb::handle fields) const;
+    void restore_position(std::uint32_t id, SavedPosition saved);
     std::uint32_t num_unclaimed_ready() const;
     void restore_outcome(std::uint32_t id);
     void mask(std::uint32_t id);
@@ -175,6 +195,7 @@ class PoolState {
     void mark_received(const Ids& ids, Ids rest, bool is_seen = true);    // makes the envs idle and their targets the latest slots; pending_ becomes `rest`
     void receive(const Ids& ids, Ids rest, Payloads payloads, bool has_payloads = true);
     nb::object gather(const Ids& ids, Ids rest, const std::vector<nb::object>* outs, bool has_ids);
+    nb::object gather_columns(const Ids& ids, const Payloads& payloads, const std::vector<nb::object>* outs, bool has_ids);
     bool read_opaques(std::uint32_t id, OpaquePayload& payload);
     nb::object read_info(std::uint32_t id);
     nb::object objects_of(std::uint32_t env_id) const;

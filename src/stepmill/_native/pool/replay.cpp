@@ -137,13 +137,10 @@ void PoolState::copy_sums(std::uint32_t id, std::vector<std::byte>& sums) const 
     std::memcpy(sums.data() + returns, slab_->episode_length(row_of(id)), lengths);
 }
 
-// Calls copy(bytes, size) for each column of an env's rows except observation, return and length.
-template <typename Copy>
-void PoolState::visit_outcome(std::uint32_t id, Copy copy) const {
-    const OutcomePlan& plan = slab_->plan.outcome;
-    for (const Column* column : {&plan.reward, &plan.terminated, &plan.truncated, &plan.alive}) copy(slab_->base + column->at(0, row_of(id)), column->row_bytes * batch_size_);
-    for (const Column& column : slab_->plan.info) copy(slab_->base + column.at(0, row_of(id)), column.row_bytes * batch_size_);
-    copy(reinterpret_cast<std::byte*>(slab_->over(row_of(id))), batch_size_);
+void PoolState::write_sums(std::uint32_t id, const std::vector<std::byte>& sums) const {
+    const std::size_t lengths = sizeof(std::int64_t) * batch_size_, returns = sums.size() - lengths;
+    std::memcpy(slab_->episode_return(row_of(id)), sums.data(), returns);
+    std::memcpy(slab_->episode_length(row_of(id)), sums.data() + returns, lengths);
 }
 
 // ---- suspended envs ----------------------------------------------------------------------------------------------
@@ -152,7 +149,7 @@ std::unique_ptr<Replay> PoolState::make_replay(std::uint32_t id) const {
     auto replay = std::make_unique<Replay>();
     replay->action.resize(slab_->action_bytes());
     replay->blob = log_.of(id).newest_blob;
-    replay->sums.resize((slab_->plan.outcome.episode_return.row_bytes + sizeof(std::int64_t)) * batch_size_);
+    replay->sums.resize(sums_bytes());
     std::size_t size_bytes = 0;
     if (unclaimed_.is_unclaimed(id)) visit_outcome(id, [&](std::byte*, std::size_t size) { size_bytes += size; });
     replay->outcome.reserve(size_bytes);
@@ -190,9 +187,7 @@ void PoolState::resume_env(std::uint32_t id) {
 // Restores what the replay has overwritten in the rows: the sums, and the outcome of an unclaimed result.
 void PoolState::restore_outcome(std::uint32_t id) {
     const Replay& replay = *envs_[id].replay;
-    const std::size_t lengths = sizeof(std::int64_t) * batch_size_, returns = replay.sums.size() - lengths;
-    std::memcpy(slab_->episode_return(row_of(id)), replay.sums.data(), returns);
-    std::memcpy(slab_->episode_length(row_of(id)), replay.sums.data() + returns, lengths);
+    write_sums(id, replay.sums);
     const std::byte* kept = replay.outcome.data();
     if (!replay.outcome.empty()) visit_outcome(id, [&](std::byte* row, std::size_t size) { std::memcpy(row, kept, size), kept += size; });
 }

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
+
+#include <nanobind/stl/vector.h>
 
 #include "shared/seeds.hpp"
 
@@ -161,6 +164,48 @@ void SpareQueue::stage_again(std::uint32_t server) {
     if (!record.is_staged || !record.deferred.empty()) return;
     stage(server);
     --record.num_begun;
+}
+
+// ---- positions ----------------------------------------------------------------------------------------------------
+
+nb::dict SpareQueue::positions() const {
+    nb::list records;
+    for (const Record& record : records_) {
+        records.append(nb::make_tuple(record.env, record.is_staged, record.is_drawn, record.has_own_seed, record.next.has_seed, record.next.seed, record.own_seed, record.num_begun));
+    }
+    nb::dict saved;
+    saved["records"] = records;
+    saved["queue"] = nb::list(nb::tuple(nb::cast(std::vector<std::uint32_t>(queue_.begin(), queue_.end()))));
+    saved["pool_seed"] = nb::make_tuple(has_pool_seed_, pool_seed_, num_drawn_);
+    return saved;
+}
+
+void SpareQueue::restore(const nb::dict& saved) {
+    std::vector<Record> records;
+    std::vector<std::uint32_t> owners;
+    for (nb::handle each : nb::cast<nb::list>(saved["records"])) {
+        const auto number = [&](int at) { return nb::cast<std::uint64_t>(each[at]); };
+        Record record;
+        record.env = nb::cast<std::uint32_t>(each[0]);
+        record.is_staged = number(1) != 0, record.is_drawn = number(2) != 0, record.has_own_seed = number(3) != 0;
+        record.next = {number(4) != 0, number(5)}, record.own_seed = number(6), record.num_begun = number(7);
+        if (record.env != NO_ENV) owners.push_back(record.env);
+        records.push_back(std::move(record));
+    }
+    const auto queue = nb::cast<std::vector<std::uint32_t>>(saved["queue"]);
+    std::ranges::sort(owners);
+    bool is_right = records.size() == records_.size() && queue.size() == num_spares_ && owners.size() == num_envs_;
+    for (std::uint32_t env = 0; is_right && env < num_envs_; ++env) is_right = owners[env] == env;
+    for (const std::uint32_t server : queue) is_right = is_right && server < records.size() && records[server].env == NO_ENV && std::ranges::count(queue, server) == 1;
+    if (!is_right) throw std::invalid_argument("it has another number of envs or spares");
+    const nb::handle seed = saved["pool_seed"];
+    has_pool_seed_ = nb::cast<bool>(seed[0]), pool_seed_ = nb::cast<std::uint64_t>(seed[1]), num_drawn_ = nb::cast<std::uint64_t>(seed[2]);
+    records_ = std::move(records);
+    queue_.assign(queue.begin(), queue.end());
+}
+
+std::uint32_t SpareQueue::server_of(std::uint32_t env) const {
+    return static_cast<std::uint32_t>(std::ranges::find(records_, env, &Record::env) - records_.begin());
 }
 
 // Called after the reset of all envs was sent, which restarts the sequence of seeds.

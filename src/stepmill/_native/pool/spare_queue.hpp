@@ -52,6 +52,10 @@ class SpareQueue {
     bool has_deferred() const noexcept { return has_deferred_; }
     void flush_deferred_resets(const std::function<bool(std::uint32_t env_id)>& is_idle);
 
+    nb::dict positions() const;              // all that restore() needs
+    void restore(const nb::dict& saved);     // throws std::exception, and changes nothing, if it does not fit
+    std::uint32_t server_of(std::uint32_t env) const;
+
     std::uint64_t num_begun(std::uint32_t server) const { return records_[server].num_begun; }
     void count_begun(std::uint32_t server) { ++records_[server].num_begun; }
 

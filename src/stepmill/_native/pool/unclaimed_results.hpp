@@ -55,6 +55,10 @@ class UnclaimedResults {
         }
         for (nb::handle item : batch.payloads.finals ? batch.payloads.finals : nb::list()) record_of(item).final_obs = item[1];
     }
+    void put(std::uint32_t id, nb::object payload, nb::object final_obs) {  // None: null
+        results_[id] = {true, payload.is_none() ? nb::object() : std::move(payload), final_obs.is_none() ? nb::object() : std::move(final_obs)};
+        ids_.push_back(id);
+    }
     bool is_any() const noexcept { return !ids_.empty(); }
     bool is_unclaimed(std::uint32_t id) const { return is_any() && results_[id].is_unclaimed; }
     const Ids& ids() const noexcept { return ids_; }

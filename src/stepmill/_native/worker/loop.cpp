@@ -370,6 +370,28 @@ void Loop::restart_early_reset(std::uint32_t local) {
     if (served.is_early && pool_->hashing.load(std::memory_order_relaxed) != 0) discard_early_reset(served);
 }
 
+void Loop::restore(std::uint32_t local, nb::dict position) {
+    ServedEnv& served = envs_.at(local);
+    discard_early_reset(served);
+    const auto sums = nb::cast<nb::bytes>(position["sums"]), outcome = nb::cast<nb::bytes>(position["outcome"]), alive = nb::cast<nb::bytes>(position["was_alive"]);
+    const std::size_t returns = served.episode_return.size() * sizeof(double), lengths = served.episode_length.size() * sizeof(std::int64_t);
+    if (sums.size() != returns + lengths || outcome.size() < batch_size_) throw std::invalid_argument("the position is of another env");
+    served.has_seed = nb::cast<bool>(position["has_seed"]);
+    served.base_seed = nb::cast<std::uint64_t>(position["base_seed"]), served.episode = nb::cast<std::uint64_t>(position["env_episode"]);
+    std::memcpy(served.episode_return.data(), sums.data(), returns);
+    std::memcpy(served.episode_length.data(), static_cast<const char*>(sums.data()) + returns, lengths);
+    const char* over = static_cast<const char*>(outcome.data()) + outcome.size() - batch_size_;
+    const std::size_t num_rewards = served.episode_return.size() / batch_size_;
+    for (std::uint32_t k = 0; k < batch_size_; ++k) {
+        if (over[k] == 0) continue;
+        std::fill_n(served.episode_return.begin() + static_cast<std::ptrdiff_t>(k * num_rewards), num_rewards, 0.0);
+        served.episode_length[k] = 0;
+    }
+    if (is_batched_) served.ended.assign(over, over + batch_size_);
+    served.needs_reset = !is_batched_ && over[0] != 0 && autoreset_ == Autoreset::NEXT_STEP;
+    if (alive.size() == served.alive.size() && !served.alive.empty()) std::memcpy(served.alive.data(), alive.data(), alive.size());
+}
+
 // Sets the options of resets without options of their own. An early reset that used others is repeated.
 void Loop::set_default_options(std::uint32_t local, nb::handle options) {
     ServedEnv& served = envs_.at(local);

@@ -68,6 +68,7 @@ class Loop {
     bool wait_idle(double timeout_s);  // serial backend: waits until no other thread runs a command; returns false on timeout. `stop` must be set
     void refresh();
     void restart_early_reset(std::uint32_t local);
+    void restore(std::uint32_t local, nb::dict position);  // of PoolState::positions(); the object has that state already
     void set_default_options(std::uint32_t local, nb::handle options);  // encoded; None removes them
     // Serial backend: raises the exception of a signal handler that an env passed on (signals.hpp), once.
     void raise_interrupt();

@@ -1,0 +1,268 @@
+"""Saves the positions of a pool's envs, and restores them, in the same pool or in another one: `stepmill.save`, `stepmill.restore`.
+
+A position is what the pool knows of an env. The env object gets its state back in one of these ways:
+
+    "memory"   a kernel's memory is copied
+    "state"    a function of the user's sets what another one has read
+    "log"      the logged episode is replayed, and each result is compared with the first one
+    "reset"    there is nothing to give back: the next command of the env begins an episode
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from stepmill.pool.events import ServerView
+from stepmill.pool.replays import INCOMPLETE_LOG
+from stepmill.pool.requests import EnvRequests
+from stepmill.pool.resets import ResetPlanner
+from stepmill.pool.start import PoolRuntime
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import BusyEnvError, UsageError
+from stepmill.spec.options import BackendName, PoolOptions
+from stepmill.spec.tree import leaves, opaques
+from stepmill.worker.calls import call_payload
+from stepmill.worker.messages import RequestKind
+
+StateFunctions: TypeAlias = "tuple[Callable[[Any], object], Callable[[Any, Any], object]]"
+"""`get_state(env)` returns the whole state of an env, and `set_state(env, state)` sets it."""
+
+NOT_RESTORED = "not_restored"
+_COPIED = ("memory", "state")
+_NO_LOG = (
+    "its episode is not logged from its reset on: make the envs with on_fault='replay' and seeding='per_episode', which need "
+    "envs whose randomness comes from reset(seed), or give state=(get_state, set_state)"
+)
+
+
+@dataclass(frozen=True)
+class SavedEnvs:
+    """The positions of B envs at one time. It can be pickled.
+
+    Attributes:
+        env_ids: the envs.
+        how: for each env, how its object gets its state back: "memory", "state", "log" or "reset".
+        facts: what the envs that are restored must have in common with the saved ones.
+        envs: what is saved of each env. The format is not public.
+        whole: what is saved of the whole pool; empty if only some envs were saved.
+        front_end: what a front-end adds.
+    """
+
+    env_ids: tuple[int, ...]
+    how: tuple[str, ...]
+    facts: dict[str, Any]
+    envs: tuple[dict[str, Any], ...] = field(repr=False)
+    whole: dict[str, Any] = field(repr=False)
+    front_end: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+class Positions:
+    """Takes and restores the positions of a pool's envs."""
+
+    def __init__(
+        self, runtime: PoolRuntime, requests: EnvRequests, resets: ResetPlanner, options: PoolOptions, num_envs: int
+    ) -> None:
+        self._state, self._revival = runtime.state, runtime.revival
+        self._recovery, self._replays = self._revival.recovery, self._revival.recovery.replays
+        self._workers = self._recovery.workers
+        self._requests, self._resets, self._options, self._num_envs = requests, resets, options, num_envs
+        self._facts = _facts(runtime.specs[0], options)
+
+    # ---- saving -------------------------------------------------------------------------------------------------------
+
+    def take(self, env_ids: Any, state: StateFunctions | None) -> SavedEnvs:
+        """Return the positions of these envs, or of all if `env_ids` is None.
+
+        Raises:
+            UsageError: the state of an env cannot be saved.
+            BusyEnvError: an env has a fault that was not received; or it is stepping, and its state is memory or the user's.
+        """
+        ids = self._requests.checked_ids(env_ids)
+        if env_ids is not None and self._options.resets.spare_envs:
+            raise UsageError("envs that share spares are saved all together; leave env_ids out")
+        self._revival.wait_until_rebuilt(range(len(self._workers.records)), None)
+        self._recovery.raise_errors()
+        positions, views = self._state.positions(ids), self._state.view(env_ids=ids)
+        how = [self._how(position, state) for position in positions]
+        self._check_saved(ids, how, positions, views)
+        values: dict[int, Any] = {}
+        for way, read in (("memory", _read_memory), ("state", state and state[0])):
+            own = [env_id for env_id, each in zip(ids, how, strict=True) if each == way]
+            if own:
+                values.update(zip(own, self._requests.send(RequestKind.GET_ATTR, own, read).result(), strict=True))
+        envs = tuple(
+            {
+                "position": position | {"is_replayed": way in ("log", "reset")},
+                "value": values.get(env_id),
+                **dict(zip(("calls", "settings"), self._calls_and_settings(view.server), strict=True)),
+            }
+            for env_id, way, position, view in zip(ids, how, positions, views, strict=True)
+        )
+        whole = {} if env_ids is not None else self._take_whole()
+        return SavedEnvs(tuple(ids), tuple(how), self._facts, envs, whole)
+
+    def _take_whole(self) -> dict[str, Any]:
+        queued = [view.server for view in self._state.view(env_ids=range(self._num_envs, self._requests.num_servers))]
+        return {
+            "spares": self._state.spare_positions(),
+            "unseeded": sorted(self._resets.unseeded),
+            "queued": [self._calls_and_settings(server) for server in queued],
+            "batch": self._state.newest_batch(),
+        }
+
+    def _calls_and_settings(self, server: int) -> tuple[list[Any], list[Any]]:
+        calls = [each.saved() for each in self._replays.log.calls_of(server)]
+        return calls, self._workers.settings_of(server).saved(server)
+
+    def _how(self, position: Mapping[str, Any], state: StateFunctions | None) -> str:
+        if self._options.backend is BackendName.KERNEL:
+            return "memory"
+        if not position["needs_state"]:
+            return "reset"
+        return "log" if state is None else "state"
+
+    def _check_saved(
+        self, ids: Sequence[int], how: Sequence[str], positions: Sequence[Mapping[str, Any]], views: Sequence[ServerView]
+    ) -> None:
+        busy = [env_id for env_id, way, view in zip(ids, how, views, strict=True) if view.is_pending and way in _COPIED]
+        if busy:
+            text = f"envs {busy} are stepping, or have results to be received, and the states of idle envs are saved; recv() first"
+            raise BusyEnvError(text, env_ids=busy)
+        for env_id, way, position, view in zip(ids, how, positions, views, strict=True):
+            reason = "" if way != "log" or position["is_whole"] else _NO_LOG
+            if way in ("log", "reset") and not self._replays.log.is_whole(view.server):
+                reason = INCOMPLETE_LOG
+            if reason:
+                raise UsageError(f"env {env_id} cannot be saved: {reason}")
+
+    # ---- restoring ----------------------------------------------------------------------------------------------------
+
+    def restore(self, saved: SavedEnvs, env_ids: Any, state: StateFunctions | None, *, strict: bool) -> None:
+        """Give envs saved positions.
+
+        Raises:
+            UsageError: the positions do not fit these envs, and no env is changed; or, if `strict`, a replay gave another
+                result than before.
+            BusyEnvError: an env is stepping, or has a result to be received. No env is changed.
+        """
+        ids = self._requests.checked_ids(saved.env_ids if env_ids is None else env_ids)
+        self._check_fits(saved, ids, state)
+        self._restore_memory(saved, ids)
+        spares = saved.whole.get("spares") if len(ids) == self._num_envs else None
+        self._state.restore_positions(ids, [each["position"] for each in saved.envs], spares)
+        self._resets.unseeded.difference_update(ids)
+        self._resets.unseeded.update(saved.whole.get("unseeded", ()))
+        views = self._state.view(env_ids=ids)
+        for env_id, view, each in zip(ids, views, saved.envs, strict=True):
+            self._restore_calls(env_id, view.server, each["calls"], each["settings"])
+        for place, (calls, settings) in enumerate(saved.whole.get("queued", ())):
+            env_id = self._num_envs + place
+            self._restore_calls(env_id, self._state.view(env_ids=[env_id])[0].server, calls, settings)
+        if state is not None:
+            self._restore_states(saved, ids, state[1])
+        self._replay(ids, strict=strict)
+
+    def _check_fits(self, saved: SavedEnvs, ids: Sequence[int], state: StateFunctions | None) -> None:
+        if len(ids) != len(saved.envs):
+            raise UsageError(f"got {len(ids)} env_ids for {len(saved.envs)} saved envs; give one per saved env")
+        for name, value in saved.facts.items():
+            if self._facts.get(name) != value:
+                raise UsageError(
+                    f"the envs were saved with {name}={value!r}, and these have {self._facts.get(name)!r}; make the envs with "
+                    "the same functions and options"
+                )
+        if "state" in saved.how and state is None:
+            raise UsageError("the envs were saved with state=(get_state, set_state); give restore() the same functions")
+        if ("log" in saved.how or any(each["calls"] for each in saved.envs)) and not self._replays.is_on:
+            raise UsageError("saved episodes are replayed; make the envs with on_fault='replay', as those that were saved")
+
+    def _restore_memory(self, saved: SavedEnvs, ids: Sequence[int]) -> None:
+        if "memory" not in saved.how:
+            return
+        # All states are checked before the first env is changed. One env can check them all: the kernel is the same.
+        memory = tuple(each["value"] for each in saved.envs)
+        for refusal in self._requests.send(RequestKind.GET_ATTR, ids[:1], _FindRefusal(memory)).result():
+            if refusal is not None:
+                raise UsageError(refusal)
+        write = _WriteMemory(dict(zip(ids, memory, strict=True)))
+        self._requests.send(RequestKind.CALL, ids, call_payload(write)).result()
+
+    def _restore_states(self, saved: SavedEnvs, ids: Sequence[int], set_state: Callable[[Any, Any], object]) -> None:
+        values = {
+            env_id: (each["value"], each["position"])
+            for env_id, each, way in zip(ids, saved.envs, saved.how, strict=True)
+            if way == "state"
+        }
+        if values:
+            self._requests.send_each(RequestKind.RESTORE, values, lambda own: (set_state, own)).result()
+
+    def _restore_calls(self, env_id: int, server: int, calls: Sequence[Any], settings: Sequence[Any]) -> None:
+        """Record the calls and settings of an env object. Without a log of calls, apply the settings at once."""
+        if self._replays.is_on:
+            self._replays.log.restore(server, calls)
+        for kind, name, value in settings:
+            if self._replays.is_on:
+                self._workers.settings_of(server).put(RequestKind(kind), name, server, value)
+            else:
+                self._requests.set(RequestKind(kind), name, [value], [env_id])
+
+    def _replay(self, ids: Sequence[int], *, strict: bool) -> None:
+        replays, decisions = self._replays, []
+        info = {"kind": NOT_RESTORED, "error": "UsageError", "message": "the episode of the saved env could not be replayed"}
+        replays.reasons.clear()
+        views = self._state.view(env_ids=ids)
+        if replays.is_on:
+            replays.repeat_waiting(views)
+        for view in views:
+            if view.is_suspended:
+                decisions += replays.begin(view, info, is_new=True)
+        self._recovery.carry_out(decisions)
+        self._revival.waits.run_until(lambda: not any(each.is_suspended for each in self._state.view(env_ids=ids)))
+        self._recovery.raise_errors()
+        if strict and replays.reasons:
+            env_id, reason = next(iter(replays.reasons.items()))
+            raise UsageError(
+                f"env {env_id} could not be restored: {reason}; with strict=False it begins a new episode in its next step; "
+                "reset() all envs if you do not go on with these"
+            )
+
+
+def _facts(spec: EnvSpec, options: PoolOptions) -> dict[str, Any]:
+    def describe(node: Any) -> str:
+        parts = [f"{'.'.join(map(str, path))}:{leaf.dtype.str}{list(leaf.shape)}" for path, leaf in leaves(node)]
+        return " ".join([*parts, f"and {len(opaques(node))} without a fixed size"])
+
+    facts: dict[str, Any] = {"observation": describe(spec.observation), "action": describe(spec.action), "info": describe(spec.info)}
+    facts |= {"agents": list(map(str, spec.agents)), "batch_size": spec.batch_size, "reward": spec.reward.dtype.str}
+    if options.backend is BackendName.KERNEL:  # its memory fits other options, unless its episode has ended
+        return facts
+    facts |= {"autoreset_mode": options.autoreset_mode.value, "seeding": options.seeding.value}
+    return facts | {"num_episodes": options.num_episodes, "spare_envs": options.resets.spare_envs}
+
+
+def _read_memory(env: Any) -> bytes:
+    memory: bytes = env.snapshot()
+    return memory
+
+
+class _FindRefusal:
+    """A function that returns why one of these states cannot be restored in an env, or None if all can."""
+
+    def __init__(self, memory: tuple[bytes, ...]) -> None:
+        self._memory = memory
+
+    def __call__(self, env: Any) -> str | None:
+        refusals = (env.refusal_of(memory) for memory in self._memory)
+        return next((refusal for refusal in refusals if refusal is not None), None)
+
+
+class _WriteMemory:
+    """A function that restores an env from the memory with its env_id."""
+
+    def __init__(self, memory: dict[int, bytes]) -> None:
+        self._memory = memory
+
+    def __call__(self, env: Any) -> None:
+        env.restore(self._memory[env.env_id])

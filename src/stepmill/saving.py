@@ -1,0 +1,224 @@
+"""`save` and `restore`: the running envs of a program, in a file or in memory.
+
+    file   a container of `stepmill.spec.container`: a checksum, a header in JSON, and a value in the native codec
+
+What the codec cannot hold is pickled. A file with pickled parts is read only with `trust=True`, because loading them can run any code.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill import _native
+from stepmill.pool.pool import Pool
+from stepmill.pool.port import PoolPort, SavedEnvs, StateFunctions
+from stepmill.spec.batch import Batch
+from stepmill.spec.container import pack, unpack
+from stepmill.spec.errors import UsageError
+from stepmill.worker.messages import dump, load
+
+EnvIds: TypeAlias = "Sequence[int] | NDArray[np.integer[Any]]"
+
+_KIND = "file of saved envs"
+_OBJECTS = "stepmill: array of objects"
+_SPACES = ("observation_space", "action_space", "single_observation_space", "single_action_space")
+
+
+def save(
+    envs: Any,
+    path: str | os.PathLike[str] | None,
+    *,
+    env_ids: EnvIds | None = None,
+    state: StateFunctions | None = None,
+) -> SavedEnvs:
+    """Save running envs, in the middle of their episodes. The envs are not changed.
+
+    With the same functions and options, `restore` makes new envs go on exactly as these would. For each env the cheapest way is
+    used: the memory of a kernel is copied; `state` reads and sets the state of a simulator that can copy itself; else the seed and
+    the actions of the episode are saved, and the episode is replayed. This needs on_fault="replay" and seeding="per_episode".
+
+    Args:
+        envs: a `Pool`, or a front-end with a pool, such as `VectorEnv`, `SB3VecEnv` or `Rollout`, also in wrappers. Their own
+            states, such as the averages of a normalising wrapper, are not saved.
+        path: the file to write. It is replaced as a whole, or not at all. None writes none.
+        env_ids: which envs; None is all. What belongs to the whole pool, such as spares, is only saved with all.
+        state: (get_state, set_state), which run in the workers. `get_state(env)` returns the whole state of an env and its
+            wrappers, and `set_state(env, state)` sets it on an env that has been reset.
+    Returns:
+        the saved envs, a value that can be pickled. Its `how` says for each env which way is used.
+    Raises:
+        UsageError: an env cannot be saved; the text names it, and says what to do.
+        BusyEnvError: an env has a fault that was not received; or it is stepping, and its state would be copied.
+        OSError: the file cannot be written. A file that was there before is not changed.
+    """
+    saved = PoolPort(_pool_of(envs)).save(env_ids, state)
+    saved = replace(saved, front_end={"spaces": {path: _generator(space) for path, space in _spaces_of(envs)}})
+    if path is not None:
+        _write(os.fspath(path), saved)
+    return saved
+
+
+def restore(
+    envs: Any,
+    source: str | os.PathLike[str] | SavedEnvs,
+    *,
+    env_ids: EnvIds | None = None,
+    state: StateFunctions | None = None,
+    strict: bool = True,
+    trust: bool = False,
+) -> Any:
+    """Make envs go on where others were saved. The number of workers, the backend and the packing may be different.
+
+    Replays run on all workers at once. Each result is compared with the first one.
+
+    Args:
+        envs: envs made with the same functions and options as those that were saved. They need no reset before.
+        source: the path of a file that `save` wrote, or the value that it returned.
+        env_ids: the envs that get the saved positions, one for each saved env; one saved env may be given to many envs. None
+            is those that were saved.
+        state: the same functions as for `save`.
+        strict: whether an env whose replay gives another result is an error. If not, its next step is truncated, with
+            `info["fault"]`, and it begins a new episode.
+        trust: whether pickled parts of a file are loaded, which can run any code that is in the file.
+    Returns:
+        what the last `step` returned before all envs were saved, in the form of the front-end, or a `Batch`. Envs that were
+        stepping have their newest observation in it. For some envs, the `Batch` has only their observations.
+    Raises:
+        UsageError: the file is damaged, has another version, or needs `trust`; or the positions do not fit these envs. No env is
+            changed. If a replay gives another result, other envs have been restored.
+        BusyEnvError: an env is stepping, or has a result to be received. No env is changed.
+    """
+    saved = source if isinstance(source, SavedEnvs) else _read(os.fspath(source), trust=trust)
+    pool = _pool_of(envs)
+    if env_ids is not None and len(saved.envs) == 1 and len(env_ids) > 1:
+        saved = replace(saved, env_ids=tuple(env_ids), how=saved.how * len(env_ids), envs=saved.envs * len(env_ids))
+    port = PoolPort(pool)
+    port.restore(saved, env_ids, state, strict=strict)
+    spaces = saved.front_end.get("spaces", {})
+    for name, space in _spaces_of(envs):
+        if spaces.get(name) is not None:
+            space.np_random.bit_generator.state = spaces[name]
+    if env_ids is not None or saved.whole.get("batch") is None:
+        return port.observe(saved.env_ids if env_ids is None else env_ids)
+    _, *rest = saved.whole["batch"]
+    batch = Batch(port.observe(), *rest)
+    as_returned = getattr(envs, "_as_returned", None)
+    return batch if as_returned is None else as_returned(tuple(batch))
+
+
+def _pool_of(envs: Any) -> Pool:
+    """Return the pool of a front-end, which may be in wrappers."""
+    found = envs
+    for _ in range(100):
+        if found is None or isinstance(found, Pool):
+            break
+        inner = (vars(found).get(name) for name in ("_pool", "pool", "env", "venv", "envs"))
+        found = next((each for each in inner if each is not None), None)
+    if not isinstance(found, Pool):
+        raise UsageError(f"a {type(envs).__name__} has no pool; give a Pool, or a front-end of stepmill that is open")
+    return found
+
+
+# ---- generators of spaces --------------------------------------------------------------------------------------------------
+
+
+def _spaces_of(envs: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the spaces of a front-end whose generators were used, with their parts and a name for each."""
+    for name in _SPACES:
+        with suppress(AttributeError, UsageError):
+            yield from _parts(name, getattr(envs, name))
+
+
+def _parts(name: str, space: Any) -> Iterator[tuple[str, Any]]:
+    yield name, space
+    inner = getattr(space, "spaces", ())
+    for key, part in inner.items() if isinstance(inner, Mapping) else enumerate(inner):
+        yield from _parts(f"{name}.{key}", part)
+
+
+def _generator(space: Any) -> Any:
+    generator = getattr(space, "_np_random", None)  # np_random would seed one that was not used
+    return None if generator is None else generator.bit_generator.state
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------------------
+
+
+def _write(path: str, saved: SavedEnvs) -> None:
+    pickled: list[str] = []
+
+    def pickle(value: object) -> bytes:
+        pickled.append(type(value).__name__)
+        return dump(value)
+
+    payload = _native.encode(_without_objects({each.name: getattr(saved, each.name) for each in fields(saved)}), pickle)
+    data = pack(_KIND, {"pickled": sorted(set(pickled))}, payload)
+    partial = f"{path}.{secrets.token_hex(4)}.part"
+    try:
+        with open(partial, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.remove(partial)
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)  # the rename, too, outlives a power cut
+    finally:
+        os.close(folder)
+
+
+def _read(path: str, *, trust: bool) -> SavedEnvs:
+    try:
+        data = Path(path).read_bytes()
+    except OSError as exc:
+        raise UsageError(f"cannot read {path}: {exc.strerror or exc}; give the path of a file that save() wrote") from exc
+    header, payload = unpack(_KIND, data)
+    if header.get("pickled") and not trust:
+        raise UsageError(
+            f"{path} has pickled values of the types {header['pickled']}, and loading them can run any code that is in the file; if "
+            "you wrote the file, give trust=True"
+        )
+    try:
+        values: Any = _native.decode(payload, load if trust else _refuse)
+        return SavedEnvs(**_with_objects(values))
+    except UsageError:
+        raise
+    except Exception as exc:
+        raise UsageError(f"{path} is not a {_KIND}, or cannot be loaded here: {exc!r}; give another file") from exc
+
+
+def _without_objects(value: Any) -> Any:
+    """Replace arrays of objects, which infos have, by lists that the codec holds without pickle."""
+    if isinstance(value, dict):
+        return {key: _without_objects(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_without_objects, value)) if type(value) in (list, tuple) else value
+    if isinstance(value, np.ndarray) and value.dtype.hasobject and value.ndim == 1:
+        return {_OBJECTS: [_without_objects(part) for part in value]}
+    return value
+
+
+def _with_objects(value: Any) -> Any:
+    if isinstance(value, dict) and value.keys() == {_OBJECTS}:
+        array = np.empty(len(value[_OBJECTS]), object)
+        array[:] = [_with_objects(part) for part in value[_OBJECTS]]
+        return array
+    if isinstance(value, dict):
+        return {key: _with_objects(part) for key, part in value.items()}
+    return type(value)(map(_with_objects, value)) if type(value) in (list, tuple) else value
+
+
+def _refuse(_: bytes) -> object:
+    raise UsageError("a pickled value is not named in the header, so that the file was changed; give another file")
