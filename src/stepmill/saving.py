@@ -109,8 +109,7 @@ def restore(
             space.np_random.bit_generator.state = spaces[name]
     if env_ids is not None or saved.whole.get("batch") is None:
         return port.observe(saved.env_ids if env_ids is None else env_ids)
-    _, *rest = saved.whole["batch"]
-    batch = Batch(port.observe(), *rest)
+    batch = Batch(port.observe(), *saved.whole["batch"])
     as_returned = getattr(envs, "_as_returned", None)
     return batch if as_returned is None else as_returned(tuple(batch))
 
@@ -160,7 +159,8 @@ def _write(path: str, saved: SavedEnvs) -> None:
         pickled.append(type(value).__name__)
         return dump(value)
 
-    payload = _native.encode(_without_objects({each.name: getattr(saved, each.name) for each in fields(saved)}), pickle)
+    values = {each.name: getattr(saved, each.name) for each in fields(saved) if each.name != "obs"}
+    payload = _native.encode(_without_objects(values), pickle)
     data = pack(_KIND, {"pickled": sorted(set(pickled))}, payload)
     partial = f"{path}.{secrets.token_hex(4)}.part"
     try:

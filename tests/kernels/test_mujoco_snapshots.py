@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 import subprocess
 import sys
@@ -17,6 +16,8 @@ import stepmill
 
 pytest.importorskip("numba")
 pytest.importorskip("mujoco")
+
+from tests.kernels.test_snapshots import _memory, _with_memory
 
 NUM_ENVS = 4
 # Contacts, warm starts, rewards that depend on what was computed before the last integration, and tendons.
@@ -54,10 +55,10 @@ def test_a_restored_simulation_does_again_what_it_did(env_id: str, mode: str) ->
     with _pool(env_id, num_workers=3, autoreset_mode=mode) as pool:
         pool.reset(seed=4)
         _play(pool, before)
-        snapshot = pickle.loads(pickle.dumps(pool.snapshot()))
+        snapshot = pickle.loads(pickle.dumps(stepmill.save(pool, None)))
         expected = _play(pool, after)
         for _ in range(2):
-            np.testing.assert_array_equal(pool.restore(snapshot), snapshot.obs)
+            np.testing.assert_array_equal(stepmill.restore(pool, snapshot).obs, snapshot.obs)
             np.testing.assert_array_equal(_play(pool, after), expected)
 
 
@@ -68,10 +69,10 @@ def test_a_simulation_can_be_made_what_another_one_is(env_id: str) -> None:
     with _pool(env_id) as pool, _pool(env_id, num_workers=2) as other:
         pool.reset(seed=1)
         _play(pool, before)
-        snapshot = pool.snapshot([2])
+        snapshot = stepmill.save(pool, None, env_ids=[2])
         expected = np.array([rows[2] for rows in _play(pool, np.repeat(after[:, 2:3], NUM_ENVS, axis=1))])
         other.reset(seed=9)
-        other.restore(snapshot, [0])
+        stepmill.restore(other, snapshot, env_ids=[0])
         found = np.array([rows[0] for rows in _play(other, np.repeat(after[:, 2:3], NUM_ENVS, axis=1))])
         np.testing.assert_array_equal(found, expected)
 
@@ -84,7 +85,7 @@ import stepmill
 snapshot, actions = pickle.load(sys.stdin.buffer)
 with stepmill.Pool([stepmill.kernels.find("Walker2d-v5")] * 4, backend="kernel") as pool:
     pool.reset(seed=8)
-    pool.restore(snapshot)
+    stepmill.restore(pool, snapshot)
     pickle.dump([pool.step(action).obs.copy() for action in actions], sys.stdout.buffer)
 """
 
@@ -94,7 +95,7 @@ def test_a_snapshot_can_be_restored_in_another_process() -> None:
     with _pool("Walker2d-v5") as pool:
         pool.reset(seed=3)
         pool.step(actions[0])
-        given = pickle.dumps((pool.snapshot(), actions))
+        given = pickle.dumps((stepmill.save(pool, None), actions))
         expected = [pool.step(action).obs.copy() for action in actions]
     run = subprocess.run([sys.executable, "-c", _CONTINUE], input=given, capture_output=True, check=True, timeout=300)
     np.testing.assert_array_equal(pickle.loads(run.stdout), expected)
@@ -105,39 +106,39 @@ def test_a_snapshot_of_another_task_is_refused() -> None:
     with _pool("HalfCheetah-v5") as pool, _pool("Walker2d-v5") as other:
         pool.reset(seed=0)
         other.reset(seed=0)
-        kept = other.snapshot()
-        with pytest.raises(stepmill.UsageError, match="of another kernel or another model than Walker2d"):
-            other.restore(pool.snapshot())
-        assert other.snapshot().memory == kept.memory
+        kept = stepmill.save(other, None)
+        with pytest.raises(stepmill.UsageError, match="the envs were saved with info="):
+            stepmill.restore(other, stepmill.save(pool, None))
+        assert _memory(stepmill.save(other, None)) == _memory(kept)
 
 
 def test_a_damaged_snapshot_changes_no_env() -> None:
     with _pool("HalfCheetah-v5") as pool:
         pool.reset(seed=0)
-        snapshot = pool.snapshot()
+        snapshot = stepmill.save(pool, None)
         _play(pool, _actions("HalfCheetah-v5", 5))
-        kept = pool.snapshot()
-        for cut in (b"", snapshot.memory[3][:10], snapshot.memory[3][:-8]):
-            damaged = dataclasses.replace(snapshot, memory=(*snapshot.memory[:3], cut))
+        kept = stepmill.save(pool, None)
+        for cut in (b"", _memory(snapshot)[3][:10], _memory(snapshot)[3][:-8]):
+            damaged = _with_memory(snapshot, (*_memory(snapshot)[:3], cut))
             with pytest.raises(stepmill.UsageError, match=r"is damaged|of another kernel"):
-                pool.restore(damaged)
-            assert pool.snapshot().memory == kept.memory
+                stepmill.restore(pool, damaged)
+            assert _memory(stepmill.save(pool, None)) == _memory(kept)
 
 
 def test_a_simulation_that_has_diverged_can_be_restored_after_its_reset() -> None:
     actions = _actions("HalfCheetah-v5", 20)
     with _pool("HalfCheetah-v5") as pool:
         pool.reset(seed=0)
-        snapshot = pool.snapshot()
+        snapshot = stepmill.save(pool, None)
         expected = _play(pool, actions)
         pool.call(_break_simulation, env_ids=[1])
         with pytest.raises(stepmill.EnvError, match="the simulation has diverged"):
             pool.step(actions[0])
         pool.recv(NUM_ENVS - 1)
-        with pytest.raises(stepmill.BusyEnvError, match=r"envs \[1\] are stepping"):
-            pool.restore(snapshot)
+        with pytest.raises(stepmill.BusyEnvError, match=r"envs \[1\] are stepping.* or have a fault"):
+            stepmill.restore(pool, snapshot)
         pool.reset(env_ids=[1])
-        pool.restore(snapshot)
+        stepmill.restore(pool, snapshot)
         np.testing.assert_array_equal(_play(pool, actions), expected)
 
 
@@ -152,4 +153,4 @@ def test_a_model_whose_memory_mujoco_does_not_save_has_no_snapshots(tmp_path: Pa
     with stepmill.Pool([stepmill.kernels.find("HalfCheetah-v5", xml_file=asleep)], backend="kernel") as pool:
         pool.reset(seed=0)
         with pytest.raises(stepmill.EnvError, match="models that enable sleep or ipc have no snapshots"):
-            pool.snapshot()
+            stepmill.save(pool, None)

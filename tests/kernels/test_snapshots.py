@@ -23,6 +23,15 @@ from tests.kernels.kernels import parts, walk, walk_limited
 from tests.kernels.library_builder import build_text
 
 
+def _memory(saved: stepmill.SavedEnvs) -> tuple[bytes, ...]:
+    return tuple(each["value"] for each in saved.envs)
+
+
+def _with_memory(saved: stepmill.SavedEnvs, memory: tuple[bytes, ...]) -> stepmill.SavedEnvs:
+    envs = tuple(each | {"value": value} for each, value in zip(saved.envs, memory, strict=True))
+    return dataclasses.replace(saved, envs=envs)
+
+
 def _play(pool: stepmill.Pool, num_steps: int) -> list[list[float]]:
     rows = []
     for count in range(num_steps):
@@ -38,9 +47,9 @@ def test_a_restored_env_does_again_what_it_did(kernel: stepmill.kernels.PythonKe
         pool.reset(seed=4)
         for num_steps in (3, 8):
             _play(pool, num_steps)
-            snapshot = pickle.loads(pickle.dumps(pool.snapshot()))
+            snapshot = pickle.loads(pickle.dumps(stepmill.save(pool, None)))
             expected = _play(pool, 20)
-            np.testing.assert_array_equal(pool.restore(snapshot), snapshot.obs)
+            np.testing.assert_array_equal(stepmill.restore(pool, snapshot).obs, snapshot.obs)
             assert _play(pool, 20) == expected
 
 
@@ -48,8 +57,8 @@ def test_an_env_can_be_made_what_another_one_is() -> None:
     with stepmill.Pool([walk] * 4, backend="kernel") as pool:
         pool.reset(seed=1)
         _play(pool, 5)
-        pool.restore(pool.snapshot([2]), [0])
-        pool.restore(pool.snapshot([2, 3]), [3, 1])
+        stepmill.restore(pool, stepmill.save(pool, None, env_ids=[2]), env_ids=[0])
+        stepmill.restore(pool, stepmill.save(pool, None, env_ids=[2, 3]), env_ids=[3, 1])
         for _ in range(10):
             batch = pool.step(np.ones(4, np.int64))
             np.testing.assert_array_equal(batch.obs[0], batch.obs[2])
@@ -68,16 +77,16 @@ def test_a_snapshot_right_after_a_restore_has_the_observations_of_the_restored_o
             return pool.step(actions.sample()).obs
 
         pool.reset(seed=1)
-        snapshot = pool.snapshot()
+        snapshot = stepmill.save(pool, None)
         step()
-        pool.restore(snapshot)
-        again = pool.snapshot()
-        assert again.memory == snapshot.memory
+        stepmill.restore(pool, snapshot)
+        again = stepmill.save(pool, None)
+        assert _memory(again) == _memory(snapshot)
         np.testing.assert_equal(again.obs, snapshot.obs)
         newest = step()
-        np.testing.assert_equal(pool.snapshot().obs, newest)
-        pool.restore(pool.snapshot([2]), [0])
-        assert_rows_equal(pool.snapshot([1, 0]).obs, newest, [1, 2])
+        np.testing.assert_equal(stepmill.save(pool, None).obs, newest)
+        stepmill.restore(pool, stepmill.save(pool, None, env_ids=[2]), env_ids=[0])
+        assert_rows_equal(stepmill.save(pool, None, env_ids=[1, 0]).obs, newest, [1, 2])
 
 
 def assert_rows_equal(obs: Any, others: Any, places: list[int]) -> None:
@@ -94,25 +103,25 @@ def test_the_snapshot_of_an_ended_episode_is_for_pools_of_the_same_autoreset_mod
     ):
         for each in (pool, same, other):
             each.reset(seed=0)
-        other.restore(pool.snapshot())  # the episode goes on
-        kept = other.snapshot().memory
+        stepmill.restore(other, stepmill.save(pool, None))  # the episode goes on
+        kept = _memory(stepmill.save(other, None))
         while not pool.step(np.array([4])).truncated[0]:
             pass
         with pytest.raises(stepmill.UsageError, match=f"episode that has ended.*{mode}.*{other_mode}.*step or reset"):
-            other.restore(pool.snapshot())
-        assert other.snapshot().memory == kept
-        same.restore(pool.snapshot())
+            stepmill.restore(other, stepmill.save(pool, None))
+        assert _memory(stepmill.save(other, None)) == kept
+        stepmill.restore(same, stepmill.save(pool, None))
         assert _play(same, 9) == _play(pool, 9)
 
 
 def test_what_is_written_into_restored_observations_does_not_change_the_snapshot() -> None:
     with stepmill.Pool([walk] * 2, backend="kernel") as pool:
         pool.reset(seed=1)
-        snapshot = pool.snapshot()
-        first = pool.restore(snapshot)
+        snapshot = stepmill.save(pool, None)
+        first = stepmill.restore(pool, snapshot).obs
         kept = first.copy()
         first[:] = 9
-        np.testing.assert_array_equal(pool.restore(snapshot), kept)
+        np.testing.assert_array_equal(stepmill.restore(pool, snapshot).obs, kept)
 
 
 def test_a_snapshot_of_another_kernel_or_a_part_of_one_is_refused() -> None:
@@ -122,32 +131,32 @@ def test_a_snapshot_of_another_kernel_or_a_part_of_one_is_refused() -> None:
     ):
         pool.reset(seed=0)
         other.reset(seed=0)
-        snapshot, kept = pool.snapshot(), other.snapshot()
+        snapshot, kept = stepmill.save(pool, None), stepmill.save(other, None)
         with pytest.raises(stepmill.UsageError, match="of another kernel or another model than walk_limited"):
-            other.restore(snapshot)
-        assert other.snapshot().memory == kept.memory
+            stepmill.restore(other, snapshot)
+        assert _memory(stepmill.save(other, None)) == _memory(kept)
         _play(pool, 3)
-        kept = pool.snapshot()
-        damaged = dataclasses.replace(snapshot, memory=(snapshot.memory[0], snapshot.memory[1][:-1]))
+        kept = stepmill.save(pool, None)
+        damaged = _with_memory(snapshot, (_memory(snapshot)[0], _memory(snapshot)[1][:-1]))
         with pytest.raises(stepmill.UsageError, match=r"snapshot of \d+ bytes is damaged"):
-            pool.restore(damaged)
-        with pytest.raises(stepmill.UsageError, match="a bytes is not a snapshot"):
-            pool.restore(snapshot.memory[0])  # type: ignore[arg-type]
-        assert pool.snapshot().memory == kept.memory
+            stepmill.restore(pool, damaged)
+        with pytest.raises(stepmill.UsageError, match="cannot read"):
+            stepmill.restore(pool, "missing")
+        assert _memory(stepmill.save(pool, None)) == _memory(kept)
 
 
 @pytest.mark.parametrize("kernel", [walk, stepmill.kernels.find("FrozenLake-v1")], ids=["walk", "FrozenLake"])
 def test_each_byte_of_a_snapshot_counts(kernel: stepmill.kernels.PythonKernel) -> None:
     with stepmill.Pool([kernel] * 2, backend="kernel") as pool:
         pool.reset(seed=0)
-        snapshot = pool.snapshot([1])
-        (memory,) = snapshot.memory
+        snapshot = stepmill.save(pool, None, env_ids=[1])
+        (memory,) = _memory(snapshot)
         flipped = [memory[:at] + bytes([memory[at] ^ 0x40]) + memory[at + 1 :] for at in range(len(memory))]
         for damaged in (*flipped, *(memory[:size] for size in range(len(memory))), memory + b"\0", 2 * memory):
             with pytest.raises(stepmill.UsageError, match="damaged"):
-                pool.restore(dataclasses.replace(snapshot, memory=(damaged,)))
-        assert pool.snapshot([1]).memory == (memory,)
-        pool.restore(snapshot)
+                stepmill.restore(pool, _with_memory(snapshot, (damaged,)))
+        assert _memory(stepmill.save(pool, None, env_ids=[1])) == (memory,)
+        stepmill.restore(pool, snapshot)
 
 
 def _check_refused(kernel: Any, others: Sequence[Any]) -> None:
@@ -157,15 +166,15 @@ def _check_refused(kernel: Any, others: Sequence[Any]) -> None:
         pools = [stack.enter_context(stepmill.Pool([kernel] * 2, backend="kernel")) for kernel in kernels]
         for pool in pools:
             pool.reset(seed=0)
-        snapshots = [pool.snapshot() for pool in pools]
+        snapshots = [stepmill.save(pool, None) for pool in pools]
         with stepmill.Pool([kernel] * 2, backend="kernel") as same:
             same.reset(seed=1)
-            same.restore(pickle.loads(pickle.dumps(snapshots[0])))
-            assert same.snapshot().memory == snapshots[0].memory
+            stepmill.restore(same, pickle.loads(pickle.dumps(snapshots[0])))
+            assert _memory(stepmill.save(same, None)) == _memory(snapshots[0])
         for pool, other in itertools.permutations(range(len(kernels)), 2):
-            with pytest.raises(stepmill.UsageError, match="is of another kernel or another model than"):
-                pools[pool].restore(snapshots[other])
-            assert pools[pool].snapshot().memory == snapshots[pool].memory
+            with pytest.raises(stepmill.UsageError, match="is of another kernel or another model than|the envs were saved with"):
+                stepmill.restore(pools[pool], snapshots[other])
+            assert _memory(stepmill.save(pools[pool], None)) == _memory(snapshots[pool])
 
 
 def test_a_kernel_with_another_table_refuses_a_snapshot() -> None:
@@ -215,7 +224,7 @@ def test_a_kernel_that_is_made_again_takes_a_snapshot() -> None:
     ):
         pool.reset(seed=0)
         other.reset(seed=1)
-        np.testing.assert_array_equal(other.restore(pool.snapshot()), pool.snapshot().obs)
+        np.testing.assert_array_equal(stepmill.restore(other, stepmill.save(pool, None)).obs, stepmill.save(pool, None).obs)
         np.testing.assert_array_equal(other.step(np.array([1])).obs, pool.step(np.array([1])).obs)
 
 
@@ -236,13 +245,11 @@ def test_snapshots_are_of_idle_envs_of_kernels() -> None:
         pool.reset(seed=0)
         pool.send(np.array([1]), [1])
         with pytest.raises(stepmill.BusyEnvError, match=r"envs \[1\] are stepping"):
-            pool.snapshot()
-        assert pool.snapshot([0]).env_ids == (0,)
+            stepmill.save(pool, None)
+        assert stepmill.save(pool, None, env_ids=[0]).env_ids == (0,)
         pool.recv(1)
-        snapshot = pool.snapshot([0])
-        with pytest.raises(stepmill.UsageError, match="got 2 env_ids for a snapshot of 1 envs"):
-            pool.restore(snapshot, [0, 1])
-    with stepmill.Pool([walk] * 2, backend="serial") as pool:
-        pool.reset()
-        with pytest.raises(stepmill.UsageError, match="only kernel envs have snapshots"):
-            pool.snapshot()
+        snapshot = stepmill.save(pool, None, env_ids=[0])
+        with pytest.raises(stepmill.UsageError, match="got 1 env_ids for 2 saved envs"):
+            stepmill.restore(pool, stepmill.save(pool, None), env_ids=[0])
+        stepmill.restore(pool, snapshot, env_ids=[0, 1])
+        np.testing.assert_array_equal(*pool.step(np.array([1, 1])).obs)

@@ -21,7 +21,7 @@ from stepmill.pool.resets import ResetPlanner
 from stepmill.pool.start import PoolRuntime
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import BusyEnvError, UsageError
-from stepmill.spec.options import BackendName, PoolOptions
+from stepmill.spec.options import BackendName, EnvState, PoolOptions
 from stepmill.spec.tree import leaves, opaques
 from stepmill.worker.calls import call_payload
 from stepmill.worker.messages import RequestKind
@@ -48,6 +48,7 @@ class SavedEnvs:
         envs: what is saved of each env. The format is not public.
         whole: what is saved of the whole pool; empty if only some envs were saved.
         front_end: what a front-end adds.
+        obs: the newest observations of the envs, [B, ...] in the structure of the observation; None if read from a file.
     """
 
     env_ids: tuple[int, ...]
@@ -56,6 +57,7 @@ class SavedEnvs:
     envs: tuple[dict[str, Any], ...] = field(repr=False)
     whole: dict[str, Any] = field(repr=False)
     front_end: dict[str, Any] = field(default_factory=dict, repr=False)
+    obs: Any = field(default=None, repr=False)
 
 
 class Positions:
@@ -101,15 +103,16 @@ class Positions:
             for env_id, way, position, view in zip(ids, how, positions, views, strict=True)
         )
         whole = {} if env_ids is not None else self._take_whole()
-        return SavedEnvs(tuple(ids), tuple(how), self._facts, envs, whole)
+        return SavedEnvs(tuple(ids), tuple(how), self._facts, envs, whole, obs=self._state.observe(ids))
 
     def _take_whole(self) -> dict[str, Any]:
+        batch = self._state.newest_batch()
         queued = [view.server for view in self._state.view(env_ids=range(self._num_envs, self._requests.num_servers))]
         return {
             "spares": self._state.spare_positions(),
             "unseeded": sorted(self._resets.unseeded),
             "queued": [self._calls_and_settings(server) for server in queued],
-            "batch": self._state.newest_batch(),
+            "batch": None if batch is None else batch[1:],  # the observations are in the positions
         }
 
     def _calls_and_settings(self, server: int) -> tuple[list[Any], list[Any]]:
@@ -181,6 +184,11 @@ class Positions:
     def _restore_memory(self, saved: SavedEnvs, ids: Sequence[int]) -> None:
         if "memory" not in saved.how:
             return
+        states = self._state.states()
+        failed = [env_id for env_id in ids if states[env_id] in (EnvState.FAULTED, EnvState.BUSY, EnvState.READY)]
+        if failed:
+            text = f"envs {failed} are stepping, have results to be received, or have a fault; recv() or reset() them first"
+            raise BusyEnvError(text, env_ids=failed)
         # All states are checked before the first env is changed. One env can check them all: the kernel is the same.
         memory = tuple(each["value"] for each in saved.envs)
         for refusal in self._requests.send(RequestKind.GET_ATTR, ids[:1], _FindRefusal(memory)).result():
@@ -231,7 +239,7 @@ class Positions:
 
 def _facts(spec: EnvSpec, options: PoolOptions) -> dict[str, Any]:
     def describe(node: Any) -> str:
-        parts = [f"{'.'.join(map(str, path))}:{leaf.dtype.str}{list(leaf.shape)}" for path, leaf in leaves(node)]
+        parts = [f"{path}:{leaf.dtype.str}{list(leaf.shape)}" for path, leaf in leaves(node)]
         return " ".join([*parts, f"and {len(opaques(node))} without a fixed size"])
 
     facts: dict[str, Any] = {"observation": describe(spec.observation), "action": describe(spec.action), "info": describe(spec.info)}
