@@ -30,6 +30,7 @@ _ERRORS = (
 )  # fmt: skip
 PAGES = (
     Page("pool", "Pool", ":doc:`/POOL` describes it in full.", ("Pool", "monitor", "trace", "read_timers")),
+    Page("saving", "save and restore", "The guide is :doc:`/guides/preempted`.", ("save", "restore", "SavedEnvs")),
     Page("vector_env", "VectorEnv and make_vec", "The differences to Gymnasium's classes are in :doc:`/switching/gymnasium`.", ("make_vec", "VectorEnv", "install_vector_entry_points")),
     Page("options", "Options and states", "Each field of ``PoolOptions`` is also a keyword of ``Pool``, ``VectorEnv``, ``make_vec`` and the front-ends.", ("PoolOptions", "Restarts", "Resets", "Start", "Workers", "Tuning", "RayOptions", "AutoresetMode", "Context", "OnFault", "RetryIn", "Seeding", "EnvState")),
     Page("results", "Batch, Rollout and EnvSpec", "What a pool returns, and what it knows about an env.", ("Batch", "Received", "EnvFault", "Rollout", "RolloutBatch", "EnvSpec")),
@@ -69,7 +70,6 @@ TYPES = (
     "stepmill.observe.tune_choice.EnvProfile",
     "stepmill.evaluation.result.Summary",
     "stepmill.spec.options.BackendName",
-    "stepmill.pool.snapshots.PoolSnapshot",
     "stepmill.spec.batch.Players",
     "stepmill.envs.Adapter",
     "stepmill.spec.tree.Leaf",

@@ -1,35 +1,22 @@
-"""`save` and `restore`: the running envs of a program, in a file or in memory.
-
-    file   a container of `stepmill.spec.container`: a checksum, a header in JSON, and a value in the native codec
-
-What the codec cannot hold is pickled. A file with pickled parts is read only with `trust=True`, because loading them can run any code.
-"""
+"""`save` and `restore`: the running envs of a program, in a file or in memory. They use `Pool` and its port only."""
 
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepmill import _native
+from stepmill import Batch, StepmillError, UsageError
 from stepmill.pool.pool import Pool
-from stepmill.pool.port import PoolPort, SavedEnvs, StateFunctions
-from stepmill.spec.batch import Batch
-from stepmill.spec.container import pack, unpack
-from stepmill.spec.errors import UsageError
-from stepmill.worker.messages import dump, load
+from stepmill.pool.port import PoolPort, SavedEnvs, StateFunctions, read_saved, write_saved
 
 EnvIds: TypeAlias = "Sequence[int] | NDArray[np.integer[Any]]"
 
-_KIND = "file of saved envs"
-_OBJECTS = "stepmill: array of objects"
 _SPACES = ("observation_space", "action_space", "single_observation_space", "single_action_space")
 
 
@@ -63,7 +50,7 @@ def save(
     saved = PoolPort(_pool_of(envs)).save(env_ids, state)
     saved = replace(saved, front_end={"spaces": {path: _generator(space) for path, space in _spaces_of(envs)}})
     if path is not None:
-        _write(os.fspath(path), saved)
+        write_saved(os.fspath(path), saved)
     return saved
 
 
@@ -97,16 +84,21 @@ def restore(
             changed. If a replay gives another result, other envs have been restored.
         BusyEnvError: an env is stepping, or has a result to be received. No env is changed.
     """
-    saved = source if isinstance(source, SavedEnvs) else _read(os.fspath(source), trust=trust)
+    saved = source if isinstance(source, SavedEnvs) else read_saved(os.fspath(source), trust=trust)
     pool = _pool_of(envs)
     if env_ids is not None and len(saved.envs) == 1 and len(env_ids) > 1:
         saved = replace(saved, env_ids=tuple(env_ids), how=saved.how * len(env_ids), envs=saved.envs * len(env_ids))
     port = PoolPort(pool)
-    port.restore(saved, env_ids, state, strict=strict)
-    spaces = saved.front_end.get("spaces", {})
-    for name, space in _spaces_of(envs):
-        if spaces.get(name) is not None:
-            space.np_random.bit_generator.state = spaces[name]
+    try:
+        port.restore(saved, env_ids, state, strict=strict)
+        spaces = saved.front_end.get("spaces", {})
+        for name, space in _spaces_of(envs):
+            if spaces.get(name) is not None:
+                space.np_random.bit_generator.state = spaces[name]
+    except StepmillError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:  # only if the file was forged
+        raise UsageError(f"the saved envs are damaged: {exc!r}; give an unchanged file") from exc
     if env_ids is not None or saved.whole.get("batch") is None:
         return port.observe(saved.env_ids if env_ids is None else env_ids)
     batch = Batch(port.observe(), *saved.whole["batch"])
@@ -120,7 +112,7 @@ def _pool_of(envs: Any) -> Pool:
     for _ in range(100):
         if found is None or isinstance(found, Pool):
             break
-        inner = (vars(found).get(name) for name in ("_pool", "pool", "env", "venv", "envs"))
+        inner = (getattr(found, "__dict__", {}).get(name) for name in ("_pool", "pool", "env", "venv", "envs"))
         found = next((each for each in inner if each is not None), None)
     if not isinstance(found, Pool):
         raise UsageError(f"a {type(envs).__name__} has no pool; give a Pool, or a front-end of stepmill that is open")
@@ -147,78 +139,3 @@ def _parts(name: str, space: Any) -> Iterator[tuple[str, Any]]:
 def _generator(space: Any) -> Any:
     generator = getattr(space, "_np_random", None)  # np_random would seed one that was not used
     return None if generator is None else generator.bit_generator.state
-
-
-# ---- files ---------------------------------------------------------------------------------------------------------------------
-
-
-def _write(path: str, saved: SavedEnvs) -> None:
-    pickled: list[str] = []
-
-    def pickle(value: object) -> bytes:
-        pickled.append(type(value).__name__)
-        return dump(value)
-
-    values = {each.name: getattr(saved, each.name) for each in fields(saved) if each.name != "obs"}
-    payload = _native.encode(_without_objects(values), pickle)
-    data = pack(_KIND, {"pickled": sorted(set(pickled))}, payload)
-    partial = f"{path}.{secrets.token_hex(4)}.part"
-    try:
-        with open(partial, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        with suppress(FileNotFoundError):
-            os.remove(partial)
-    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)  # the rename, too, outlives a power cut
-    finally:
-        os.close(folder)
-
-
-def _read(path: str, *, trust: bool) -> SavedEnvs:
-    try:
-        data = Path(path).read_bytes()
-    except OSError as exc:
-        raise UsageError(f"cannot read {path}: {exc.strerror or exc}; give the path of a file that save() wrote") from exc
-    header, payload = unpack(_KIND, data)
-    if header.get("pickled") and not trust:
-        raise UsageError(
-            f"{path} has pickled values of the types {header['pickled']}, and loading them can run any code that is in the file; if "
-            "you wrote the file, give trust=True"
-        )
-    try:
-        values: Any = _native.decode(payload, load if trust else _refuse)
-        return SavedEnvs(**_with_objects(values))
-    except UsageError:
-        raise
-    except Exception as exc:
-        raise UsageError(f"{path} is not a {_KIND}, or cannot be loaded here: {exc!r}; give another file") from exc
-
-
-def _without_objects(value: Any) -> Any:
-    """Replace arrays of objects, which infos have, by lists that the codec holds without pickle."""
-    if isinstance(value, dict):
-        return {key: _without_objects(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_without_objects, value)) if type(value) in (list, tuple) else value
-    if isinstance(value, np.ndarray) and value.dtype.hasobject and value.ndim == 1:
-        return {_OBJECTS: [_without_objects(part) for part in value]}
-    return value
-
-
-def _with_objects(value: Any) -> Any:
-    if isinstance(value, dict) and value.keys() == {_OBJECTS}:
-        array = np.empty(len(value[_OBJECTS]), object)
-        array[:] = [_with_objects(part) for part in value[_OBJECTS]]
-        return array
-    if isinstance(value, dict):
-        return {key: _with_objects(part) for key, part in value.items()}
-    return type(value)(map(_with_objects, value)) if type(value) in (list, tuple) else value
-
-
-def _refuse(_: bytes) -> object:
-    raise UsageError("a pickled value is not named in the header, so that the file was changed; give another file")

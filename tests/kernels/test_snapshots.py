@@ -172,7 +172,9 @@ def _check_refused(kernel: Any, others: Sequence[Any]) -> None:
             stepmill.restore(same, pickle.loads(pickle.dumps(snapshots[0])))
             assert _memory(stepmill.save(same, None)) == _memory(snapshots[0])
         for pool, other in itertools.permutations(range(len(kernels)), 2):
-            with pytest.raises(stepmill.UsageError, match="is of another kernel or another model than|the envs were saved with"):
+            with pytest.raises(
+                stepmill.UsageError, match=r"is of another kernel or another model than|the envs were saved with"
+            ):
                 stepmill.restore(pools[pool], snapshots[other])
             assert _memory(stepmill.save(pools[pool], None)) == _memory(snapshots[pool])
 
@@ -224,7 +226,9 @@ def test_a_kernel_that_is_made_again_takes_a_snapshot() -> None:
     ):
         pool.reset(seed=0)
         other.reset(seed=1)
-        np.testing.assert_array_equal(stepmill.restore(other, stepmill.save(pool, None)).obs, stepmill.save(pool, None).obs)
+        np.testing.assert_array_equal(
+            stepmill.restore(other, stepmill.save(pool, None)).obs, stepmill.save(pool, None).obs
+        )
         np.testing.assert_array_equal(other.step(np.array([1])).obs, pool.step(np.array([1])).obs)
 
 

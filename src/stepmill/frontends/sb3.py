@@ -121,6 +121,11 @@ class SB3VecEnv(VecEnv):
             raise UsageError(f"got {len(actions)} actions for {self.num_envs} envs; give one for each env")
         return stack_rows(self._pool.spec.action, list(actions))
 
+    def _as_returned(self, result: tuple[Any, ...]) -> VecEnvStepReturn:
+        """Return what `stepmill.restore` returns: the results of the last step before the envs were saved."""
+        self._is_stepping = bool(self._port.num_pending)
+        return self._as_sb3(result)
+
     def _as_sb3(self, result: tuple[Any, ...]) -> VecEnvStepReturn:
         obs, reward, terminated, truncated, info = result
         done = terminated | truncated

@@ -10,6 +10,7 @@ receiving      sends commands, has the loop in which the pool's thread waits, an
 resets         seeds, options and masks of a reset become commands
 requests       calls, attributes, properties and rendering of envs, and their futures
 positions      what is saved of envs, and how it is restored
+saved_file     the file of saved envs
 stats          counters and timers of the workers
 payloads       payloads of results become infos when they are first read
 infos          merges the infos of many envs into one dict

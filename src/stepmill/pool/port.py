@@ -24,6 +24,7 @@ from stepmill.pool.positions import SavedEnvs, StateFunctions
 from stepmill.pool.receiving import READY, EnvIds
 from stepmill.pool.requests import PoolFuture
 from stepmill.pool.resets import Options, Seed, spread_seed
+from stepmill.pool.saved_file import read_saved, write_saved
 from stepmill.pool.start import CLOSE_TIMEOUT_S, worker_settings
 from stepmill.pool.stats import read_timers
 from stepmill.pool.workers import WorkerState
@@ -37,9 +38,19 @@ from stepmill.worker.calls import call_payload
 from stepmill.worker.messages import RequestKind
 
 # Front-ends import the names of `stepmill.pool` from `pool` and from here.
-__all__ = ["CLOSE_TIMEOUT_S", "OMITTED", "Options", "PoolFuture", "PoolPort", "SavedEnvs", "Seed", "StateFunctions", "StepTuple"]
+__all__ = [
+    "CLOSE_TIMEOUT_S",
+    "OMITTED",
+    "Options",
+    "PoolFuture",
+    "PoolPort",
+    "SavedEnvs",
+    "Seed",
+    "StateFunctions",
+    "StepTuple",
+]
 __all__ += ["auto_backend", "begin_start", "checked_fns", "choose_backend", "merge", "plan_workers", "read_timers"]
-__all__ += ["rows_of", "spread_seed", "worker_settings"]
+__all__ += ["read_saved", "rows_of", "spread_seed", "worker_settings", "write_saved"]
 
 StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
@@ -278,7 +289,12 @@ class PoolPort:
     @property
     def has_results_of_all(self) -> bool:
         """Whether every env is stepping or has a result to be received."""
-        return self._state.num_pending() == self.pool.num_envs
+        return self.num_pending == self.pool.num_envs
+
+    @property
+    def num_pending(self) -> int:
+        """How many envs are stepping or have a result to be received."""
+        return self._state.num_pending()
 
     @property
     def num_ended(self) -> NDArray[np.int64]:

@@ -127,7 +127,11 @@ class Positions:
         return "log" if state is None else "state"
 
     def _check_saved(
-        self, ids: Sequence[int], how: Sequence[str], positions: Sequence[Mapping[str, Any]], views: Sequence[ServerView]
+        self,
+        ids: Sequence[int],
+        how: Sequence[str],
+        positions: Sequence[Mapping[str, Any]],
+        views: Sequence[ServerView],
     ) -> None:
         busy = [env_id for env_id, way, view in zip(ids, how, views, strict=True) if view.is_pending and way in _COPIED]
         if busy:
@@ -179,7 +183,9 @@ class Positions:
         if "state" in saved.how and state is None:
             raise UsageError("the envs were saved with state=(get_state, set_state); give restore() the same functions")
         if ("log" in saved.how or any(each["calls"] for each in saved.envs)) and not self._replays.is_on:
-            raise UsageError("saved episodes are replayed; make the envs with on_fault='replay', as those that were saved")
+            raise UsageError(
+                "saved episodes are replayed; make the envs with on_fault='replay', as those that were saved"
+            )
 
     def _restore_memory(self, saved: SavedEnvs, ids: Sequence[int]) -> None:
         if "memory" not in saved.how:
@@ -218,7 +224,11 @@ class Positions:
 
     def _replay(self, ids: Sequence[int], *, strict: bool) -> None:
         replays, decisions = self._replays, []
-        info = {"kind": NOT_RESTORED, "error": "UsageError", "message": "the episode of the saved env could not be replayed"}
+        info = {
+            "kind": NOT_RESTORED,
+            "error": "UsageError",
+            "message": "the episode of the saved env could not be replayed",
+        }
         replays.reasons.clear()
         views = self._state.view(env_ids=ids)
         if replays.is_on:
@@ -242,7 +252,11 @@ def _facts(spec: EnvSpec, options: PoolOptions) -> dict[str, Any]:
         parts = [f"{path}:{leaf.dtype.str}{list(leaf.shape)}" for path, leaf in leaves(node)]
         return " ".join([*parts, f"and {len(opaques(node))} without a fixed size"])
 
-    facts: dict[str, Any] = {"observation": describe(spec.observation), "action": describe(spec.action), "info": describe(spec.info)}
+    facts: dict[str, Any] = {
+        "observation": describe(spec.observation),
+        "action": describe(spec.action),
+        "info": describe(spec.info),
+    }
     facts |= {"agents": list(map(str, spec.agents)), "batch_size": spec.batch_size, "reward": spec.reward.dtype.str}
     if options.backend is BackendName.KERNEL:  # its memory fits other options, unless its episode has ended
         return facts

@@ -209,6 +209,12 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
             infos = {**infos, "kept": kept, "_kept": kept.copy()}
         return obs, reward, terminated, truncated, infos
 
+    def _as_returned(self, result: StepResult) -> StepResult:
+        """Return what `stepmill.restore` returns: the results of the last step before the envs were saved."""
+        is_stepping = any(state in _PENDING for state in self._pool.states)
+        self._waiting = _Waiting.STEP if is_stepping else _NOTHING
+        return result
+
     def step_wait(self, timeout: float | None = None) -> StepResult:
         """Return the results of `step_async`, or of a `step` that Ctrl-C interrupted; see `step`.
 

@@ -1,0 +1,108 @@
+"""The file of saved envs: a container of `stepmill.spec.container`, whose payload is a value in the native codec.
+
+What the codec cannot hold is pickled. A file with pickled parts is read only with `trust=True`, because loading them can run any code.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepmill import _native
+from stepmill.pool.positions import SavedEnvs
+from stepmill.spec.container import pack, unpack
+from stepmill.spec.errors import UsageError
+from stepmill.worker.messages import dump, load
+
+_KIND = "file of saved envs"
+_OBJECTS = "stepmill: array of objects"
+
+
+def write_saved(path: str, saved: SavedEnvs) -> None:
+    """Write a file, as a whole or not at all.
+
+    Raises:
+        OSError: the file cannot be written. A file that was there before is not changed.
+    """
+    pickled: list[str] = []
+
+    def pickle(value: object) -> bytes:
+        pickled.append(type(value).__name__)
+        return dump(value)
+
+    values = {each.name: getattr(saved, each.name) for each in fields(saved) if each.name != "obs"}
+    payload = _native.encode(_without_objects(values), pickle)
+    data = pack(_KIND, {"pickled": sorted(set(pickled))}, payload)
+    partial = f"{path}.{secrets.token_hex(4)}.part"
+    try:
+        with open(partial, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.remove(partial)
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)  # the rename, too, outlives a power cut
+    finally:
+        os.close(folder)
+
+
+def read_saved(path: str, *, trust: bool) -> SavedEnvs:
+    """Read a file. Pickled parts are loaded only with `trust`.
+
+    Raises:
+        UsageError: there is no such file, it is damaged, it has another version, or it needs `trust`.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as exc:
+        raise UsageError(
+            f"cannot read {path}: {exc.strerror or exc}; give the path of a file that save() wrote"
+        ) from exc
+    header, payload = unpack(_KIND, data)
+    if header.get("pickled") and not trust:
+        raise UsageError(
+            f"{path} has pickled values of the types {header['pickled']}, and loading them can run any code that is in the file; if "
+            "you wrote the file, give trust=True"
+        )
+    try:
+        values: Any = _native.decode(payload, load if trust else _refuse)
+        return SavedEnvs(**_with_objects(values))
+    except UsageError:
+        raise
+    except Exception as exc:
+        raise UsageError(f"{path} is not a {_KIND}, or cannot be loaded here: {exc!r}; give another file") from exc
+
+
+def _without_objects(value: Any) -> Any:
+    """Replace arrays of objects, which infos have, by lists that the codec holds without pickle."""
+    if isinstance(value, dict):
+        return {key: _without_objects(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_without_objects, value)) if type(value) in (list, tuple) else value
+    if isinstance(value, np.ndarray) and value.dtype.hasobject and value.ndim == 1:
+        return {_OBJECTS: [_without_objects(part) for part in value]}
+    return value
+
+
+def _with_objects(value: Any) -> Any:
+    if isinstance(value, dict) and value.keys() == {_OBJECTS}:
+        array = np.empty(len(value[_OBJECTS]), object)
+        array[:] = [_with_objects(part) for part in value[_OBJECTS]]
+        return array
+    if isinstance(value, dict):
+        return {key: _with_objects(part) for key, part in value.items()}
+    return type(value)(map(_with_objects, value)) if type(value) in (list, tuple) else value
+
+
+def _refuse(_: bytes) -> object:
+    raise UsageError("a pickled value is not named in the header, so that the file was changed; give another file")
