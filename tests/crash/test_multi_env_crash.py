@@ -48,7 +48,7 @@ class DiesOnceInItsConstructor(OldEnv):
         super().__init__()
 
 
-@pytest.mark.covers("M-6/initialize")
+@pytest.mark.covers("M-6/initialize", "M-14/initialize")
 def test_a_process_that_dies_while_the_env_is_built_is_replaced(tmp_path):
     env = SubprocessEnv(
         partial(DiesOnceInItsConstructor, tmp_path / "flag"), options=stepmill.PoolOptions(context="fork")
@@ -72,7 +72,7 @@ def _die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.covers("M-6/render")
+@pytest.mark.covers("M-6/render", "M-14/render")
 def test_a_death_in_render_is_raised_and_the_next_step_tells_the_end_of_the_episode(envs_of):
     (env,) = envs_of(DiesInRender)
     env.reset()
@@ -250,7 +250,7 @@ def test_an_exception_of_an_envs_close_is_a_warning_that_names_it():
         multi_env.close()
 
 
-@pytest.mark.covers("M-12", "M-B7/tells")
+@pytest.mark.covers("M-12", "M-15/close", "M-B7/tells")
 def test_an_exception_of_close_of_one_of_several_envs_is_a_warning(envs_of):
     first, second = envs_of(OldEnvBreakingAtClose, OldEnv)
     with pytest.warns(RuntimeWarning, match="the simulator is gone"):

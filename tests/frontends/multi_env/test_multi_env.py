@@ -83,7 +83,7 @@ def test_create_subprocess_envs_has_all_constructors_run_before_it_waits_for_one
             env.close()
 
 
-@pytest.mark.covers("M-5")
+@pytest.mark.covers("M-5", "M-13")
 def test_a_subprocess_env_is_a_gymnasium_env_and_takes_wrappers():
     env = SubprocessEnv(partial(gymnasium.make, "CartPole-v1", max_episode_steps=3), options=FORK)
     env.start()
@@ -112,7 +112,7 @@ class ClaimsToBeNew(Pair, gymnasium.Env):
     """A subclass of Gymnasium's Env with old gym's values."""
 
 
-@pytest.mark.covers("M-12", "M-5")
+@pytest.mark.covers("M-12", "M-5", "M-15/wrappers")
 @pytest.mark.parametrize("env_fn", [Pair, ClaimsToBeNew])
 def test_subprocess_envs_of_old_envs_work_in_wrappers(env_fn):
     multi_env = MultiEnv([gymnasium.Wrapper(env) for env in create_subprocess_envs([env_fn] * 2, options=FORK)])
@@ -121,6 +121,66 @@ def test_subprocess_envs_of_old_envs_work_in_wrappers(env_fn):
     if env_fn is Pair:
         assert multi_env.reset(seed=[5, 6]) == [[0, 5], [0, 6]]
     multi_env.close()
+
+
+def _doubled(step):
+    def step_twice(action):
+        obs, reward, *rest = step(action)
+        return obs, 2 * reward, *rest
+
+    return step_twice
+
+
+class Marked(SubprocessEnv):
+    """Overrides what a MultiEnv calls."""
+
+    closed = 0
+
+    def reset(self, **kwargs):
+        return {"marked": True, **super().reset(**kwargs)}
+
+    def step(self, action):
+        return _doubled(super().step)(action)
+
+    def close(self):
+        self.closed += 1
+        super().close()
+
+
+def _started(env):
+    env.start()
+    env.initialize()
+    return env
+
+
+@pytest.mark.covers("M-12")
+def test_a_multi_env_calls_the_methods_that_a_subclass_or_an_object_overrides():
+    envs = [_started(cls(OldEnv, options=FORK)) for cls in (Marked, SubprocessEnv, SubprocessEnv)]
+    envs[1].step = _doubled(envs[1].step)
+    with MultiEnv(envs) as multi_env:
+        assert [obs.get("marked") for obs in multi_env.reset(kwargs=[{"start": 1}, None, None])] == [True, None, None]
+        assert multi_env.step([3, 3, 3])[1] == [6, 6, 3]
+        ends = [multi_env.step([1] * 3)[2] for _ in range(LENGTH - 1)]
+        assert ends[-1] == [True] * 3
+        first = multi_env.step([1] * 3)
+        assert [obs["t"] for obs in first[0]] == [0] * 3
+        assert first[0][0]["marked"]  # an automatic reset calls the override, too
+    assert envs[0].closed == 1
+
+
+@pytest.mark.covers("M-12")
+def test_overrides_are_called_at_the_same_time_and_a_death_in_one_ends_its_episode():
+    with Gate() as gate, ThreadPoolExecutor(1) as threads:
+        envs = [_started(Marked(partial(OldEnv, i, gate=gate.path), options=FORK)) for i in range(2)]
+        with MultiEnv(envs) as multi_env:
+            multi_env.reset()
+            stepping = threads.submit(multi_env.step, ["wait", "wait"])
+            gate.wait_arrivals(2)
+            gate.open(2)
+            assert stepping.result(HANG_GUARD_S)[1] == ["waitwait"] * 2
+            _, _, terminals, infos = multi_env.step(["kill", 1])
+            assert terminals == [True, False]
+            assert infos[0]["worker_restarted"]
 
 
 WITH_GYM = """

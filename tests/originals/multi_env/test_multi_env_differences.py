@@ -321,6 +321,13 @@ def test_close_a_second_time(make: Maker) -> None:
         env.close()
 
 
+@row("`close()` of an env that was not started")
+def test_close_of_an_env_that_was_not_started(make: Maker) -> None:
+    env = make.module.SubprocessEnv(Walk)
+    with only_ours(make, AssertionError):
+        env.close()
+
+
 @row("`close()` of an env that does not return")
 def test_an_env_that_never_closes(make: Maker) -> None:
     with Gate() as gate:
@@ -424,7 +431,35 @@ def kept_arguments(make: Maker) -> Any:
     return [*found, made.reset(), made.step([1, 1])]
 
 
-SAME = (wrapped_by_gym, frames_of_gym, five_values, of_gymnasium, checks_extended, kept_arguments)
+def overrides(make: Maker) -> Any:
+    """Step envs of a subclass, and an env whose method was replaced, in a MultiEnv."""
+    calls: list[str] = []
+
+    class Own(make.module.SubprocessEnv):  # type: ignore[misc,name-defined]
+        def reset(self, **kwargs: Any) -> Any:
+            return {"own": True, **super().reset(**kwargs)}
+
+        def step(self, action: Any) -> Any:
+            obs, *rest = super().step(action)
+            return {"own": True, **obs}, *rest
+
+        def close(self) -> None:
+            calls.append("close")
+            super().close()
+
+    envs = [Own(Walk), Own(Walk), make.module.SubprocessEnv(Walk)]
+    for env in envs:
+        env.start()
+        env.initialize()
+    plain = envs[2].step
+    envs[2].step = lambda action: plain(("replaced", action))
+    made = make.module.MultiEnv(envs)
+    found = [made.reset(), made.step([1, None, 2]), made.step([1, 1, 1]), made.reset()]
+    made.close()
+    return found, calls
+
+
+SAME = (overrides, wrapped_by_gym, frames_of_gym, five_values, of_gymnasium, checks_extended, kept_arguments)
 
 
 @pytest.mark.covers("M-5", "M-7", "M-8", "M-11", "M-12")

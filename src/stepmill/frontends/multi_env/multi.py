@@ -50,7 +50,8 @@ class MultiEnv(CloseAtEnd):
     """Steps several envs at the same time, without a thread or a pipe for each.
 
     Envs that `create_subprocess_envs` made together are stepped by one pool. SubprocessEnvs that were made one by one are
-    stepped at the same time. Any other env is stepped in this process.
+    stepped at the same time. The overrides of a subclass of SubprocessEnv are called in a thread for each env. Any other env
+    is stepped in this process.
 
     After the end of an episode, the next `step` of that env begins a new one: it ignores the action, and returns the first
     observation with reward 0. (actorcritic applies the action to the new episode and drops the first observation.)
@@ -76,7 +77,7 @@ class MultiEnv(CloseAtEnd):
         if not self._envs:
             raise UsageError("a MultiEnv needs at least one env; envs is empty")
         self._api = StepApi(step_api)
-        self._members = [env if isinstance(env, SubprocessEnv) else _local(env) for env in self._envs]
+        self._members = [_member(env) for env in self._envs]
         self._shares = _shares(self._members)
         self._last_obs: list[Any] = [None] * len(self._envs)
         self.observation_space = self._members[0].observation_space
@@ -287,9 +288,14 @@ def _shares(members: Sequence[SubprocessEnv]) -> list[_PoolShare]:
     ]
 
 
-def _local(env: object) -> SubprocessEnv:
-    """Return a SubprocessEnv that steps an env of this process here, by the same rules."""
-    member = SubprocessEnv(lambda: env, options=PoolOptions(backend=BackendName.SERIAL))
+def _member(env: object) -> SubprocessEnv:
+    """Return the SubprocessEnv that steps an env: the env itself, or one of this process that calls the env's own methods."""
+    backend = BackendName.SERIAL
+    if isinstance(env, SubprocessEnv):
+        if not env.overridden_methods():
+            return env
+        backend = BackendName.THREAD  # each call waits for the process of its env
+    member = SubprocessEnv(lambda: env, options=PoolOptions(backend=backend))
     member.start()
     member.initialize()
     return member

@@ -6,6 +6,7 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
@@ -194,6 +195,11 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         """The shared pool that runs the env, and the env's number in it."""
         self._check_initialized("step()")
         return self._shared, self._index
+
+    def overridden_methods(self) -> list[str]:
+        """Return the names of the methods that a MultiEnv has to call because a subclass, or this object, overrides them."""
+        names = ("step", "reset", "close", "_check_closed", "_check_initialized")
+        return [name for name in names if getattr_static(self, name) is not getattr_static(SubprocessEnv, name)]
 
     @property
     def has_reset_info(self) -> bool:
