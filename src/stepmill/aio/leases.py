@@ -13,10 +13,10 @@ from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
 from stepmill import Batch, EngineBug, EnvFault, EnvTimeout, Pool, StepmillError, UsageError
-from stepmill.aio.batches import SLICE_S, wait_readable, wake
+from stepmill.aio.batches import SLICE_S, wake
 from stepmill.aio.on_demand import CLOSE
 from stepmill.aio.seats import IdleSeats, Seat, Thread
-from stepmill.pool.port import PoolPort, rows_of
+from stepmill.pool.port import PoolPort, SentPart, rows_of
 
 Result = tuple[Any, Any, Any, Any, dict[str, Any]]
 T = TypeVar("T")
@@ -26,6 +26,45 @@ _MAX_REFUSALS = 100  # a command that is refused more often, without a fault, wo
 # How many tasks get results in one turn of the event loop, before it looks at timers and descriptors. One that gets a fault counts as
 # several: it is likely to reset its env.
 _MAX_WOKEN, _FAULT_COUNTS = 16, 4
+
+
+class Replies:
+    """Receives the replies of a worker to the calls of tasks, whenever its descriptor is readable.
+
+    Attributes:
+        generation: how often the worker had been restarted.
+        waiting: the calls that may have no reply yet.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, part: SentPart) -> None:
+        self.generation = part.generation
+        self.waiting: deque[SentPart] = deque()
+        self._loop = loop
+        self._descriptor = part.future.descriptor()  # empty if another thread receives the replies
+        self._is_watched = False
+        self.watch()
+
+    def watch(self) -> None:
+        """Begin to receive, if that has ended."""
+        if not self._is_watched and self._descriptor.fileno() >= 0:
+            self._loop.add_reader(self._descriptor.fileno(), self._receive)
+            self._is_watched = True
+
+    def _receive(self) -> None:
+        while self.waiting and self.waiting[0].future.is_done:
+            self.waiting.popleft()
+        if self.waiting:
+            self.waiting[0].future.receive()
+        else:  # what has arrived is not for a task
+            self._loop.remove_reader(self._descriptor.fileno())
+            self._is_watched = False
+
+    def close(self) -> None:
+        """Stop receiving."""
+        if self._is_watched:
+            self._loop.remove_reader(self._descriptor.fileno())
+            self._is_watched = False
+        self._descriptor.close()
 
 
 def _any_fault(_: EnvFault) -> bool:
@@ -62,6 +101,7 @@ class Leases:
         self._queue: OrderedDict[asyncio.Future[Seat], None] = OrderedDict()  # tasks that wait for an env
         self._outcomes: deque[tuple[asyncio.Future[Any], Result | StepmillError]] = deque()  # to give to tasks
         self._pauses: set[asyncio.Future[None]] = set()  # of calls, and of resets during replays
+        self._replies: dict[int, Replies] = {}  # by worker
         self._timer: asyncio.TimerHandle | None = None
         self._error: StepmillError | None = None
         self.loop.add_reader(self._port.event_fd, self._advance)
@@ -80,8 +120,9 @@ class Leases:
         for queued in self._queue:
             if not queued.done():
                 queued.set_exception(copy.copy(error))
-        for pause in self._pauses:
-            wake(pause)
+        self._wake_all()
+        for replies in self._replies.values():
+            replies.close()
         for seat in self._seats.values():
             if seat.is_busy:
                 self._end_command(seat, error)
@@ -192,8 +233,7 @@ class Leases:
     def _begin(self, seat: Seat) -> asyncio.Future[Any]:
         """Record that a command was sent, and return the future of its outcome."""
         seat.is_busy = True
-        if self._timer is None:
-            self._timer = self.loop.call_later(SLICE_S, self._tick)
+        self._begin_ticks()
         return self.outcome_of(seat)
 
     def outcome_of(self, seat: Seat) -> asyncio.Future[Any]:
@@ -213,23 +253,36 @@ class Leases:
             check(seat)
         while True:
             waiter: asyncio.Future[None] = self.loop.create_future()
-            descriptor = self._port.watch_call(future, partial(self._wake_soon, waiter))
-            try:
-                await self.pause(waiter, descriptor.fileno())  # even if it is done: other tasks run in between
-            finally:
-                descriptor.close()
+            part = self._port.watch_call(future, partial(self._wake_soon, waiter))
+            if part is not None and not waiter.done():
+                self._await_reply(part)
+            if waiter.done():
+                await asyncio.sleep(0)  # other tasks run in between
+            await self.pause(waiter)
             try:
                 return future.result(0.0)[0]
             except EnvTimeout as error:
                 if error.timeout_s:  # not 0, so the call is too late
                     raise
 
-    async def pause(self, waiter: asyncio.Future[None] | None = None, fd: int = -1) -> None:
-        """Wait until a descriptor is readable, the waiter is woken, or a slice of time has passed."""
+    def _await_reply(self, part: SentPart) -> None:
+        """Let the event loop receive the replies of a worker."""
+        worker = part.future.worker
+        replies = self._replies.get(worker)
+        if replies is None or replies.generation != part.generation:
+            if replies is not None:
+                replies.close()
+            self._replies[worker] = replies = Replies(self.loop, part)
+        replies.waiting.append(part)
+        replies.watch()
+
+    async def pause(self, waiter: asyncio.Future[None] | None = None) -> None:
+        """Wait until the waiter is woken, or a slice of time has passed."""
         waiter = self.loop.create_future() if waiter is None else waiter
         self._pauses.add(waiter)
+        self._begin_ticks()
         try:
-            await wait_readable(fd, waiter, SLICE_S)
+            await waiter
         finally:
             self._pauses.discard(waiter)
         if self._error is not None:
@@ -237,16 +290,28 @@ class Leases:
 
     def _wake_soon(self, waiter: asyncio.Future[None]) -> None:
         """End a wait, from any thread."""
+        if asyncio._get_running_loop() is self.loop:
+            wake(waiter)
+            return
         with suppress(RuntimeError):  # the event loop is closed
             self.loop.call_soon_threadsafe(wake, waiter)
 
+    def _wake_all(self) -> None:
+        for waiter in self._pauses:
+            wake(waiter)
+
     # ---- results ------------------------------------------------------------------------------------------------------
 
-    def _tick(self) -> None:
-        """Look for results that no event has announced, as long as there are busy envs."""
-        self._timer = None
-        if any(seat.is_busy for seat in self._seats.values()):
+    def _begin_ticks(self) -> None:
+        if self._timer is None and self._error is None:
             self._timer = self.loop.call_later(SLICE_S, self._tick)
+
+    def _tick(self) -> None:
+        """Look for results and replies that no event has announced, as long as there are busy envs or calls."""
+        self._timer = None
+        self._wake_all()
+        if any(seat.is_busy for seat in self._seats.values()):
+            self._begin_ticks()
             self._advance()
 
     def _advance(self) -> None:

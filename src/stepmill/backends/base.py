@@ -238,7 +238,8 @@ class Future:
             WorkerDied: the worker died before it replied.
             ClosedPoolError: the pool was closed before the reply came.
         """
-        self._wait(self, self._deadline if timeout_s is None else time.monotonic() + timeout_s)
+        if not self.is_done:
+            self._wait(self, self._deadline if timeout_s is None else time.monotonic() + timeout_s)
         answer = self._answers[0] if self.is_done else None
         if isinstance(answer, StepmillError):
             raise answer.with_traceback(None)
@@ -252,16 +253,22 @@ class Future:
         """Wait at most `seconds` for another thread to finish this future, and return whether it is done."""
         return wait_event(self._done, seconds)
 
-    def watch(self, callback: Callable[[], object]) -> OwnedFd:
-        """Call `callback` from any thread once this future is done, or now if it is done already.
-
-        A later call replaces the callback. Return a new descriptor: when it polls readable, `result(0)` may find the
-        reply. If the `OwnedFd` is empty, that call is not needed, because another thread finishes the future.
-        """
+    def watch(self, callback: Callable[[], object]) -> None:
+        """Call `callback` from any thread once this future is done, or now if it is done already. A later call replaces it."""
         self._callback = callback
         if self.is_done:
             callback()
+
+    def descriptor(self) -> OwnedFd:
+        """Return a new descriptor: when it polls readable, `receive` may find the reply, or that of another request to the worker.
+
+        If the `OwnedFd` is empty, this is not needed, because another thread finishes the future.
+        """
         return self._duplicate(self)
+
+    def receive(self) -> None:
+        """Receive the replies of the worker that have arrived, without waiting. The futures that they finish call their callbacks."""
+        self._wait(self, 0.0)
 
     def finish(self, reply: Reply) -> None:
         """Set the reply. Only backends call this, from any thread. Only the first call of `finish` or `fail` counts."""

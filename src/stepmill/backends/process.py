@@ -443,7 +443,7 @@ def _can_travel(value: object) -> bool:
 def pack_request(request: Request) -> Request:
     """Return a request whose payload is bytes, made by `dump`."""
     try:
-        return dataclasses.replace(request, payload=dump(request.payload))
+        return request._replace(payload=dump(request.payload))
     except Exception as exc:
         what = "value" if request.kind is RequestKind.SET_ATTR else "arguments"
         raise UsageError(
@@ -457,6 +457,6 @@ def unpack_outcome(outcome: Outcome) -> Outcome:
     if not isinstance(outcome, Value) or not isinstance(outcome.value, bytes):
         return outcome
     try:
-        return dataclasses.replace(outcome, value=load(outcome.value))
+        return outcome._replace(value=load(outcome.value))
     except BaseException as exc:  # loading runs code of the user's classes
         return describe_error(exc, "call")

@@ -7,7 +7,6 @@ processes on request, and reports the pid, the pidfd and the end of each. Both r
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import os
 import select
@@ -302,7 +301,7 @@ class WorkerLink(ProcessLink):
     def post(self, request: Request, future: Future, ring: Callable[[int], None]) -> bool:
         """Send a request, announce it in the slab, and return True. If this link is closed, return False."""
         lane = future.lane
-        data = dump(dataclasses.replace(request, lane=list(self._lanes).index(lane)))
+        data = dump(request._replace(lane=list(self._lanes).index(lane)))
         # The request is sent and announced, or neither. Otherwise the worker would reply to each later request too late.
         with defer_signals(), self._lock, contextlib.suppress(ChannelClosed):
             if self.is_closed:

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native
-from stepmill._native import OwnedFd
 from stepmill.backends.base import traits_of
 from stepmill.pool.arguments import check_leaves, checked_fns
 from stepmill.pool.auto_backend import auto_backend, begin_start
@@ -22,7 +21,7 @@ from stepmill.pool.plans import choose_backend, plan_workers
 from stepmill.pool.pool import Pool
 from stepmill.pool.positions import SavedEnvs, StateFunctions
 from stepmill.pool.receiving import READY, EnvIds
-from stepmill.pool.requests import PoolFuture
+from stepmill.pool.requests import PoolFuture, SentPart
 from stepmill.pool.resets import Options, Seed, spread_seed
 from stepmill.pool.saved_file import read_saved, write_saved
 from stepmill.pool.start import CLOSE_TIMEOUT_S, worker_settings
@@ -46,6 +45,7 @@ __all__ = [
     "PoolPort",
     "SavedEnvs",
     "Seed",
+    "SentPart",
     "StateFunctions",
     "StepTuple",
 ]
@@ -247,8 +247,8 @@ class PoolPort:
             return self.pool._requests.send(RequestKind.CALL, [env_id], call_payload(name, args, kwargs), 0.0)
         return None
 
-    def watch_call(self, future: PoolFuture, callback: Callable[[], object]) -> OwnedFd:
-        """Watch a call, as `Future.watch` does. Then call `result(0)`, which may begin the call again."""
+    def watch_call(self, future: PoolFuture, callback: Callable[[], object]) -> SentPart | None:
+        """Watch a call of one env, and return what was sent, as `PoolFuture` does. Then call `result(0)`, which may begin it again."""
         return future._watch(callback)
 
     def is_rebuilt(self, env_id: int) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepmill._native import OwnedFd
 from stepmill.backends.base import Future, traits_of
 from stepmill.pool.arguments import checked_ids
 from stepmill.pool.call_log import Name
@@ -88,13 +87,16 @@ class PoolFuture:
         """
         return all(part.future.is_done for part in self._parts)
 
-    def _watch(self, callback: Callable[[], object]) -> OwnedFd:
-        """Watch the first part that is not done, as `Future.watch` does. `result(0)` then may repeat the call.
+    def _watch(self, callback: Callable[[], object]) -> SentPart | None:
+        """Watch the first part that is not done, as `Future.watch` does, and return it. `result(0)` then may repeat the call.
 
-        If it is to be sent to a rebuilt env, nothing announces that: call `result(0)` after a while.
+        If it is to be sent to a rebuilt env, nothing announces that. This then returns None: call `result(0)` after a while.
         """
         part = next((part for part in self._parts if part in self._unserved or not part.future.is_done), self._parts[0])
-        return OwnedFd() if part in self._unserved else part.future.watch(callback)
+        if part in self._unserved:
+            return None
+        part.future.watch(callback)
+        return part
 
     def result(self, timeout_s: float | None = None) -> tuple[Any, ...]:
         """Wait for the replies, and return one value per env, in the order of `env_ids`.

@@ -7,7 +7,6 @@ channel to the learner, a thread that ends the process when the learner is gone,
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import os
 import socket
@@ -390,9 +389,9 @@ def _load_payload(request: Request) -> Request:
     if not isinstance(request.payload, bytes):
         raise TypeError(f"the payload of a request is a {type(request.payload).__name__}; it must be bytes")
     try:
-        return dataclasses.replace(request, payload=load(request.payload))
+        return request._replace(payload=load(request.payload))
     except BaseException as exc:  # loading runs code of the user's classes
-        return dataclasses.replace(request, payload=UnreadablePayload(exc))
+        return request._replace(payload=UnreadablePayload(exc))
 
 
 def _dump_value(outcome: Outcome) -> Outcome:

@@ -111,7 +111,7 @@ def _loaded(request: Request) -> Request:
     """
     assert isinstance(request.payload, bytes)  # made by pack_request
     try:
-        return dataclasses.replace(request, payload=load(request.payload))
+        return request._replace(payload=load(request.payload))
     except Exception as exc:
         raise UsageError(
             f"a {request.kind.name.lower()} could not be loaded on its node: {type(exc).__name__}: {exc}; make everything that "

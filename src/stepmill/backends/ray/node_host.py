@@ -11,7 +11,6 @@ only in methods.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import socket
 import sys
@@ -224,7 +223,7 @@ class NodeHost:
             raise WorkerDied(f"worker {worker} is dead, and was not called", worker=worker)
         if None in tickets:
             raise EngineBug(f"a request came before the commands {request.after} of its envs; please report this")
-        return dataclasses.replace(request, after=tickets)
+        return request._replace(after=tickets)
 
     # ---- restarts of workers ----------------------------------------------------------------------------------------
 
