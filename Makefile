@@ -112,10 +112,11 @@ model:  ## the protocol's model and its mutants; needs spin
 sanitize: build  ## C++ tests under TSAN and ASAN+UBSAN, Python tests with an ASAN build
 	scripts/sanitize.sh $(PY)
 
-soak: build  ## 10 million steps without growth, 30 minutes of chaos, 100,000 random programs, an hour of AsyncPool, and the tests marked soak
+soak: build  ## 10 million steps without growth, 30 minutes of chaos, 106,000 random programs, an hour of AsyncPool, and the tests marked soak
 	$(PY) scripts/soak.py
 	$(PY) -W ignore::RuntimeWarning -m tests.chaos --seconds $(CHAOS_SECONDS)
 	$(PY) -m tests.fuzz --programs 100000
+	$(PY) -m tests.fuzz.doors --programs 2000
 	$(PY) -m tests.aio.soak
 	$(PY) -m pytest -m soak --timeout 3600 || test $$? -eq 5
 
