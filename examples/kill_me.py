@@ -1,0 +1,162 @@
+"""A training that is killed by SIGKILL at random moments, 20 times, has the learning curve of one that was never killed.
+
+    python examples/kill_me.py [--kills 20] [--updates 80] [--plot FILE.svg]
+
+The learner is PPO in NumPy on CartPole. After each update it writes one file: the running envs (`stepmill.save`), the network, the
+optimiser and the random generator. A program that finds the file goes on from there. The two curves are compared number by number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+import stepmill
+
+NUM_ENVS, NUM_STEPS, EPOCHS, HIDDEN = 8, 128, 10, 64
+GAMMA, LAMBDA, RATE, CLIP = 0.99, 0.95, 3e-3, 0.2
+
+
+class Learner:
+    """A network with one hidden layer: logits of the two actions, and the value. All that changes is in its attributes."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.weights = [self.rng.normal(0, 0.5, (5, HIDDEN)), self.rng.normal(0, 0.01, (HIDDEN + 1, 3))]
+        self.moments = [np.zeros_like(each) for each in 2 * self.weights]
+        self.num_steps = 0
+
+    def forward(self, obs: Any) -> tuple[Any, Any, Any]:
+        """Return the inputs of both layers, probabilities [B, 2] and values [B]."""
+        inputs = np.concatenate([obs, np.ones((len(obs), 1))], 1)
+        hidden = np.concatenate([np.tanh(inputs @ self.weights[0]), np.ones((len(obs), 1))], 1)
+        out = hidden @ self.weights[1]
+        odds = np.exp(out[:, :2] - out[:, :2].max(1, keepdims=True))
+        return (inputs, hidden), odds / odds.sum(1, keepdims=True), out[:, 2]
+
+    def act(self, obs: Any, _: Any) -> tuple[Any, dict[str, Any]]:
+        """Return actions [B], with their probabilities as an extra of the rollout."""
+        _, probabilities, _ = self.forward(obs)
+        action = (self.rng.random(len(obs)) > probabilities[:, 0]).astype(np.int64)
+        return action, {"probability": probabilities[np.arange(len(obs)), action]}
+
+    def learn(self, batch: stepmill.RolloutBatch) -> None:
+        """PPO's update on one rollout."""
+        values = self.forward(batch.obs.reshape(-1, 4))[2].reshape(batch.obs.shape[:2])
+        advantages = batch.advantages(values, gamma=GAMMA, lam=LAMBDA)
+        keep = batch.valid
+        obs, action, old = batch.obs[:-1][keep], batch.action[keep], batch.extras["probability"][keep]
+        target, advantage = (advantages + values[:-1])[keep], advantages[keep]
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        for _ in range(EPOCHS):
+            (inputs, hidden), probabilities, value = self.forward(obs)
+            chosen = probabilities[np.arange(len(obs)), action]
+            ratio = chosen / old
+            is_free = np.where(advantage > 0, ratio < 1 + CLIP, ratio > 1 - CLIP)
+            slope = np.zeros((len(obs), 3))  # of the loss by the outputs
+            slope[:, :2] = probabilities * (is_free * ratio * advantage)[:, np.newaxis]
+            slope[np.arange(len(obs)), action] -= is_free * ratio * advantage
+            slope[:, 2] = 0.5 * np.clip(value - target, -10, 10)
+            slope /= len(obs)
+            inner = (slope @ self.weights[1][:-1].T) * (1 - hidden[:, :-1] ** 2)
+            self.descend([inputs.T @ inner, hidden.T @ slope])
+
+    def descend(self, slopes: list[Any]) -> None:
+        """Adam."""
+        self.num_steps += 1
+        for at, slope in enumerate(slopes):
+            mean, square = self.moments[at], self.moments[at + 2]
+            mean += 0.1 * (slope - mean)
+            square += 0.001 * (slope**2 - square)
+            rate = RATE * np.sqrt(1 - 0.999**self.num_steps) / (1 - 0.9**self.num_steps)
+            self.weights[at] -= rate * mean / (np.sqrt(square) + 1e-8)
+
+
+def train(path: Path, num_updates: int) -> None:
+    """Train to the end, from the file if there is one. Write it after each update."""
+    make = partial(gymnasium.make, "CartPole-v1")
+    with stepmill.Pool([make] * NUM_ENVS, num_workers=2, on_fault="replay", seeding="per_episode") as pool:
+        rollout, learner, curve = stepmill.Rollout(pool, NUM_STEPS), Learner(seed=1), []
+        if path.exists():
+            learner, curve, envs = pickle.loads(path.read_bytes())  # our own file
+            stepmill.restore(rollout, envs)
+        else:
+            rollout.reset(seed=1)
+        while len(curve) < num_updates:
+            batch = rollout.collect(learner.act)
+            learner.learn(batch)
+            curve.append(float(np.mean([each["r"] for each in batch.episodes] or [NUM_STEPS])))
+            write(path, pickle.dumps((learner, curve, stepmill.save(rollout, None))))
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file as a whole or not at all."""
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def run(path: Path, num_updates: int, kills: int) -> Any:
+    """Run the training in a process of its own, which is killed `kills` times. Return its curve."""
+    moments = random.Random(0)
+    for count in range(kills + 1):
+        command = [sys.executable, __file__, "--train", str(path), "--updates", str(num_updates)]
+        with subprocess.Popen(command) as process:
+            try:
+                process.wait(moments.uniform(0.5, 2.5) if count < kills else None)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+        if process.returncode == 0:
+            print(f"{count} kills, then the end")
+            return pickle.loads(path.read_bytes())[1]
+    raise SystemExit(f"the training ended with status {process.returncode}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--updates", type=int, default=80)
+    parser.add_argument("--plot", help="draw both curves to this file, with matplotlib")
+    parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.train:
+        return train(args.train, args.updates)
+    with tempfile.TemporaryDirectory() as folder:
+        undisturbed = run(Path(folder, "undisturbed"), args.updates, 0)
+        killed = run(Path(folder, "killed"), args.updates, args.kills)
+    differing = sum(a != b for a, b in zip(undisturbed, killed, strict=True))
+    print(f"mean return {undisturbed[0]:.0f} at first, {undisturbed[-1]:.0f} in the end; {differing} of {args.updates} numbers differ")
+    if args.plot:
+        plot(args.plot, undisturbed, killed)
+    assert differing == 0
+    assert args.updates < 40 or undisturbed[-1] > 3 * undisturbed[0]
+
+
+def plot(path: str, undisturbed: list[float], killed: list[float]) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+    axes.plot(undisturbed, linewidth=6, color="#9ecae1", label="never killed")
+    axes.plot(killed, linewidth=1.5, color="#08519c", label="killed by SIGKILL, and restarted")
+    axes.set(xlabel="updates", ylabel="mean return")
+    axes.legend(frameon=False)
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()
