@@ -140,7 +140,9 @@ def main() -> None:
         undisturbed = run(Path(folder, "undisturbed"), args.updates, 0)
         killed = run(Path(folder, "killed"), args.updates, args.kills)
     differing = sum(a != b for a, b in zip(undisturbed, killed, strict=True))
-    print(f"mean return {undisturbed[0]:.0f} at first, {undisturbed[-1]:.0f} in the end; {differing} of {args.updates} numbers differ")
+    print(
+        f"mean return {undisturbed[0]:.0f} at first, {undisturbed[-1]:.0f} in the end; {differing} of {args.updates} numbers differ"
+    )
     if args.plot:
         plot(args.plot, undisturbed, killed)
     assert differing == 0

@@ -26,6 +26,10 @@ RUNS = {
     "evaluate_counting.py": (("stable_baselines3",), ()),
     "sb3_ppo.py": (("stable_baselines3",), ("--steps", "1024")),
     "ray_cartpole.py": (("ray",), ("--rounds", "20")),
+    "kill_me.py": ((), ("--kills", "3", "--updates", "12")),
+    "go_explore.py": (("numba",), ("--rounds", "20")),
+    "cleanrl_ppo_resume.py": (("torch",), ("{file}", "--iterations", "2")),
+    "sb3_ppo_resume.py": (("stable_baselines3",), ("{file}", "--steps", "1024")),
     "torchrl_collector.py": (("torchrl",), ("--frames", "4096")),
 }
 HERE = [name for name, (modules, _) in RUNS.items() if all(map(find_spec, modules))]
@@ -35,11 +39,31 @@ HERE = [name for name, (modules, _) in RUNS.items() if all(map(find_spec, module
 @pytest.mark.timeout(300)
 @pytest.mark.orphans
 @pytest.mark.parametrize("name", HERE)
-def test_an_example_runs(name):
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *RUNS[name][1]], capture_output=True, text=True, timeout=280, check=False
-    )
+def test_an_example_runs(name, tmp_path):
+    done = run(name, tmp_path / "file", *RUNS[name][1])
     assert done.returncode == 0, done.stderr
+
+
+def run(name, file, *arguments):
+    command = [sys.executable, str(EXAMPLES / name), *(each.format(file=file) for each in arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+
+
+RESUMED = {
+    "cleanrl_ppo_resume.py": (("--iterations", "12", "--every", "3"), ("--stop-at", "8")),
+    "sb3_ppo_resume.py": (("--steps", "6144", "--every", "2"), ("--stop-at", "4096")),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.orphans
+@pytest.mark.parametrize("name", [name for name in RESUMED if name in HERE])
+def test_a_training_that_is_resumed_ends_with_the_weights_of_one_that_was_never_killed(name, tmp_path):
+    arguments, stop = RESUMED[name]
+    whole = run(name, tmp_path / "whole", "{file}", *arguments)
+    assert run(name, tmp_path / "file", "{file}", *arguments, *stop).returncode == 143
+    assert run(name, tmp_path / "file", "{file}", *arguments).stdout == whole.stdout != ""
 
 
 def test_every_example_has_a_short_form_that_is_run():
