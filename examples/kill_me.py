@@ -98,66 +98,55 @@ def train(path: Path, num_updates: int) -> None:
             batch = rollout.collect(learner.act)
             learner.learn(batch)
             curve.append(float(np.mean([each["r"] for each in batch.episodes] or [NUM_STEPS])))
-            write(path, pickle.dumps((learner, curve, stepmill.save(rollout, None))))
-
-
-def write(path: Path, data: bytes) -> None:
-    """Write a file as a whole or not at all."""
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+            with path.with_suffix(".part").open("wb") as file:
+                pickle.dump((learner, curve, stepmill.save(rollout, None)), file)
+                file.flush()
+                os.fsync(file.fileno())
+            path.with_suffix(".part").replace(path)  # the file is written as a whole or not at all
 
 
 def run(path: Path, num_updates: int, kills: int) -> Any:
-    """Run the training in a process of its own, which is killed `kills` times. Return its curve."""
+    """Run the training in a process, which is killed `kills` times. Return its curve, and then a number for each weight."""
     moments = random.Random(0)
     for count in range(kills + 1):
-        command = [sys.executable, __file__, "--train", str(path), "--updates", str(num_updates)]
-        with subprocess.Popen(command) as process:
+        with subprocess.Popen([sys.executable, __file__, "--train", path, "--updates", str(num_updates)]) as process:
             try:
                 process.wait(moments.uniform(0.5, 2.5) if count < kills else None)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGKILL)
         if process.returncode == 0:
             print(f"{count} kills, then the end")
-            return pickle.loads(path.read_bytes())[1]
+            learner, curve, _ = pickle.loads(path.read_bytes())
+            return curve + [float(each) for weights in learner.weights for each in weights.flat]
     raise SystemExit(f"the training ended with status {process.returncode}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--updates", type=int, default=80)
-    parser.add_argument("--plot", help="draw both curves to this file, with matplotlib")
-    parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("--kills", type=int, default=20)
+    add("--updates", type=int, default=80)
+    add("--plot", help="draw both curves to this file, with matplotlib")
+    add("--train", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.train:
-        return train(args.train, args.updates)
+        train(args.train, args.updates)
+        return
     with tempfile.TemporaryDirectory() as folder:
         undisturbed = run(Path(folder, "undisturbed"), args.updates, 0)
         killed = run(Path(folder, "killed"), args.updates, args.kills)
     differing = sum(a != b for a, b in zip(undisturbed, killed, strict=True))
-    print(
-        f"mean return {undisturbed[0]:.0f} at first, {undisturbed[-1]:.0f} in the end; {differing} of {args.updates} numbers differ"
-    )
+    first, last = undisturbed[0], undisturbed[args.updates - 1]
+    print(f"mean return {first:.0f}, then {last:.0f}; {differing} of {len(killed)} numbers of curve and weights differ")
     if args.plot:
-        plot(args.plot, undisturbed, killed)
+        import matplotlib.pyplot as plt
+
+        plt.plot(undisturbed[: args.updates], linewidth=6, color="#9ecae1", label="never killed")
+        plt.plot(killed[: args.updates], color="#08519c", label="killed by SIGKILL, and restarted")
+        plt.legend(frameon=False)
+        plt.savefig(args.plot)
     assert differing == 0
-    assert args.updates < 40 or undisturbed[-1] > 3 * undisturbed[0]
-
-
-def plot(path: str, undisturbed: list[float], killed: list[float]) -> None:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
-    axes.plot(undisturbed, linewidth=6, color="#9ecae1", label="never killed")
-    axes.plot(killed, linewidth=1.5, color="#08519c", label="killed by SIGKILL, and restarted")
-    axes.set(xlabel="updates", ylabel="mean return")
-    axes.legend(frameon=False)
-    figure.savefig(path)
+    assert args.updates < 40 or last > 3 * first
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def write(path: Path, model: Any) -> None:
     """Write the file as a whole or not at all."""
     network = io.BytesIO()
     model.save(network)
-    generators = torch.get_rng_state(), np.random.get_state()
+    generators = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002 - SB3 uses it
     part = path.with_suffix(".part")
     with part.open("wb") as file:
         pickle.dump((network.getvalue(), stepmill.save(model.env, None), generators), file)
@@ -72,7 +72,7 @@ def resume(path: Path, envs: Any) -> Any:
     model = PPO.load(io.BytesIO(network), env=envs, force_reset=False, device="cpu")
     stepmill.restore(model.env, saved)
     torch.set_rng_state(torch_state)
-    np.random.set_state(numpy_state)
+    np.random.set_state(numpy_state)  # noqa: NPY002
     return model
 
 
