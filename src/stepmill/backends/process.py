@@ -38,6 +38,7 @@ from stepmill.spec.errors import EngineBug, UsageError, WorkerDied
 from stepmill.spec.notices import warn
 from stepmill.spec.options import Context
 from stepmill.worker.build_progress import BuildProgress
+from stepmill.worker.by_value import dump_by_value
 from stepmill.worker.channel import NO_FD
 from stepmill.worker.error_records import describe_error
 from stepmill.worker.messages import (
@@ -421,7 +422,7 @@ def dump_plan(plan: WorkerPlan) -> bytes:
 
 def _dump_env_fns(plan: WorkerPlan) -> bytes:
     try:
-        return dump(plan.env_fns)
+        return dump_by_value(plan.env_fns)
     except Exception as exc:
         culprit = next(
             (env_id for env_id, env_fn in zip(plan.env_ids, plan.env_fns, strict=True) if not _can_travel(env_fn)), None
@@ -443,7 +444,7 @@ def _can_travel(value: object) -> bool:
 def pack_request(request: Request) -> Request:
     """Return a request whose payload is bytes, made by `dump`."""
     try:
-        return request._replace(payload=dump(request.payload))
+        return request._replace(payload=dump_by_value(request.payload))
     except Exception as exc:
         what = "value" if request.kind is RequestKind.SET_ATTR else "arguments"
         raise UsageError(

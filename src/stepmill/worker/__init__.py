@@ -5,6 +5,7 @@
     native_settings     the settings that the learner's and the workers' native code share
     build_progress      shows in shared memory which env each lane constructs
     messages            the messages between learner, launcher and workers
+    by_value            classes that workers get without an import of their packages
     channel             sends and receives messages over a Unix socket, without blocking sends
     error_records       exceptions as text
     main                the main program of a worker process

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from stepmill import _native, timers
 from stepmill._native import OwnedFd
-from stepmill.worker import module_contents, process_setup
+from stepmill.worker import by_value, module_contents, process_setup
 from stepmill.worker.build_progress import BUILT, BuildProgress
 from stepmill.worker.calls import UnreadablePayload
 from stepmill.worker.channel import Channel, ChannelClosed
@@ -355,6 +355,7 @@ def _load_plan(message: Build, inherited: WorkerPlan | None, begin: Callable[[in
         if faults:
             return _LoadedPlan(None, faults)
         begin(None)
+        by_value.adopt_on_import()
         plan = packed.unpack()
         program.apply_filters()  # a second time, because loading has imported modules to which filters refer
         register_all = program.load_registries()

@@ -330,3 +330,16 @@ def test_misuse_is_refused(sb3_env_of):
 
 def test_the_guide_runs(tmp_path):
     run_guide("sb3", tmp_path)
+
+
+def test_workers_import_neither_sb3_nor_torch_for_its_wrappers() -> None:
+    from stable_baselines3.common.evaluation import evaluate_policy
+
+    loaded = "[name for name in ('stable_baselines3', 'torch', 'pandas') if name in __import__('sys').modules]"
+    with contextlib.closing(
+        make_vec_env("CartPole-v1", 2, vec_env_cls=SB3VecEnv, vec_env_kwargs={"backend": "process"})
+    ) as envs:
+        model = PPO("MlpPolicy", envs, n_steps=8, batch_size=16, device="cpu").learn(16)
+        evaluate_policy(model, envs, n_eval_episodes=2, warn=True)
+        assert envs.env_is_wrapped(Monitor) == [True, True]
+        assert envs._pool.call(lambda env: eval(loaded)) == ([], [])
