@@ -42,7 +42,7 @@ PAGES = (
     Page("arrays", "stepmill.torch and stepmill.jax", "Tensors and arrays of learners.", (), ("stepmill.torch", "stepmill.jax")),
     Page("timers", "stepmill.timers", "Hierarchical timers of envs and learners.", (), ("stepmill.timers",)),
     Page("testing", "stepmill.testing", "Checks for your own envs, back-ends and front-ends, and toy envs.", (), ("stepmill.testing",)),
-    Page("envs", "stepmill.envs", "Envs of other libraries that need a wrapper or a description. Most are found by their class and need nothing.", ("register_adapter",), ("stepmill.envs.pettingzoo", "stepmill.envs.ragged", "stepmill.envs.envpool", "stepmill.envs.atari_vector")),
+    Page("envs", "stepmill.envs", "Envs of other libraries that need a wrapper or a description. Most are found by their class and need nothing.", ("foreign", "register_adapter"), ("stepmill.envs.pettingzoo", "stepmill.envs.ragged", "stepmill.envs.envpool", "stepmill.envs.atari_vector")),
     Page("backends", "stepmill.backends.base", "What a backend of your own has to do; the guide is :doc:`/guides/extending`.", (), ("stepmill.backends.base",)),
     Page("frontend_alf", "stepmill.frontends.alf", "The guide is :doc:`/switching/alf`.", (), ("stepmill.frontends.alf",)),
     Page("frontend_di_engine", "stepmill.frontends.di_engine", "The guide is :doc:`/switching/di_engine`.", (), ("stepmill.frontends.di_engine",)),

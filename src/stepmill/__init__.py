@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from stepmill.pool.stats import read_timers as read_timers
     from stepmill.saving import restore as restore
     from stepmill.saving import save as save
+    from stepmill.simulators.maker import foreign as foreign
     from stepmill.spec.batch import Batch as Batch
     from stepmill.spec.env import EnvSpec as EnvSpec
     from stepmill.spec.errors import BadOutput as BadOutput

@@ -112,7 +112,8 @@ class SerialBackend:
         if self._settings.timers_every:
             timers.enable(self._settings.timers_every)  # in the calling thread
         self._built = BuiltEnvs()
-        built = build_envs(self._plan, on_begin=on_begin, should_raise=_native.is_from_signal)
+        limits = self._settings.limits_of_envs()
+        built = build_envs(self._plan, on_begin=on_begin, should_raise=_native.is_from_signal, limits=limits)
         if built.faults:
             raise join_errors([worker_fault_error(fault, 0) for fault in built.faults])
         self._built = built

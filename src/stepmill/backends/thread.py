@@ -304,7 +304,12 @@ class ThreadWorker:
 
     def build(self) -> BuiltEnvs:
         """Build the envs."""
-        return build_envs(self.plan, on_begin=self._begin_env, should_raise=lambda exc: isinstance(exc, _Cancelled))
+        return build_envs(
+            self.plan,
+            on_begin=self._begin_env,
+            should_raise=lambda exc: isinstance(exc, _Cancelled),
+            limits=self.settings.limits_of_envs(),
+        )
 
     def serve_slab(self, slab: _native.Slab) -> None:
         """Attach to the slab, wait for `may_serve`, and serve until the stop word is set."""

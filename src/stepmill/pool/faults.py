@@ -11,7 +11,11 @@ from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError
 from stepmill.worker.error_records import env_error
 from stepmill.worker.messages import ErrorRecord, load
 
-CANCELLED = "stepmill.worker.coroutines.Cancelled"
+# What has happened to envs that exceeded a time limit, by the class of the exception that says so.
+LATE = {
+    "stepmill.worker.coroutines.Cancelled": "was cancelled; its worker goes on",
+    "stepmill.spec.remote_env.CallTooLate": "its simulator was ended; its worker goes on",
+}
 
 
 def late_error(env_id: int, lost: Sequence[int], phase: str, timeout_s: float | None, hint: str) -> EnvTimeout:
@@ -43,8 +47,8 @@ def fault_error(fault: EnvFailed) -> StepmillError:
     record = _read_record(fault.record)
     if kind is None or not _is_record(record):
         return _unreadable_record(env_id, kind)
-    if record["type"] == CANCELLED:
-        return cancelled_error(record, env_id)
+    if record["type"] in LATE:
+        return late_call_error(record, env_id)
     if kind is not FaultKind.BAD_OUTPUT:
         return env_error(record, env_id)
     part, _, phase = record["phase"].partition(" of ")
@@ -58,12 +62,12 @@ def fault_error(fault: EnvFailed) -> StepmillError:
     return BadOutput(text, env_id=env_id, leaf=leaf, phase=phase)
 
 
-def cancelled_error(record: ErrorRecord, env_id: int) -> EnvTimeout:
-    """Return the error for a coroutine env that was cancelled in a step, a reset or a call."""
+def late_call_error(record: ErrorRecord, env_id: int) -> EnvTimeout:
+    """Return the error for a step, a reset or a call that was too late and ended by itself."""
     limit_s, phase = record["message"], record["phase"]
     needs_reset = phase in ("step", "reset")
     return EnvTimeout(
-        f"env {env_id} took longer than its deadline of {limit_s} s for a {phase}, and was cancelled; its worker goes on; "
+        f"env {env_id} took longer than its deadline of {limit_s} s for a {phase}, and {LATE[record['type']]}; "
         f"raise the deadline if it is too short{'; reset the env' if needs_reset else ''}",
         env_id=env_id,
         phase=phase,

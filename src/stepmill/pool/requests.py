@@ -16,7 +16,7 @@ from stepmill.pool.arguments import checked_ids
 from stepmill.pool.call_log import Name
 from stepmill.pool.crash_reporter import PositionedCall
 from stepmill.pool.events import FaultKind, ServerView
-from stepmill.pool.faults import CANCELLED, cancelled_error
+from stepmill.pool.faults import LATE, late_call_error
 from stepmill.pool.start import PoolRuntime
 from stepmill.pool.workers import WorkerState
 from stepmill.spec.errors import ClosedPoolError, StepmillError, UsageError, WorkerDied, join_errors
@@ -326,8 +326,8 @@ class EnvRequests:
     def make_error(self, record: ErrorRecord, call: EnvCall, place: int) -> StepmillError:
         """Return the error of an env that raised an exception. Write a crash capsule if one is wanted."""
         env_id = call.env_ids[place]
-        if record["type"] == CANCELLED:
-            return cancelled_error(record, env_id)
+        if record["type"] in LATE:
+            return late_call_error(record, env_id)
         error = env_error(record, env_id)
         if not call.positions:
             return error

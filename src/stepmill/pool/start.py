@@ -141,7 +141,8 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolRe
     """Build all envs, and start the backend that runs them. If this raises an exception, the caller closes `resources`."""
     choice = choose_backend(len(env_fns), options)
     _check_retries(choice, options)
-    _warn_unused(choice, options)
+    keeps_limits = all(getattr(env_fn, "keeps_time_limits", False) for env_fn in env_fns)
+    _warn_unused(choice, options, _ONLY_PROCESSES if choice is BackendName.SERIAL and keeps_limits else None)
     if choice is BackendName.RAY:
         options = connect_ray(options, len(env_fns))
     plans = plan_workers(env_fns, options)

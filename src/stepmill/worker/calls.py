@@ -193,7 +193,7 @@ def get_attr(env: object, name: str | Callable[[object], object]) -> object:
     """
     if callable(name):
         return name(env)
-    name, *inner = name.split(".")
+    name, *inner = [name] if getattr(type(env), "finds_paths", False) else name.split(".")
     through_wrappers = getattr(env, "get_wrapper_attr", None)
     found: object = through_wrappers(name) if through_wrappers is not None else getattr(env, name)
     return functools.reduce(getattr, inner, found)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 from stepmill import _native
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, EngineBug, UsageError
+from stepmill.spec.remote_env import CallLimits, set_limits
 from stepmill.worker import calls
 from stepmill.worker.build_progress import IN_WORKER_INIT
 from stepmill.worker.channel import NO_FD
@@ -71,7 +72,11 @@ class BuiltEnvs:
 
 
 def build_envs(
-    plan: WorkerPlan, *, on_begin: Callable[[int], None] = lambda _: None, should_raise: RaisePredicate = raise_none
+    plan: WorkerPlan,
+    *,
+    on_begin: Callable[[int], None] = lambda _: None,
+    should_raise: RaisePredicate = raise_none,
+    limits: CallLimits,
 ) -> BuiltEnvs:
     """Call `plan.init`, and then build the envs one after the other.
 
@@ -81,6 +86,7 @@ def build_envs(
         plan: the plan of the worker.
         on_begin: called with the env_id before each construction, and with IN_WORKER_INIT before `plan.init` is called.
         should_raise: returns True for exceptions to raise again after closing the envs. All others become faults.
+        limits: the time limits that envs outside this process have to keep by themselves.
     """
     built = BuiltEnvs(plan.env_fns, faults=list(call_worker_init(plan, on_begin, should_raise)))
     if built.faults:
@@ -91,7 +97,7 @@ def build_envs(
         made: list[object] = []
         try:
             on_begin(env_id)
-            with allowed_signals:
+            with allowed_signals, set_limits(limits):
                 _native.append_result(made, env_fn)  # atomic: no Ctrl-C between building the env and storing it
                 spec = adapters.describe(made[0], built.specs[-1] if built.specs else None)
                 env = adapters.adapt(made[0])

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from stepmill.spec.errors import EnvError
+from stepmill.spec.remote_env import RemoteError
 from stepmill.worker.messages import ErrorRecord
 
 RaisePredicate = Callable[[BaseException], bool]
@@ -34,6 +35,9 @@ def describe_error(exc: BaseException, phase: str, *, should_raise: RaisePredica
         phase: what the env was doing.
         should_raise: says which exceptions of those methods are raised here.
     """
+    if isinstance(exc, RemoteError):
+        text, trace = _cut(exc.message), _cut(exc.remote_traceback)
+        return {"phase": phase, "type": exc.error_type, "message": text, "traceback": trace}
     return {
         "phase": phase,
         "type": _guard(lambda: _name_of(type(exc)), "an exception whose class has no name", should_raise),

@@ -197,7 +197,10 @@ class _Worker:
 
                 timers.enable(message.settings.timers_every)
                 own = tuple(env_fns[env_id] for env_id in lane.env_ids)
-                lane.built = build_envs(WorkerPlan(message.worker, lane.env_ids, own), on_begin=begin_env)
+                limits = message.settings.limits_of_envs(ends_processes=True)
+                lane.built = build_envs(
+                    WorkerPlan(message.worker, lane.env_ids, own), on_begin=begin_env, limits=limits
+                )
                 if lane.built.faults:  # its envs are closed
                     lane.built.envs.clear()
                 if len(self._lanes) > 1:

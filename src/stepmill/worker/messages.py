@@ -25,6 +25,7 @@ import numpy as np
 
 from stepmill.spec.choices import AutoresetMode, Context, Seeding
 from stepmill.spec.env import EnvSpec
+from stepmill.spec.remote_env import CallLimits
 from stepmill.worker.module_contents import Contents
 from stepmill.worker.program_state import ProgramState
 
@@ -32,6 +33,8 @@ ErrorRecord: TypeAlias = Mapping[str, str]
 """An exception as text, with the keys phase, type, message and traceback."""
 
 EnvFn: TypeAlias = Callable[[], object]
+
+_START_SHARE = 0.9  # an env that says why it is late says more than the backend
 
 
 def dump(message: object) -> bytes:
@@ -103,6 +106,16 @@ class WorkerSettings:
     show_progress: bool = False
     measures_memory: bool = False
     has_trace: bool = False
+
+    def limits_of_envs(self, *, ends_processes: bool = False) -> CallLimits:
+        """Return the time limits that envs outside the worker's process have to keep by themselves.
+
+        If the backend ends the processes of late workers, this is only a little less than the limit for the start.
+        """
+        start_s = None if self.start_timeout_s is None else _START_SHARE * self.start_timeout_s
+        if ends_processes:
+            return CallLimits(start_s)
+        return CallLimits(start_s, self.step_timeout_s, self.reset_timeout_s, self.call_timeout_s)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,420 @@
+"""The program that another interpreter runs: it makes one env there, and steps it when the worker asks.
+
+The worker sends this file to the interpreter. The file therefore imports nothing of stepmill, needs Python 3.6 and NumPy only,
+and keeps to the syntax of Python 3.6. The worker imports it too, for `Codec` and `Stream`.
+
+    worker ─ stdin ──► guard process: no env, no NumPy. It ends the simulator when the worker has closed the pipe or is dead
+                         └─► simulator: serve(), one request after the other
+    worker ◄─ stdout ── BEGIN, then the answers. What an env prints goes to stderr.
+
+A request is (number, operation, arguments), an answer (number, status, value): pickles of plain data, which all versions of
+Python read. An answer comes after its size.
+"""
+
+import inspect
+import io
+import mmap
+import os
+import pickle
+import select
+import signal
+import struct
+import sys
+import threading
+import traceback
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from resource import RLIMIT_CORE, setrlimit
+from typing import Any, Dict, List, Optional, Tuple
+
+BEGIN = b"\nstepmill: the simulator begins\n"
+OK, RAISED, IS_CALLABLE, IS_MISSING = range(4)  # the status of an answer
+EXIT_STRAY_COPY = 67  # the exit status of a copy that an env forked
+TOKEN_BYTES = 64  # the shared memory begins with random bytes, by which both sides know that it is the same memory
+_SMALL_BYTES = 512  # smaller arrays are sent in the message
+SIZE = struct.Struct("<Q")  # of an answer, in bytes
+_BASES: Tuple[Any, ...] = (int, float, complex, str, bytes, dict, list, tuple, set, frozenset)
+_PLAIN = frozenset((type(None), bool) + _BASES)
+_CAN = "numbers, texts, bytes, lists, tuples, dicts, sets and arrays of numbers can; convert it in the env"
+_KINDS = "biufcSUmM"  # of dtypes
+_PARTS = {"step": ("observation", "reward", "terminated", "truncated", "info"), "reset": ("observation", "info")}
+_SPACES = {
+    names[0]: names[1:]
+    for names in map(
+        str.split,
+        "Box low high shape dtype,Discrete n start dtype,MultiDiscrete nvec start dtype,MultiBinary n,Dict spaces,Tuple spaces,"
+        "OneOf spaces,Text max_length min_length character_set,Sequence feature_space stack,Graph node_space edge_space".split(
+            ","
+        ),
+    )
+}  # the attributes that make a space again, by the name of its class
+_TIME_LIMIT = "TimeLimit.truncated"
+_PR_SET_PDEATHSIG = 1
+_HANGUP = getattr(select, "POLLRDHUP", 0x2000)  # of a socket; that of a pipe is always reported
+
+Answer = Tuple[int, Any]  # the status and the value
+np: Any = None
+
+
+def load_numpy() -> None:
+    """Import NumPy. The guard process does without it."""
+    global np
+    np = import_module("numpy")
+
+
+class CannotCarry(TypeError):
+    """A value is neither plain data nor an array."""
+
+
+class Codec(pickle.Pickler):
+    """Turns values into bytes. Arrays are copied to the shared memory, if there is any, from its beginning for each message."""
+
+    def __init__(self) -> None:
+        self._file = io.BytesIO()
+        pickle.Pickler.__init__(self, self._file, 4)
+        self.fast = True  # without a memo
+        self.area: Any = None  # uint8 [size]
+        self._used = TOKEN_BYTES
+        self._name_of = lru_cache(None)(lambda dtype: dtype.str)
+
+    def dumps(self, *values: object) -> bytes:
+        """Return a message. Hot path.
+
+        Raises:
+            CannotCarry: a part of the last value is neither plain data nor an array. The text has the keys that lead to it.
+        """
+        try:
+            return self._dumps(values)
+        except CannotCarry as error:
+            raise CannotCarry(self._path(values[-1]) + str(error))
+
+    def _dumps(self, value: object) -> bytes:
+        self._used = TOKEN_BYTES
+        self._file.seek(0)
+        self._file.truncate()
+        self.dump(value)
+        return self._file.getvalue()
+
+    def _path(self, value: Any) -> str:
+        """Return the keys that lead to the first part of a value that cannot be sent."""
+        items: Any = enumerate(value) if isinstance(value, (list, tuple)) else getattr(value, "items", tuple)()
+        for key, item in items:
+            try:
+                self._dumps(item)
+            except CannotCarry:
+                return "[{!r}]{}".format(key, self._path(item))
+        return ""
+
+    def persistent_id(self, value: Any) -> Any:
+        """Return None for plain data, and a tuple of plain data for other values. Hot path."""
+        if type(value) in _PLAIN:
+            return None
+        if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, (str, bytes, np.ma.MaskedArray)):
+            if value.dtype.kind in _KINDS:
+                return isinstance(value, np.generic), self._name_of(value.dtype), value.shape, self._place(value)
+        for base in _BASES:
+            if isinstance(value, base) and not isinstance(value, np.number):
+                is_graph = type(value).__name__ == "GraphInstance"
+                return is_graph, str.__str__(value) if base is str else base(value)
+        kind, dtype = type(value), getattr(value, "dtype", "")
+        name = "{}.{}{}".format(kind.__module__, kind.__name__, dtype and " of dtype {}".format(dtype))
+        raise CannotCarry(" is a {}, which cannot be sent to another Python: {}".format(name, _CAN))
+
+    def _place(self, array: Any) -> Any:
+        """Return the bytes of an array, or where they are in the shared memory."""
+        begin, end = self._used, self._used + array.nbytes
+        if end < begin + _SMALL_BYTES or self.area is None or end > len(self.area):
+            return array.tobytes()
+        self.area[begin:end].view(array.dtype).reshape(array.shape)[...] = array
+        self._used = -(-end // 64) * 64
+        return begin
+
+
+class Decoder(pickle.Unpickler):
+    """Reads messages of a file. Arrays are copies."""
+
+    area: Any = None
+    _dtype_of = staticmethod(lru_cache(None)(lambda name: np.dtype(name)))  # noqa: PLW0108 - np is None yet
+
+    def persistent_load(self, replaced: Any) -> Any:
+        """Return the value for which `persistent_id` has returned a tuple. Hot path."""
+        if len(replaced) == 4:
+            is_scalar, name, shape, data = replaced
+            place = (data,) if type(data) is bytes else (self.area, data)
+            array = np.ndarray(shape, self._dtype_of(name), *place)
+            return array[()] if is_scalar else array.copy()
+        is_graph, value = replaced
+        if not is_graph:
+            return value
+        library = "gymnasium" if "gymnasium" in sys.modules else "gym"
+        return import_module(library + ".spaces.graph").GraphInstance(*value)
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Refuse everything that is not plain data."""
+        raise CannotCarry("{}.{} is not plain data".format(module, name))
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all bytes."""
+    done = os.write(fd, data)
+    while done < len(data):
+        done += os.write(fd, data[done:])
+
+
+# ---- the env -----------------------------------------------------------------------------------------------------------
+
+
+def find_make(name: str) -> Any:
+    """Return the function that "module:function" or "path/file.py:function" names."""
+    home, _, path = name.rpartition(":")
+    if not home.endswith(".py"):
+        return find(import_module(home), path)
+    folder, file = os.path.split(os.path.abspath(home))
+    sys.path.insert(0, folder)
+    spec: Any = spec_from_file_location(file[: -len(".py")], home)
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return find(module, path)
+
+
+def find(thing: Any, path: str) -> Any:
+    """Return the attribute that a dotted path names, searched through the wrappers of an env."""
+    for name in path.split("."):
+        through = getattr(thing, "get_wrapper_attr", None)
+        thing = getattr(thing, name) if through is None else through(name)
+    return thing
+
+
+def describe_space(space: Any, path: str) -> Any:
+    """Return a space of Gymnasium or gym as plain data: the name of its class, and the attributes that make it again."""
+    if space is None:
+        return None
+    for kind in type(space).__mro__:
+        if kind.__name__ in _SPACES and kind.__module__.partition(".")[0] in ("gym", "gymnasium"):
+            parts = {name: _describe_part(getattr(space, name, None), path) for name in _SPACES[kind.__name__]}
+            return kind.__name__, parts
+    raise CannotCarry(
+        "{} has a {}.{}, and other Pythons know only the spaces of Gymnasium; wrap the env in one that has such a space".format(
+            path, type(space).__module__, type(space).__name__
+        )
+    )
+
+
+def _describe_part(part: Any, path: str) -> Any:
+    """Return an attribute of a space as plain data."""
+    if hasattr(part, "sample"):
+        return describe_space(part, path)
+    if hasattr(part, "items"):
+        return [(key, describe_space(each, "{}[{!r}]".format(path, key))) for key, each in part.items()]
+    if isinstance(part, (list, tuple)):
+        return [_describe_part(each, "{}[{}]".format(path, index)) for index, each in enumerate(part)]
+    return np.dtype(part).str if isinstance(part, (np.dtype, type)) else part
+
+
+def _parameters(function: Any) -> Any:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+class EnvCalls:
+    """The operations on one env: each is a method, which returns the status and the value of the answer."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        inner = getattr(env, "unwrapped", env)
+        accepted = _parameters(getattr(inner, "reset", None))
+        is_gymnasium = any(cls.__module__.partition(".")[0] == "gymnasium" for cls in type(inner).__mro__)
+        self._has_options = is_gymnasium or "options" in accepted
+        self._has_seed = is_gymnasium or "seed" in accepted or not callable(getattr(inner, "seed", None))
+        self._observes_tuples = type(getattr(env, "observation_space", None)).__name__ == "Tuple"
+        is_old = getattr(env, "render_mode", None) is None and "mode" in _parameters(getattr(inner, "render", None))
+        self._render_arguments = {"mode": "rgb_array"} if is_old else {}
+
+    def describe(self) -> Dict[str, Any]:
+        """Return the env's spaces, render mode and metadata."""
+        names = "observation_space", "action_space", "reward_space"
+        found: Dict[str, Any] = {name: describe_space(getattr(self.env, name, None), name) for name in names}
+        found["render_mode"] = self._render_arguments.get("mode", getattr(self.env, "render_mode", None))
+        found["metadata"] = {}
+        for key, value in dict(getattr(self.env, "metadata", None) or {}).items():
+            try:
+                Codec().dumps(value)
+            except CannotCarry:
+                continue  # it is for information only, and often has classes and enums
+            found["metadata"][key] = value
+        return found
+
+    def step(self, action: Any) -> Answer:
+        """Return the five values of Gymnasium. Hot path."""
+        result = self.env.step(action)
+        if len(result) != 4:
+            return OK, tuple(result)
+        obs, reward, done, info = result
+        is_truncated = bool(done) and bool(info.get(_TIME_LIMIT, False))
+        return OK, (obs, reward, bool(done) and not is_truncated, is_truncated, info)
+
+    def reset(self, seed: Optional[int], options: Optional[Dict[str, Any]]) -> Answer:
+        """Begin an episode. The seed and the options are passed in the way of the env's API; return (observation, info)."""
+        arguments: Dict[str, Any] = {}
+        if seed is not None and self._has_seed:
+            arguments["seed"] = seed
+        elif seed is not None:
+            self.env.seed(seed)
+        if options is not None:
+            arguments.update({"options": options} if self._has_options else options)
+        result = self.env.reset(**arguments)
+        is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+        if is_pair and self._observes_tuples and not isinstance(result[0], tuple):
+            is_pair = False  # the pair is the observation
+        return OK, result if is_pair else (result, {})
+
+    def render(self) -> Answer:
+        """Return the picture."""
+        return OK, self.env.render(**self._render_arguments)
+
+    def call(self, path: str, args: List[Any], kwargs: Dict[str, Any]) -> Answer:
+        """Call a method of the env."""
+        return OK, find(self.env, path)(*args, **kwargs)
+
+    def get(self, path: str) -> Answer:
+        """Return an attribute, or that it is a method."""
+        try:
+            value = find(self.env, path)
+        except AttributeError as error:
+            return IS_MISSING, str(error)
+        return (IS_CALLABLE, None) if callable(value) else (OK, value)
+
+    def set(self, path: str, value: Any) -> Answer:
+        """Set an attribute, on the wrapper that has it if the env supports that."""
+        holder, _, name = path.rpartition(".")
+        thing = find(self.env, holder) if holder else self.env
+        through = getattr(thing, "set_wrapper_attr", None)
+        setattr(thing, name, value) if through is None else through(name, value)
+        return OK, None
+
+    def close(self) -> Answer:
+        """Close the env, if it has a method `close`."""
+        return OK, getattr(self.env, "close", tuple)() and None
+
+
+# ---- the two processes -------------------------------------------------------------------------------------------------
+
+
+def serve(read_fd: int, write_fd: int) -> None:
+    """Make the env that the first request asks for, and answer requests until the worker closes the pipe."""
+    own_pid, codec, requests = os.getpid(), Codec(), Decoder(os.fdopen(read_fd, "rb"))
+    write_all(write_fd, BEGIN)
+    calls: Any = None
+    while True:
+        number, operation, arguments = requests.load()
+        try:
+            if calls is None:
+                load_numpy()
+                shares = share((codec, requests), *operation)
+                make, data = arguments
+                calls = EnvCalls(find_make(make)(**Decoder(io.BytesIO(data)).load()[0]))
+                answer: Answer = OK, dict(calls.describe(), shares=shares)
+            else:
+                answer = getattr(calls, operation)(*arguments)
+            reply = codec.dumps(number, *answer)
+        except CannotCarry as error:
+            reply = codec.dumps(number, RAISED, ("TypeError", _name_part(operation, str(error)), ""))
+        except BaseException as error:  # an env may raise SystemExit, too
+            reply = codec.dumps(number, RAISED, describe(error))
+        if os.getpid() != own_pid:  # the env forked, and this is the copy, which must not answer, too
+            os._exit(EXIT_STRAY_COPY)
+        write_all(write_fd, SIZE.pack(len(reply)) + reply)
+
+
+def share(users: Tuple[Any, ...], path: str, token: bytes) -> bool:
+    """Map the memory of the worker. Return False if this process is on another machine or in another container."""
+    try:
+        fd = os.open(path, os.O_RDWR)
+        memory = mmap.mmap(fd, 0)
+        os.close(fd)
+    except (OSError, ValueError):
+        return False
+    is_same = memory[: len(token)] == token
+    for user in users if is_same else ():
+        user.area = np.frombuffer(memory, np.uint8)
+    return is_same
+
+
+def _name_part(operation: str, text: str) -> str:
+    """Return the text of a CannotCarry with the name of the part of the result in place of its index."""
+    for index, name in enumerate(_PARTS.get(operation, ())):
+        if text.startswith("[{}]".format(index)):
+            return name + text[3:]
+    return text if text[0] != " " and text[0] != "[" else "the result" + text
+
+
+def describe(error: BaseException) -> Tuple[str, str, str]:
+    """Return the class, the text and the traceback of an exception."""
+    cls, trace = type(error), error.__traceback__
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals is globals():
+        trace = trace.tb_next  # frames of this file
+    name = cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else cls.__module__ + "." + cls.__qualname__
+    try:
+        texts = [str(error), "".join(traceback.format_exception(cls, error, trace))]
+    except BaseException:  # its methods may raise anything
+        texts = ["(its text could not be read)", "".join(traceback.format_tb(trace))]
+    text, lines = (each.encode("utf-8", "backslashreplace").decode() for each in texts)
+    return name, text, lines
+
+
+def guard(pid: int, read_fd: int) -> None:
+    """Wait until the simulator ends, or the worker closes the pipe or dies. Then end the simulator with its children.
+
+    SIGTERM is for workers whose copies in other processes still hold the pipe.
+    """
+
+    def end(*_: object) -> None:
+        os.kill(pid, signal.SIGKILL)
+
+    def watch() -> None:
+        poller = select.poll()
+        poller.register(read_fd, _HANGUP)
+        poller.poll()
+        end()
+
+    setrlimit(RLIMIT_CORE, (0, 0))  # the simulator has written one
+    signal.signal(signal.SIGTERM, end)
+    threading.Thread(target=watch, daemon=True).start()
+    status = os.waitpid(pid, 0)[1]
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except OSError:
+        pass
+    if os.WIFEXITED(status):
+        os._exit(os.WEXITSTATUS(status))
+    number = os.WTERMSIG(status)
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)  # end in the same way
+    os._exit(128 + number)  # the first process of a container ignores signals
+
+
+def main() -> None:
+    """Fork the simulator, and guard it."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    read_fd, write_fd, guard_pid = os.dup(0), os.dup(1), os.getpid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # what is printed must not get between the messages
+    sys.stdout = sys.stderr
+    pid = os.fork()
+    if pid:
+        os.close(write_fd)
+        guard(pid, read_fd)
+    os.setpgid(0, 0)  # a group of its own, with all that the env forks
+    try:
+        from ctypes import CDLL
+
+        CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # the guard may be killed, too
+    except ImportError:
+        pass
+    if os.getppid() == guard_pid:
+        serve(read_fd, write_fd)
+    os._exit(0)

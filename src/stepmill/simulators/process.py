@@ -1,0 +1,298 @@
+"""The process of another interpreter: starts it, exchanges messages with it, and ends it.
+
+The worker owns the ends of pipes, which are stdin, stdout and stderr of the process. When stdin is closed, by the worker or
+by the end of the worker, the guard process of `other_side.py` ends the simulator and everything that it has started.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import secrets
+import select
+import shlex
+import signal
+import subprocess
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from typing import Any
+
+import numpy as np
+
+from stepmill import _native
+from stepmill.simulators import other_side
+from stepmill.spec.remote_env import CallTooLate, RemoteError
+
+other_side.load_numpy()
+
+_CLOSE_S = 5.0  # how long an env may take to close
+_END_S = 2.0  # how long the guard process may take to end the simulator
+_AREA_BYTES = 1 << 26  # of address space; only what messages have filled takes memory
+_READ_BYTES = 1 << 16
+_TAIL_BYTES = 4096  # of what was printed last
+_TAIL_LINES, _TAIL_LINE_LENGTH = 10, 200  # of that, in errors
+_MAX_BANNER_BYTES = 1 << 20
+_RESET = "reset the env, which starts another"
+_ADVICE = (
+    "it must be a Python of version 3.6 or newer, or a command that ends with one and passes stdin and stdout on (docker needs "
+    "run -i, and no -t)"
+)
+# One line, because some commands pass their arguments through a shell. It reads the program from stdin.
+_LOADER = (
+    "import os,sys;sys.version_info>=(3,6) or sys.exit('stepmill needs Python 3.6 or newer, and this is '+sys.version);"
+    "r=lambda n,d=b'':d if len(d)==n else r(n,d+(os.read(0,n-len(d)) or sys.exit('stepmill: stdin is closed')));"
+    "s={{'__name__':'stepmill_other_side'}};exec(compile(r({size}),'stepmill/simulators/other_side.py','exec'),s);s['main']()"
+)
+
+
+class SimulatorError(RemoteError):
+    """The process of a simulator did not begin, or has ended. The text says why, and what it printed last."""
+
+    def __init__(self, message: str, *_: str) -> None:
+        super().__init__("stepmill.SimulatorError", message, "")
+
+
+class SimulatorProcess:
+    """The process of one env. Only one thread uses it at a time.
+
+    Attributes:
+        end: what has happened to the process; empty while it runs.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Start a command, which must be that of a Python.
+
+        Raises:
+            SimulatorError: there is no such program.
+        """
+        with open(other_side.__file__, "rb") as file:
+            self._program = file.read()
+        self._command, pipe = shlex.join(command), subprocess.PIPE
+        self._codec, self._arrived, self._tail = other_side.Codec(), bytearray(), b""
+        self._number, self._has_begun, self.end = 0, False, ""
+        self._limit_s: float | None = None
+        words, environ = _with_loader(command, len(self._program)), {**os.environ, "PYTHONHOME": ""}
+        try:  # Ctrl-C on a terminal is for the learner
+            self._process = subprocess.Popen(
+                words, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=environ, start_new_session=True
+            )
+        except OSError as exc:
+            advice = "give python= the path of an interpreter, or a command as a list of words"
+            raise SimulatorError(f"{self._command!r} cannot be started: {exc}; {advice}") from exc
+        pidfd = _native.OwnedFd.pidfd(self._process.pid)
+        pipes: tuple[Any, ...] = self._process.stdin, self._process.stdout, self._process.stderr, pidfd
+        self._requests, self._answers, self._errors, self._pidfd = (each.fileno() for each in pipes)
+        self._finalizer = weakref.finalize(self, _end, self._process, pipes, os.getpid())
+        self._poller = select.poll()
+        for fd in (self._answers, self._errors, self._pidfd):
+            self._poller.register(fd, select.POLLIN)
+        for fd in (self._requests, self._errors):
+            os.set_blocking(fd, False)
+
+    def begin(self, make: str, kwargs: Mapping[str, object], limit_s: float | None) -> dict[str, Any]:
+        """Make the env. Return what `other_side.EnvCalls.describe` says of it.
+
+        Raises:
+            SimulatorError: the command does not run the program, has no NumPy, or takes longer than `limit_s`.
+            RemoteError: the function that makes the env raised an exception, or there is no such function.
+        """
+        self._set_limit(limit_s)
+        token = secrets.token_bytes(other_side.TOKEN_BYTES)
+        with closing(_native.OwnedFd.memfd("stepmill-simulator")) as fd:
+            os.truncate(fd.fileno(), _AREA_BYTES)
+            memory = mmap.mmap(fd.fileno(), 0)
+            memory[: len(token)] = token
+            place = f"/proc/{os.getpid()}/fd/{fd.fileno()}", token
+            try:
+                self._send(self._program)
+                described = self._exchange(place, (make, self._codec.dumps(kwargs)))[1]
+            except RemoteError as error:
+                if error.message != "No module named 'numpy'":
+                    raise
+                what = f"the interpreter {self._command!r} has no NumPy, which stepmill needs there"
+                raise SimulatorError(f"{what}; install it: {self._command} -m pip install numpy") from None
+            except CallTooLate:
+                what = f"return from {make!r}" if self._has_begun else "begin to run stepmill's program"
+                raise self._start_error(f"did not {what} in {limit_s:g} s (start.timeout_s)") from None
+        if described["shares"]:
+            self._codec.area = np.frombuffer(memory, np.uint8)
+        return dict(described)
+
+    def request(self, operation: str, *arguments: object, limit_s: float | None = None) -> tuple[int, Any]:
+        """Call a method of `other_side.EnvCalls`, and return its answer. Hot path.
+
+        Raises:
+            RemoteError: the env raised an exception.
+            SimulatorError: the process has ended.
+            CallTooLate: the call took longer than `limit_s`. The process was ended.
+        """
+        if self.end:
+            raise SimulatorError(f"the simulator's process {self.end}; {_RESET}")
+        self._set_limit(limit_s)
+        return self._exchange(operation, arguments)
+
+    def close(self) -> None:
+        """Close the env, and end the process.
+
+        Raises:
+            RemoteError, CallTooLate: the env raised an exception, or was too slow.
+        """
+        try:
+            if not self.end:
+                self.request("close", limit_s=_CLOSE_S)
+        except SimulatorError:
+            pass
+        finally:
+            self.kill("was closed")
+
+    def kill(self, end: str) -> None:
+        """End the process. `end` says what has happened to it."""
+        self.end = self.end or end
+        self._finalizer()
+
+    # ---- messages ---------------------------------------------------------------------------------------------------
+
+    def _set_limit(self, limit_s: float | None) -> None:
+        self._limit_s, self._deadline = limit_s, time.monotonic() + (limit_s or 0.0)
+
+    def _exchange(self, head: object, value: object) -> tuple[int, Any]:
+        self._number += 1
+        try:
+            data = self._codec.dumps(self._number, head, value)
+        except other_side.CannotCarry as error:
+            raise TypeError("the argument" + str(error).partition("]")[2]) from None
+        self._send(data)
+        number = 0
+        while number != self._number:  # the answer to a request that was interrupted is ignored
+            decoder = other_side.Decoder(io.BytesIO(self._receive()))
+            decoder.area = self._codec.area
+            number, status, answer = decoder.load()
+        if status == other_side.RAISED:
+            raise RemoteError(*answer)
+        return status, answer
+
+    def _receive(self) -> bytearray:
+        begin, end = other_side.SIZE.size, 0
+        while not end or len(self._arrived) < end:
+            if self._has_begun and len(self._arrived) >= begin and not end:
+                end = begin + other_side.SIZE.unpack_from(self._arrived)[0]
+            else:
+                self._wait()
+        answer, self._arrived = self._arrived[begin:end], self._arrived[end:]
+        return answer
+
+    def _send(self, data: bytes) -> None:
+        done = 0
+        try:
+            while done < len(data):
+                try:
+                    done += os.write(self._requests, data[done:])
+                except BlockingIOError:
+                    self._poller.register(self._requests, select.POLLOUT)
+                    self._wait()
+                    self._poller.unregister(self._requests)
+        except BrokenPipeError:
+            raise self._ended() from None
+        except KeyboardInterrupt:  # half a message may have been sent
+            self.kill("was ended, because a request was interrupted")
+            raise
+
+    def _wait(self) -> None:
+        """Wait until something arrives, or a request can be written. Pass on what is printed. Hot path.
+
+        Raises:
+            SimulatorError: the process has ended.
+            CallTooLate: the limit has passed. The process was ended.
+        """
+        left_ms = None if self._limit_s is None else max(0.0, 1e3 * (self._deadline - time.monotonic()))
+        ready = dict(self._poller.poll(left_ms))
+        if self._errors in ready:
+            self._pass_on_errors()
+        if self._answers in ready:
+            data = os.read(self._answers, _READ_BYTES)
+            if not data:
+                raise self._ended()
+            self._arrived += data
+            if not self._has_begun:
+                self._skip_banner()
+        elif self._pidfd in ready:
+            raise self._ended()
+        elif not ready:
+            self.kill("was ended, because it was too late")
+            raise CallTooLate(self._limit_s or 0.0)
+
+    def _skip_banner(self) -> None:
+        """Pass on as errors what the command has printed before the program began."""
+        banner, begin, rest = self._arrived.partition(other_side.BEGIN)
+        if begin or len(banner) > _MAX_BANNER_BYTES:
+            self._print(bytes(banner))
+            self._has_begun, self._arrived = bool(begin), rest
+
+    def _pass_on_errors(self) -> bool:
+        """Pass on what was printed. Return False if there is nothing more."""
+        try:
+            data = os.read(self._errors, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._poller.modify(self._errors, 0)
+        self._print(data)
+        return bool(data)
+
+    def _print(self, data: bytes) -> None:
+        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+        with suppress(OSError):
+            other_side.write_all(2, data)
+
+    # ---- the end ------------------------------------------------------------------------------------------------------
+
+    def _ended(self) -> SimulatorError:
+        """Return the error of a process that has ended by itself."""
+        end = "has closed its stdout"
+        with suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(_END_S)
+            names = {each.value: each.name for each in signal.Signals}
+            end = f"ended with exit status {status}" if status >= 0 else f"was ended by {names.get(-status, status)}"
+        while self._pass_on_errors():
+            pass
+        if not self._has_begun:
+            self._print(bytes(self._arrived))
+        self.kill(end)
+        if not self._has_begun:
+            return self._start_error(f"{end} before it ran stepmill's program")
+        return SimulatorError(f"the simulator's process {end}; {self._last_lines()}; {_RESET}")
+
+    def _start_error(self, what: str) -> SimulatorError:
+        return SimulatorError(f"the command {self._command!r} {what}; {self._last_lines()}; {_ADVICE}")
+
+    def _last_lines(self) -> str:
+        lines = self._tail.decode("utf-8", "replace").strip().splitlines()[-_TAIL_LINES:]
+        shown = "\n".join(line[-_TAIL_LINE_LENGTH:] for line in lines)
+        return f"its last lines on stderr: {shown}" if lines else "it has printed nothing"
+
+
+def _end(process: subprocess.Popen[bytes], pipes: Sequence[Any], owner: int) -> None:
+    """Close the pipes, and wait until the process has ended."""
+    if os.getpid() != owner:
+        return
+    for pipe in pipes:
+        pipe.close()
+    for number in (signal.SIGTERM, signal.SIGKILL):  # a fork of this process may still hold the pipes
+        with suppress(OSError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, number)
+            process.wait(_END_S)
+    process.wait()
+
+
+def _with_loader(command: Sequence[str], size: int) -> list[str]:
+    """Return the command with the argument that loads the program."""
+    loader, words = _LOADER.format(size=size), list(command)
+    program = os.path.basename(words[0])
+    if program == "ssh":  # the shell of the other machine reads it
+        loader = shlex.quote(loader)
+    if program in ("conda", "mamba") and "run" in words and "--no-capture-output" not in words:
+        words.insert(words.index("run") + 1, "--no-capture-output")  # it would collect the output until the end
+    return [*words, "-c", loader]

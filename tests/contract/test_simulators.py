@@ -1,0 +1,136 @@
+"""Envs of `stepmill.foreign` return what they return in a process of their own, and take the same calls."""
+
+from __future__ import annotations
+
+import ast
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import stepmill
+from stepmill.simulators import other_side, process
+from stepmill.simulators.spaces import make_space
+from stepmill.testing.compare import find_difference
+from tests.harness import simulator_envs
+from tests.harness.gym_envs import TESTED_SPACES
+from tests.harness.pools import make_pool
+from tests.harness.simulators import ENVS, OTHER_PYTHON
+
+
+def foreign(name: str, **kwargs: Any) -> Any:
+    return stepmill.foreign(f"{ENVS}:{name}", python=OTHER_PYTHON, **kwargs)
+
+
+def cart_pole() -> Any:
+    return stepmill.foreign("gymnasium:make", python=OTHER_PYTHON, id="CartPole-v1")
+
+
+def test_the_other_side_has_the_syntax_of_python_3_6() -> None:
+    ast.parse(Path(other_side.__file__).read_text(encoding="utf-8"), feature_version=(3, 6))
+
+
+@pytest.mark.parametrize("name", TESTED_SPACES)
+def test_a_space_arrives_as_it_was(name: str) -> None:
+    space = TESTED_SPACES[name]
+    other_side.load_numpy()
+    described = other_side.describe_space(space, "observation_space")
+    assert make_space(send(described)) == space
+    space.seed(0)
+    value = space.sample()
+    assert find_difference(send(value), value) is None
+
+
+def send(value: object) -> Any:
+    """Return a value as it arrives at the other side."""
+    return other_side.Decoder(io.BytesIO(other_side.Codec().dumps(value))).load()[0]
+
+
+@pytest.mark.parametrize("where", ["serial", "fork"])
+def test_an_env_of_gymnasium_returns_the_same_in_another_python(where: str) -> None:
+    actions = np.random.default_rng(0).integers(0, 2, (60, 2))
+    results: list[list[Any]] = []
+    for env_fn in (lambda: gymnasium.make("CartPole-v1"), cart_pole()):
+        with make_pool(where, [env_fn] * 2, seeding="per_episode") as pool:
+            batches = [pool.reset(seed=3), *(pool.step(row) for row in actions)]
+            results.append([(each.obs, each.reward, each.terminated, each.truncated) for each in batches])
+            assert pool.spec.observation.shape == (4,)  # type: ignore[union-attr]
+    for ours, theirs in zip(*results, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_an_evaluation_is_that_of_the_env_in_this_process() -> None:
+    def policy(obs: NDArray[Any]) -> NDArray[Any]:
+        return (obs @ np.array([0.1, 0.5, 1.0, 1.0]) > 0.1).astype(np.int64)
+
+    runs = [(cart_pole(), 1), (cart_pole(), 3), ("CartPole-v1", 3)]
+    played = [stepmill.evaluate(policy, env, seeds=range(2), num_envs=n, backend="serial") for env, n in runs]
+    returns = [[(each.seed, each.episode_return, each.length) for each in result.episodes] for result in played]
+    assert returns[0] == returns[1] == returns[2]
+
+
+def test_old_gyms_four_values_seed_and_render_are_found_out() -> None:
+    with make_pool("serial", [foreign("OldWalk")], autoreset_mode="Disabled") as pool:
+        pool.reset(seed=[7])
+        assert pool.get_attr("seeds") == ([7],)
+        first, second = pool.step([False]), pool.step([False])
+        assert (first.terminated.tolist(), second.terminated.tolist()) == ([False], [True])
+        assert second.obs[0].tolist() == [2, 2]  # type: ignore[index]
+        pool.reset()
+        pool.step([False])
+        last = pool.step([True])
+        assert (last.terminated.tolist(), last.truncated.tolist()) == ([False], [True])
+        assert pool.render()[0].shape == (2, 2, 3)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("area_bytes", [1 << 26, 1 << 12])
+def test_infos_arrive_with_arrays_and_keys_of_any_kind(monkeypatch: pytest.MonkeyPatch, area_bytes: int) -> None:
+    monkeypatch.setattr(process, "_AREA_BYTES", area_bytes)
+    env = foreign("Walk", start=np.arange(3, dtype=np.float32))()
+    assert env.reset(seed=1, options={"level": (1, 2)})[1] == {"seed": 1, "options": {"level": (1, 2)}}
+    here = simulator_envs.Walk(start=np.arange(3, dtype=np.float32))
+    here.reset(seed=1)
+    assert find_difference(env.step("tell_much"), here.step("tell_much")) is None
+    env.close()
+
+
+@pytest.mark.parametrize("where", ["serial", "thread", "fork"])
+def test_calls_attributes_and_pictures_are_those_of_the_env(where: str) -> None:
+    with make_pool(where, [foreign("Walk")] * 2) as pool:
+        pool.reset(seed=0)
+        assert pool.call("mark", 5, times=2) == ([5, 5], [5, 5])
+        pool.set_attr("speed", [2.0, 4.0])
+        assert pool.get_attr("speed") == (2.0, 4.0)
+        assert pool.call(lambda env: env.length) == (10, 10)
+        assert [picture[0, 0, 0] for picture in pool.render()] == [2, 2]  # type: ignore[index]
+        with pytest.raises(AttributeError, match="has no attribute 'no_such'"):
+            pool.get_attr("no_such")
+        with pytest.raises(TypeError, match=r"the result\['parts'\]\[0\] is a builtins.object"):
+            pool.get_attr("engine")
+        with pytest.raises(TypeError, match=r"the argument\[0\] is a builtins.object, which cannot be sent"):
+            pool.call("mark", object())
+
+
+def test_the_env_function_can_be_pickled() -> None:
+    env_fn = foreign("Nothing")
+    assert pickle.loads(pickle.dumps(env_fn)) == env_fn
+
+
+@pytest.mark.parametrize(
+    ("make", "python", "kwargs", "reason"),
+    [
+        ("no_function", "python", {}, "'module:function' or 'path/file.py:function'"),
+        ("a:b c", "python", {}, "'module:function' or 'path/file.py:function'"),
+        ("a:b", [], {}, "the path of an interpreter, or a command as a list"),
+        ("a:b", "python", {"level": {"map": object()}}, r"kwargs\['level'\]\['map'\] is a builtins.object"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(make: str, python: Any, kwargs: Any, reason: str) -> None:
+    with pytest.raises(stepmill.UsageError, match=reason):
+        stepmill.foreign(make, python=python, **kwargs)
