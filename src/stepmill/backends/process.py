@@ -39,7 +39,7 @@ from stepmill.spec.notices import warn
 from stepmill.spec.options import Context
 from stepmill.worker.build_progress import BuildProgress
 from stepmill.worker.by_value import dump_by_value
-from stepmill.worker.channel import NO_FD
+from stepmill.worker.channel import NO_FD, wait_ready
 from stepmill.worker.error_records import describe_error
 from stepmill.worker.messages import (
     Attach,
@@ -239,7 +239,7 @@ class ProcessBackend:
             elif deadline is not None and time.monotonic() >= deadline:
                 return
             else:
-                link.wait(deadline)
+                wait_ready(link.fds, deadline)
 
     # ---- deaths ---------------------------------------------------------------------------------------------------
 
