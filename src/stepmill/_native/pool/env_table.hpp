@@ -121,7 +121,7 @@ class EnvTable {
         if constexpr (CHECKS_MOVES) check(id, can_move(env.object_, phase) && is_legal(env.phase_, phase), name_of(phase));
         env.object_ = phase;
     }
-    // Gives an env the phases and the record of a saved position, which is no move.
+    // Gives an env the phases and the record of a saved position. This is not a move of the table.
     void restore(std::uint32_t id, EnvRecord record, EnvPhase phase, ObjectPhase object) {
         records_[id] = std::move(record);
         records_[id].phase_ = phase;

@@ -1,6 +1,6 @@
 // The positions of envs as plain values: what a pool must know of an env to go on with it in another pool, or later.
 //
-// A position has no env object. Whoever restores it gives the object its state back: by a replay of the logged episode, for which the env
+// A position has no env object. The caller that restores it gives the object its state back: by a replay of the logged episode, for which the env
 // is suspended here, or in another way.
 #define NO_IMPORT_ARRAY
 #include <algorithm>
