@@ -1,0 +1,139 @@
+"""Ten kinds of envs are saved at random moments, and go on elsewhere with the same bits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import stepmill
+from tests.contract.test_saving import BACKENDS, LOGGED, Wanderer
+from tests.harness.effort import examples
+
+
+def make_pong() -> Any:
+    import ale_py
+
+    gymnasium.register_envs(ale_py)
+    env = gymnasium.wrappers.AtariPreprocessing(gymnasium.make("ALE/Pong-v5", frameskip=1))
+    return gymnasium.wrappers.FrameStackObservation(env, 4)
+
+
+def make_pair() -> Any:
+    from pettingzoo import ParallelEnv
+
+    class Pair(ParallelEnv):  # type: ignore[misc,type-arg]
+        """Two agents with a position each. The first leaves early."""
+
+        metadata: dict[str, Any] = {"name": "pair"}
+        possible_agents = ["left", "right"]
+
+        def observation_space(self, _: Any) -> Any:
+            return spaces.Box(-1e9, 1e9, (2,), np.float64)
+
+        def action_space(self, _: Any) -> Any:
+            return spaces.Discrete(5)
+
+        def reset(self, seed: int | None = None, options: Any = None) -> Any:
+            self.random = np.random.default_rng(seed)
+            self.agents, self.t, self.places = list(self.possible_agents), 0, dict.fromkeys(self.possible_agents, 0.0)
+            return {name: np.zeros(2) for name in self.agents}, {name: {} for name in self.agents}
+
+        def step(self, actions: Any) -> Any:
+            self.t += 1
+            ends = {"left": self.t >= 9, "right": self.t >= 14}
+            for name, action in actions.items():
+                self.places[name] += action * self.random.random()
+            present = list(actions)
+            self.agents = [name for name in present if not ends[name]]
+            return (
+                {name: np.array([self.places[name], self.t]) for name in present},
+                {name: self.places[name] for name in present},
+                {name: ends[name] for name in present},
+                dict.fromkeys(present, False),
+                {name: {} for name in present},
+            )
+
+    return Pair()
+
+
+class Chatter(gymnasium.Env[Any, Any]):
+    """Observations and actions without a fixed size."""
+
+    observation_space = spaces.Tuple([spaces.Text(80), spaces.Sequence(spaces.Discrete(5))])
+    action_space = spaces.Text(10)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.said = ""
+        return self._obs(), {}
+
+    def _obs(self) -> Any:
+        return self.said[-80:], tuple(int(each) for each in self.np_random.integers(0, 5, len(self.said) % 3))
+
+    def step(self, action: Any) -> Any:
+        self.said += action
+        return self._obs(), float(len(self.said)), len(self.said) > 60, False, {"said": self.said}
+
+
+KINDS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "classic": (partial(gymnasium.make, "Acrobot-v1", max_episode_steps=40), {}),
+    "toy text": (partial(gymnasium.make, "FrozenLake-v1"), {}),
+    "mujoco": (partial(gymnasium.make, "HalfCheetah-v5", max_episode_steps=50), {}),
+    "atari": (make_pong, {}),
+    "dict": (Wanderer, {"autoreset_mode": "SameStep"}),
+    "agents": (make_pair, {}),
+    "text": (Chatter, {}),
+    "batched": (partial(gymnasium.make_vec, "CartPole-v1", num_envs=3, vectorization_mode="vector_entry_point"), {}),
+    "kernel": (partial(stepmill.kernels.find, "CartPole-v1"), {"backend": "kernel"}),
+    "spares": (Wanderer, {"resets": {"spare_envs": 2}}),
+}
+
+
+def make_pool(kind: str, backend: str, workers: dict[str, Any]) -> stepmill.Pool:
+    make, options = KINDS[kind]
+    if kind == "kernel":
+        return stepmill.Pool([make()] * 4, **options)
+    num_fns = 4 + options.get("resets", {}).get("spare_envs", 0)
+    return stepmill.Pool([make] * num_fns, backend=backend, **LOGGED, **options, **workers)
+
+
+def sample(pool: stepmill.Pool) -> Any:
+    if pool.spec.agents:
+        return pool.action_space.sample()
+    space = pool.single_action_space
+    actions = [space.sample() for _ in range(pool.num_rows)]
+    return actions if isinstance(space, spaces.Text) else np.array(actions)
+
+
+def record(batch: Any) -> str:
+    obs, reward, terminated, truncated, info = batch
+    with np.printoptions(threshold=10**9, floatmode="unique"):
+        return repr((obs, reward.tobytes(), terminated.tolist(), truncated.tolist(), {**info}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "workers"), BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_envs_of_each_kind_go_on_with_the_same_bits(kind: str, backend: str, workers: Any) -> None:
+    for needed in {"mujoco": ["mujoco"], "atari": ["ale_py", "cv2"], "kernel": ["numba"]}.get(kind, ()):
+        pytest.importorskip(needed)
+    moments = random.Random(f"{kind} {backend}")
+    for _ in range(examples(1)):
+        with make_pool(kind, backend, workers) as pool, make_pool(kind, backend, workers) as other:
+            pool.action_space.seed(moments.randrange(1000))
+            pool.single_action_space.seed(moments.randrange(1000))
+            pool.reset(seed=moments.randrange(1000))
+            for _ in range(moments.randrange(1, 120)):
+                newest = record(pool.step(sample(pool)))
+            saved = stepmill.save(pool, None)
+            assert record(stepmill.restore(other, saved)) == newest
+            for _ in range(200):
+                actions = sample(pool)
+                assert record(other.step(actions)) == record(pool.step(actions))
