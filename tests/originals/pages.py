@@ -44,3 +44,11 @@ def run_page(name: str, folder: Path, *, is_original: bool, path: str = "") -> N
     command = [sys.executable, "-W", "ignore", str(program)]
     run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
+
+
+def run_training(name: str, folder: Path, amount: int) -> None:
+    """Run the training of `tests.originals.NAME.train` with ours, in `folder`. It fails unless the rewards rise."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    command = [sys.executable, "-W", "ignore", "-m", f"tests.originals.{name}.train", "ours", str(amount)]
+    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]

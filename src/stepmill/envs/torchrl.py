@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable
+from inspect import getattr_static
 from typing import Any, cast
 
 import numpy as np
@@ -135,9 +136,12 @@ def _check(env: Any) -> None:
 
     Raises:
         UsageError: the text names the env, what is not supported, and what to do.
+        RuntimeError: TorchRL's, of a transform that works only outside a batched env.
     """
     if tuple(env.batch_size):
         _refuse(env, f"has batch_size={tuple(env.batch_size)}", "return a single env, with an empty batch size")
+    if getattr_static(env, "transform", None) is not None:
+        env.transform._check_batched_worker_compat()
     inputs = set(env.full_state_spec.keys(True, True)) - set(env.observation_spec.keys(True, True))
     if inputs:
         _refuse(env, f"has the inputs {_names(inputs)} beside the action", "keep them in the env")
@@ -168,6 +172,11 @@ def _names(keys: Iterable[Any]) -> str:
 def _space_of(env: Any, spec: Any, path: str) -> spaces.Space[Any]:
     if isinstance(spec, Composite):
         return spaces.Dict({str(key): _space_of(env, child, f"{path}.{key}") for key, child in spec.items()})
+    if spec.dtype is None:  # text, and other values that are not tensors
+        raise UsageError(
+            f"{path} of {type(env).__name__} is a {type(spec).__name__}, which is not a tensor; remove it with "
+            "ExcludeTransform, after a transform that reads it, such as Hash, or use TorchRL's ParallelEnv"
+        )
     try:
         dtype = torch.zeros((), dtype=spec.dtype).numpy().dtype
     except (TypeError, RuntimeError) as exc:

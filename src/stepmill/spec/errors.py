@@ -3,6 +3,7 @@
     StepmillError
     ├── UsageError (ValueError)      the caller made a mistake
     │   ├── BusyEnvError             an env is still stepping
+    │   ├── ArgumentTypeError (TypeError)   an argument is missing, unknown, or has a wrong type
     │   ├── SpecMismatch             the envs of a pool differ
     │   └── ClosedPoolError          the pool is closed
     ├── EnvError                     an env raised an exception
@@ -96,6 +97,10 @@ class StepmillError(Exception):
 
 class UsageError(StepmillError, ValueError):
     """The caller asked for something that cannot be done. Nothing has been changed."""
+
+
+class ArgumentTypeError(UsageError, TypeError):
+    """An argument is missing, unknown, given twice, or has a wrong type."""
 
 
 class BusyEnvError(UsageError):

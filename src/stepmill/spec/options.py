@@ -16,7 +16,7 @@ from stepmill.spec.choices import OnFault as OnFault
 from stepmill.spec.choices import OnFaultName as OnFaultName
 from stepmill.spec.choices import RetryIn as RetryIn
 from stepmill.spec.choices import Seeding as Seeding
-from stepmill.spec.errors import UsageError
+from stepmill.spec.errors import ArgumentTypeError, UsageError
 from stepmill.spec.option_values import (
     Cores,
     Environment,
@@ -354,18 +354,20 @@ def check_option_names(keywords: Mapping[str, object]) -> None:
     """Refuse names that are not fields of PoolOptions.
 
     Raises:
-        UsageError: a name is not a field; the message suggests the nearest one, or the record that has it.
+        ArgumentTypeError: a name is not a field; the message suggests the nearest one, or the record that has it.
     """
     unknown = [name for name in keywords if name not in OPTION_NAMES]
     for kind in RECORDS if unknown else ():
         inside = {name: leaf for name in unknown if (leaf := _leaf_of(kind, name)) is not None}
         if inside:
             values = {leaf: plain(keywords[name]) for name, leaf in inside.items()}
-            raise UsageError(f"{', '.join(inside)}: give it in the record {kind._option}: {kind._option}={values!r}")
+            raise ArgumentTypeError(
+                f"{', '.join(inside)}: give it in the record {kind._option}: {kind._option}={values!r}"
+            )
     for name in unknown:
         near = nearest_option(name, cutoff=0.6)
         hint = f"did you mean {near}?" if near else "help(stepmill.PoolOptions) lists them"
-        raise UsageError(f"{name} is not an option of stepmill; {hint}")
+        raise ArgumentTypeError(f"{name} is not an option of stepmill; {hint}")
 
 
 def _leaf_of(kind: type[Record], name: str) -> str | None:

@@ -13,7 +13,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from stepmill.spec.errors import UsageError
+from stepmill.spec.errors import ArgumentTypeError, UsageError
 from stepmill.spec.option_values import (
     checked_amount,
     checked_choice,
@@ -126,7 +126,7 @@ def refuse_unknown(names: Iterable[str], known: Collection[str], what: str) -> N
         if name not in known:
             near = next(iter(difflib.get_close_matches(name, known, n=1)), None)
             listed = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
-            raise UsageError(f"{name} is not {what}; {listed}")
+            raise ArgumentTypeError(f"{name} is not {what}; {listed}")
 
 
 def checked(default: object, check: Check) -> Any:

@@ -146,9 +146,20 @@ def test_a_timestep_that_cannot_be_read_is_abnormal_and_its_process_is_replaced(
 def test_an_observation_that_does_not_fit_its_space_closes_the_manager(make_manager: MakeManager) -> None:
     manager = make_manager(SyncSubprocessEnvManager, [partial(WrongShape, 0)])
     manager.launch()
-    with pytest.raises(BadOutput, match="env 0 gave a wrong"):
+    with pytest.raises(BadOutput, match=r"env 0 gave a wrong.*launch\(\) it again") as caught:
         manager.step({0: 1})
+    assert isinstance(caught.value, ValueError)  # DI-engine's buffers raise it
     assert manager.closed
+
+
+def test_an_env_that_does_not_exist_is_a_key_error_that_names_those_that_do(
+    cls: Any, make_manager: MakeManager
+) -> None:
+    manager = launched(make_manager, cls, 2)
+    for call in (lambda: manager.reset({9: {}}), lambda: manager.step({9: 1})):
+        with pytest.raises(KeyError, match="there are envs 0 to 1"):
+            call()
+    assert manager.ready_env == [0, 1]
 
 
 class WrongShape(DingEnv):

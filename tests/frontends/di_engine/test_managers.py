@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
+from gymnasium import spaces
 
 from stepmill.frontends.di_engine import (
     AsyncSubprocessEnvManager,
@@ -102,6 +103,27 @@ def test_an_env_is_built_here_only_when_env_ref_is_asked_for(make_manager: MakeM
     assert manager._reference is None
     assert manager.env_ref.pid == psutil.Process().pid
     assert manager.env_ref is manager._env_ref
+
+
+class OwnSpace(SyncSubprocessEnvManager):
+    """Replaces a space, and uses what DI-engine's managers have for their subclasses."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._action_space = spaces.Discrete(2)
+
+    def step(self, actions: Any) -> Any:
+        with self._lock:
+            assert self._waiting_env == {"step": set()}
+            return super().step(actions)
+
+
+def test_a_subclass_can_assign_a_space_and_use_the_lock(make_manager: MakeManager) -> None:
+    manager = make_manager(OwnSpace, ding_envs(1))
+    manager.launch()
+    assert manager.action_space == spaces.Discrete(2)
+    assert manager._observation_space.shape == (3,)
+    assert list(manager.step(manager.random_action())) == [0]
 
 
 @pytest.mark.covers("D-3", "D-26")

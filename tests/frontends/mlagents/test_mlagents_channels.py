@@ -247,7 +247,7 @@ def test_what_the_env_says_is_in_its_step_and_in_the_properties(manager_of, scri
     assert manager.get_properties == {"wind": 0.5}
 
 
-@pytest.mark.covers("U-1/channels")
+@pytest.mark.covers("U-1/channels", "U-19/channels")
 @pytest.mark.skipif(importlib.util.find_spec("mlagents_envs") is not None, reason="for a program without mlagents_envs")
 def test_without_mlagents_envs_a_factory_gets_the_channels_of_both_generations(manager_of, script, tmp_path):
     def factory(worker_id, side_channels):

@@ -91,7 +91,7 @@ def test_an_exception_that_cannot_travel_is_still_of_its_class(manager_of, make)
     assert type(make()).__name__ in str(caught.value)
 
 
-@pytest.mark.covers("U-11")
+@pytest.mark.covers("U-11", "U-19/interrupt")
 def test_an_env_that_raises_keyboard_interrupt_has_closed_and_works_again_after_a_reset(manager_of, script, tmp_path):
     interrupted = once(tmp_path / "flag", raise_(KeyboardInterrupt))
     manager = manager_of(with_hooks(script, 0, {("step", 1): interrupted}))

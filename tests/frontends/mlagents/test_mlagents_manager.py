@@ -5,13 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import stepmill
-from stepmill.frontends.mlagents import EnvironmentStep, SimpleEnvManager, optional_imports
-from stepmill.frontends.mlagents.channels import EnvironmentParametersChannel, FloatPropertiesChannel
+from stepmill.frontends.mlagents import (
+    EnvironmentStep,
+    SimpleEnvManager,
+    StepResponse,
+    UnityCommunicationException,
+    optional_imports,
+)
+from stepmill.frontends.mlagents.channels import EnvironmentParametersChannel, FloatPropertiesChannel, with_methods
 from tests.frontends.mlagents.parts import (
     AgentManager,
     Policy,
@@ -231,6 +238,31 @@ def test_advance_passes_results_on_and_takes_the_newest_policy(manager_of, scrip
     assert info.outputs == {"number": 3.0}
     assert first[-1].agent_ids == []
     assert agents.stats == [({}, 0), ({}, 0)]
+
+
+def test_advance_takes_one_policy_from_a_queue_that_never_ends(manager_of, script):
+    manager = manager_of(walking(script))
+    agents = AgentManager()
+    agents.policy_queue = SimpleNamespace(get_nowait=lambda: Policy(5.0))  # as a mock of a queue
+    manager.set_agent_manager("walk", agents)
+    manager.reset()
+    assert manager.advance() == 1
+    assert agents.policy.number == 5.0
+
+
+def test_a_closed_manager_raises_what_ml_agents_raises(manager_of, script):
+    manager = manager_of(walking(script))
+    manager.reset()
+    manager.close()
+    for call in (manager.get_steps, manager.advance, manager.reset):
+        with pytest.raises(UnityCommunicationException, match=r"send failed\. The manager is closed") as caught:
+            call()
+        assert isinstance(caught.value, stepmill.ClosedPoolError)
+
+
+def test_statistics_that_were_not_sent_are_empty_and_may_be_left_out_of_a_response():
+    assert with_methods({"speed": [(1.5, 1)]})["nothing"] == []
+    assert StepResponse({}, None).environment_stats == {}
 
 
 @pytest.mark.covers("U-15/policies")

@@ -95,7 +95,7 @@ def test_a_take_step_that_was_replaced_is_called_for_each_worker(manager_of, mon
     assert asked == [0, 1]
 
 
-@pytest.mark.covers("U-17")
+@pytest.mark.covers("U-17", "U-19/overrides")
 @pytest.mark.parametrize("name", ["_queue_steps", "_postprocess_steps", "_drain_step_queue"])
 def test_an_override_of_a_method_that_nothing_calls_is_refused_by_its_name(name):
     own = type("Own", (SubprocessEnvManager,), {name: lambda self, *arguments: None})

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 
+import gymnasium
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import Bounded, Categorical, Composite, Unbounded
+from torchrl.data import Bounded, Categorical, Composite, NonTensor, Unbounded
 from torchrl.envs import (
+    Compose,
     DoubleToFloat,
     EnvBase,
+    ExcludeTransform,
     GymEnv,
+    Hash,
+    NextObservationDelta,
     RenameTransform,
     SerialEnv,
     StepCounter,
@@ -163,6 +168,23 @@ class Ragged(Nested):
         self.observation_spec["seen", "place"] = Unbounded((-1,))
 
 
+class WithText(Nested):
+    def __init__(self, seed=0):
+        super().__init__()
+        self.observation_spec["note"] = NonTensor((), example_data="text")
+
+    def _values(self):
+        return {**super()._values(), "note": "text"}
+
+
+def make_hashed(seed):
+    return TransformedEnv(WithText(), Compose(Hash(["note"], ["hash"]), ExcludeTransform("note")))
+
+
+def make_delta(seed):
+    return TransformedEnv(make_gym(seed), NextObservationDelta())
+
+
 def make_renamed(seed):
     return TransformedEnv(make_gym(seed), RenameTransform(["reward"], ["points"], create_copy=False))
 
@@ -173,9 +195,35 @@ def make_renamed(seed):
         (lambda seed: SerialEnv(2, Nested), "has batch_size=\\(2,\\).*return a single env"),
         (WithInput, "has the inputs 'gravity' beside the action"),
         (Ragged, "observation.seen.place of shape \\(-1,\\)"),
+        (WithText, "observation.note of WithText is a NonTensor.*ExcludeTransform"),
+        (make_delta, "NextObservationDelta cannot live inside"),
         (make_renamed, "has the reward keys 'points'.*RenameTransform"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(maker, words):
     with pytest.raises(stepmill.EnvError, match=words):
         StepmillEnv([partial(maker, 0)], backend="serial")
+
+
+def test_text_that_a_transform_reads_may_be_excluded_after_it():
+    env = StepmillEnv([partial(make_hashed, 0)] * 2, backend="serial")
+    seen = env.rollout(2)
+    assert seen["hash"].shape[:2] == (2, 2)
+    assert "note" not in seen.keys()  # noqa: SIM118
+    env.close()
+
+
+def test_a_transform_that_works_only_outside_raises_torchrls_class():
+    with pytest.raises(RuntimeError, match="Place the transform OUTSIDE"):
+        StepmillEnv([partial(make_delta, 0)], backend="serial")
+
+
+@pytest.mark.parametrize("maker", [partial(gymnasium.make, "CartPole-v1"), partial(make_gym, 0)])
+def test_rewards_have_torchs_default_dtype(maker):
+    torch.set_default_dtype(torch.float64)
+    try:
+        env = StepmillEnv([maker] * 2, backend="serial")
+        assert env.reward_spec.dtype is env.rollout(2)["next", "reward"].dtype is torch.float64
+        env.close()
+    finally:
+        torch.set_default_dtype(torch.float32)

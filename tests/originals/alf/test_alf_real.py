@@ -21,7 +21,7 @@ from stepmill.frontends import alf as front_end
 from stepmill.frontends.alf import parallel
 from tests.harness import alf_envs
 from tests.originals.alf.sides import MARKS
-from tests.originals.pages import ROOT, run_page
+from tests.originals.pages import ROOT, run_page, run_training
 from tests.originals.signatures import check_listed, check_protected, differences
 
 pytestmark = MARKS
@@ -52,7 +52,7 @@ def constructor(alf: Any) -> Any:
     )
 
 
-@pytest.mark.covers("A-27/base")
+@pytest.mark.covers("A-27/base", "A-28")
 def test_it_is_an_alf_environment_with_nothing_abstract_left(alf: Any, constructor: Any) -> None:
     base = alf.environments.alf_environment.AlfEnvironment
     assert issubclass(front_end.FastParallelEnvironment, base)
@@ -63,7 +63,7 @@ def test_it_is_an_alf_environment_with_nothing_abstract_left(alf: Any, construct
         assert env.reset().step_type.tolist() == [0, 0]
 
 
-@pytest.mark.covers("A-27/base")
+@pytest.mark.covers("A-27/base", "A-32")
 def test_code_that_asks_for_alfs_parallel_environments_recognises_it(alf: Any, constructor: Any) -> None:
     modules = [importlib.import_module(f"alf.environments.{name}parallel_environment") for name in ("", "fast_")]
     parallel = (modules[0].ParallelAlfEnvironment, modules[1].FastParallelEnvironment)
@@ -72,7 +72,7 @@ def test_code_that_asks_for_alfs_parallel_environments_recognises_it(alf: Any, c
         assert isinstance(env, parallel)
 
 
-@pytest.mark.covers("A-27/trainer")
+@pytest.mark.covers("A-27/trainer", "A-32")
 def test_alfs_trainer_knows_what_the_envs_in_processes_have_used(whose: str, tmp_path: Path) -> None:
     conf = Path(__file__).with_name("cart_pole_conf.py")
     command = [sys.executable, "-m", "alf.bin.train", "--nostore_snapshot", f"--root_dir={tmp_path}", f"--conf={conf}"]
@@ -122,7 +122,14 @@ def _pid(env: Any) -> int:
     return os.getpid()
 
 
-@pytest.mark.covers("A-27/config")
+@pytest.mark.covers("A-27/config", "A-29")
+def test_a_value_that_the_class_has_used_cannot_be_configured_any_more(alf: Any, constructor: Any) -> None:
+    front_end.FastParallelEnvironment([constructor]).close()
+    with pytest.raises(ValueError, match="has already been used"):
+        alf.config(CLASS, start_method="spawn")
+
+
+@pytest.mark.covers("A-27/config", "A-29")
 def test_our_own_keywords_are_configurable_by_the_same_name(alf: Any, constructor: Any) -> None:
     alf.config(CLASS, num_workers=1, step_timeout_s=20.0)
     with front_end.FastParallelEnvironment([constructor] * 2) as env:
@@ -186,7 +193,7 @@ def test_envs_compute_on_the_cpu_and_see_progress_once_it_is_synced(alf: Any) ->
             assert time_step.observation.tolist() == [[1, progress]] * 2
 
 
-@pytest.mark.covers("A-17", "A-18")
+@pytest.mark.covers("A-17", "A-18", "A-30")
 def test_a_handle_steps_resets_calls_and_closes_its_env_alone(constructor: Any) -> None:
     with front_end.FastParallelEnvironment([constructor] * 2) as env:
         action = env.reset().prev_action[1].numpy()
@@ -260,3 +267,8 @@ def test_our_test_envs_have_the_time_step_and_the_methods_of_alf(alf: Any) -> No
     for name in sorted(public - {"render"}):
         theirs = list(inspect.signature(getattr(base, name)).parameters)
         assert list(inspect.signature(getattr(alf_envs.AlfCounter, name)).parameters) == theirs, name
+
+
+@pytest.mark.covers("A-31")
+def test_an_algorithm_of_alf_trains(tmp_path: Path) -> None:
+    run_training("alf", tmp_path, 300)

@@ -14,6 +14,7 @@ import signal
 import sys
 import types
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ import numpy as np
 import pytest
 
 from stepmill.frontends import di_engine
-from stepmill.spec.errors import UsageError
+from stepmill.spec.errors import BadOutput, UsageError
 from stepmill.testing.faulty import OddSignatureError
 from stepmill.testing.gates import Gate
 from tests.frontends.di_engine.envs import DingEnv, TreeEnv, ding_envs
+from tests.frontends.di_engine.test_faults import WrongShape
 from tests.originals.di_engine import test_di_engine_bugs
 from tests.originals.di_engine.sides import (
     ASYNC,
@@ -398,6 +400,41 @@ def test_an_env_that_refuses_its_seed(make: Any, whose: str) -> None:
     manager.seed(666)
     with contextlib.nullcontext() if whose == ORIGINAL else pytest.raises(RuntimeError, match="a bad seed"):
         manager.launch()
+
+
+@row("The shape of an observation differs")
+def test_an_observation_of_another_shape(make: Any, whose: str) -> None:
+    manager = make(SUBPROCESS, [partial(WrongShape, 0)])
+    manager.launch()
+    with pytest.raises(ValueError) as caught:
+        manager.step({0: 1})
+    assert isinstance(caught.value, BadOutput) is (whose == OURS)
+
+
+@row("`reset({9: ...})`, `step({9: ...})`")
+@pytest.mark.parametrize("call", ["reset", "step"])
+def test_an_env_that_does_not_exist(make: Any, whose: str, call: str) -> None:
+    manager = make(SUBPROCESS, ding_envs(3))
+    manager.launch()
+    with pytest.raises(KeyError) as caught:
+        getattr(manager, call)({9: {}})
+    assert isinstance(caught.value, UsageError) is (whose == OURS)
+    assert (9 in manager._reset_param) is (whose == ORIGINAL and call == "reset")
+
+
+@row("`_pipe_parents`, `_pipe_children`")
+@row("`_subprocesses`")
+@row("`_obs_buffers`")
+@row("`_async_args`")
+def test_attributes_of_the_managers_with_processes(make: Any, whose: str) -> None:
+    manager = make(SUBPROCESS, ding_envs(1))
+    manager.launch()
+    names = ("_pipe_parents", "_pipe_children", "_subprocesses", "_obs_buffers", "_async_args")
+    assert [name in vars(manager) for name in names] == [whose == ORIGINAL] * 5
+    with manager._lock:
+        assert not manager._waiting_env["step"]
+    assert manager._action_space == manager.action_space
+    assert isinstance(manager._cfg, importlib.import_module("easydict").EasyDict)
 
 
 @row("`EnvSupervisor.recv()` when no env executes")

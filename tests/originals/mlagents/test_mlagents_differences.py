@@ -11,13 +11,14 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import stepmill
-from stepmill.frontends.mlagents import EngineConfig, EnvironmentCommand
+from stepmill.frontends.mlagents import EngineConfig, EnvironmentCommand, UnityCommunicationException
 from stepmill.testing.gates import Gate, wait_at
 from tests.frontends.mlagents.parts import BatchPolicy, Policy, deciding, die, once, raise_, wait
 from tests.originals.mlagents import test_mlagents_trainers
@@ -69,8 +70,10 @@ def test_run_options_may_be_left_out(whose: str, options: Any) -> None:
             manager.close()
 
 
-@row("`EnvironmentStep(...)`")
+@row("`EnvironmentStep(...)`, `StepResponse(...)`")
 def test_steps_of_three_values(whose: str) -> None:
+    with raises(whose, original=TypeError):
+        class_of(whose, "StepResponse")({}, None)
     cls = class_of(whose, "EnvironmentStep")
     with raises(whose, original=TypeError):
         cls({}, 0, {})
@@ -394,6 +397,17 @@ def test_string_commands(whose: str) -> None:
 row("Timers in `timers.json`")(
     test_mlagents_trainers.test_the_timers_of_workers_are_among_mlagents_own_once_it_is_closed
 )
+
+
+@row("A call after `close()`")
+def test_calls_of_a_closed_manager(make: Any, whose: str) -> None:
+    manager = make(scripted())
+    manager.reset({})
+    manager.close()
+    for call in (manager.get_steps, partial(manager.reset, {})):
+        with pytest.raises(UnityCommunicationException, match="send failed") as caught:
+            call()
+        assert isinstance(caught.value, stepmill.ClosedPoolError) is (whose == OURS)
 
 
 @row("`close()`")

@@ -155,6 +155,9 @@ def subclasses(make: Maker) -> Any:
     manager.set_policy("walk0", Policy())
     step_until(manager, {0, 1})
     known = isinstance(manager, importlib.import_module("mlagents.trainers.env_manager").EnvManager)
+    original = importlib.import_module("mlagents.trainers.subprocess_env_manager")
+    known &= isinstance(manager, original.SubprocessEnvManager)
+    known &= all(isinstance(worker, original.UnityEnvWorker) for worker in manager.env_workers)
     return [calls[:4], sorted(manager.training_behaviors), known]
 
 

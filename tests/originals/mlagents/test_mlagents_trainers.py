@@ -12,7 +12,7 @@ import pytest
 from stepmill.frontends.mlagents import ManagerOptions, SubprocessEnvManager
 from tests.harness.unity_envs import ScriptedBehaviors
 from tests.originals.mlagents.sides import MARKS, class_of
-from tests.originals.pages import run_page
+from tests.originals.pages import run_page, run_training
 from tests.originals.rows import ORIGINAL
 from tests.originals.signatures import check_listed, check_protected, differences
 
@@ -41,7 +41,7 @@ def manager_of(settings: Any) -> Iterator[Callable[..., Any]]:
 # "CLASS.METHOD(PARAMETER): how it differs", and words of the row of the page that says so.
 DIFFERENCES = {
     "SubprocessEnvManager.__init__(run_options): another default": "| `SubprocessEnvManager(env_factory, run_options, n_env)` |",
-    "EnvironmentStep.__init__(environment_stats): another default": "| `EnvironmentStep(...)` |",
+    "EnvironmentStep.__init__(environment_stats): another default": "| `EnvironmentStep(...)`, `StepResponse(...)` |",
 }
 
 
@@ -64,7 +64,7 @@ def test_the_signatures_are_mlagents_but_for_what_the_page_says() -> None:
     check_protected("mlagents", [(getattr(ours, name), class_of(ORIGINAL, name)) for name in names])
 
 
-@pytest.mark.covers("U-10/library", "U-B5")
+@pytest.mark.covers("U-10/library", "U-18/timers", "U-B5")
 def test_the_timers_of_workers_are_among_mlagents_own_once_it_is_closed(manager_of: Any) -> None:
     timers = importlib.import_module("mlagents_envs.timers")
     timers.reset_timers()
@@ -133,7 +133,7 @@ def test_the_program_of_the_page_runs_with_both(tmp_path: Path, is_original: boo
     run_page("mlagents", tmp_path, is_original=is_original)
 
 
-@pytest.mark.covers("U-10/library")
+@pytest.mark.covers("U-10/library", "U-18/timers")
 def test_decisions_are_timed_among_mlagents_own_timers_once_per_worker(manager_of: Any) -> None:
     timers = importlib.import_module("mlagents_envs.timers")
     manager = manager_of(2)
@@ -141,3 +141,8 @@ def test_decisions_are_timed_among_mlagents_own_timers_once_per_worker(manager_o
     timers.reset_timers()
     manager.get_steps()
     assert timers.get_timer_tree()["children"]["SubprocessEnvManager._take_step"]["count"] == 2
+
+
+@pytest.mark.covers("U-18/trains", "U-18/timers")
+def test_ppo_trains_and_timers_json_has_the_timers_of_workers(tmp_path: Path) -> None:
+    run_training("mlagents", tmp_path, 6000)

@@ -21,6 +21,7 @@ import torchrl.envs  # noqa: E402 - only if TorchRL is there
 from tensordict import TensorDict  # noqa: E402
 from torchrl.data import Unbounded  # noqa: E402
 from torchrl.envs import GymEnv, SerialEnv, TransformedEnv, set_gym_backend  # noqa: E402
+from torchrl.testing.mocking_classes import CountingEnvWithString  # noqa: E402
 
 from stepmill.frontends import torchrl as frontend  # noqa: E402
 from stepmill.spec.errors import EnvError, EnvTimeout, SpecMismatch, UsageError, WorkerDied  # noqa: E402
@@ -321,6 +322,12 @@ def test_loaded_state(make: Maker) -> None:
     assert ("7." in str(env.state_dict())) is make.is_ours
 
 
+@row("`load_state_dict()`")
+def test_what_loading_a_state_returns(make: Maker) -> None:
+    for env, is_none in ((make.parallel(cartpole), True), (make.threaded(2, "CartPole-v1"), make.is_ours)):
+        assert (env.load_state_dict(env.state_dict()) is None) is is_none
+
+
 @row("`state_dict()` of an env that is closed")
 def test_the_state_of_a_closed_env(make: Maker) -> None:
     env = make.here(scaled)
@@ -347,6 +354,12 @@ def test_envs_that_differ(make: Maker) -> None:
     assert is_lazy is not make.is_ours
     with make.refuses(SpecMismatch):
         make.here([of(partial(Plain, box(-1, 1, (2,))), make), of(partial(Plain, box(-1, 1, (3,))), make)]).reset()
+
+
+@row("Envs with text")
+def test_envs_with_text(make: Maker) -> None:
+    with make.refuses(EnvError, match="string of CountingEnvWithString is a NonTensor"):
+        assert len(make.here(CountingEnvWithString).reset()["string"]) == 2
 
 
 # ---- exceptions ------------------------------------------------------------------------------------------

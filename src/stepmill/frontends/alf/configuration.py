@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 from stepmill.frontends.alf import errors
+from stepmill.spec.errors import ArgumentTypeError
 from stepmill.spec.options import BackendName, Context, OptionKeywords, PoolOptions, merge_options
 
 CONTEXTS = ("fork", "spawn", "forkserver")
@@ -65,13 +66,13 @@ class Arguments:
             ArgumentTypeError: too many arguments, or one that is given twice.
         """
         if len(last) > len(names_of_last):
-            raise errors.ArgumentTypeError(
+            raise ArgumentTypeError(
                 f"{last[len(names_of_last) :]!r} follow {names_of_last[-1]}, the last argument that may be given by position; "
                 "give options by name"
             )
         positional = dict(zip(names_of_last, last, strict=False))
         if twice := positional.keys() & keywords.keys():
-            raise errors.ArgumentTypeError(f"{', '.join(sorted(twice))} given by position and by name; give it once")
+            raise ArgumentTypeError(f"{', '.join(sorted(twice))} given by position and by name; give it once")
         keywords = {**keywords, **positional}
         names = {each.name for each in fields(cls)}
         own = {name: value for name, value in keywords.items() if name in names}
@@ -164,8 +165,10 @@ def _configured(alf: Any, names: list[str]) -> Mapping[str, Any]:
     found = {}
     for name in names:
         full_name = f"{_ORIGINAL}.FastParallelEnvironment.{name}"
-        if alf.config_util._get_config_node(full_name).is_configured():
-            found[name] = alf.get_config_value(full_name)  # also marks it as used
+        node = alf.config_util._get_config_node(full_name)
+        node.set_used()  # alf.config() refuses another value from now on
+        if node.is_configured():
+            found[name] = node.get_value()
             continue
         try:
             found[name] = gin.query_parameter(full_name)

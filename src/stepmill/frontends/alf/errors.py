@@ -43,10 +43,6 @@ class StartMethodError(UsageError, AssertionError):
     """The start method is unknown."""
 
 
-class ArgumentTypeError(UsageError, TypeError):
-    """Too many arguments were given by position, or one was given twice."""
-
-
 class NotStartedError(UsageError, AssertionError):
     """A ProcessEnvironment was used before it was started, or started twice."""
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepmill.frontends.di_engine.errors import ManagerUsageError, SeedTypeError
+from stepmill.frontends.di_engine.errors import ManagerUsageError
+from stepmill.spec.errors import ArgumentTypeError
 from stepmill.spec.options import OptionKeywords, PoolOptions, flat_options, merge_options
 
 BASE: dict[str, Any] = {
@@ -78,12 +79,8 @@ class Config(dict[str, Any]):
         self[name] = value
 
 
-EMPTY = Config()  # the default of a manager's `cfg`, as in DI-engine; it is not changed
-
-
-def default_config(config: Mapping[str, Any], class_name: str) -> Any:
-    """Return a deep copy of a class's settings, an EasyDict if that is installed."""
-    settings = {**copy.deepcopy(dict(config)), "cfg_type": f"{class_name}Dict"}
+def _as_config(settings: Mapping[str, Any]) -> Any:
+    """Return settings as an EasyDict if that is installed, else as a Config."""
     try:
         from easydict import EasyDict
     except ImportError:
@@ -91,9 +88,17 @@ def default_config(config: Mapping[str, Any], class_name: str) -> Any:
     return EasyDict(settings)
 
 
-def with_defaults(cfg: Mapping[str, Any] | None, config: Mapping[str, Any]) -> Config:
-    """Return the user's settings, with the class's defaults for those that are missing."""
-    return Config({**copy.deepcopy(dict(config)), **dict(cfg or {})})
+EMPTY = _as_config({})  # the default of a manager's `cfg`, as in DI-engine; it is not changed
+
+
+def default_config(config: Mapping[str, Any], class_name: str) -> Any:
+    """Return a deep copy of a class's settings, an EasyDict if that is installed."""
+    return _as_config({**copy.deepcopy(dict(config)), "cfg_type": f"{class_name}Dict"})
+
+
+def with_defaults(cfg: Mapping[str, Any] | None, config: Mapping[str, Any]) -> Any:
+    """Return the user's settings, with the class's defaults for those that are missing, as `default_config` does."""
+    return _as_config({**copy.deepcopy(dict(config)), **(cfg or {})})
 
 
 # Options of a pool that are settings of the managers under another name.
@@ -148,7 +153,7 @@ def seeds_by_env(seed: object, num_envs: int, type_text: str = "invalid seed arg
         return dict(enumerate(seed))
     if isinstance(seed, Mapping):
         return dict(seed)
-    raise SeedTypeError(f"{type_text}: {type(seed)}")
+    raise ArgumentTypeError(f"{type_text}: {type(seed)}")
 
 
 def replay_paths(path: str | Path | Sequence[str | Path], num_envs: int) -> list[str]:

@@ -20,8 +20,22 @@ BASIC_METHODS = ("reset", "step", "seed", "close", "enable_save_replay")
 _RENDER_MODES = ("rgb_array", "depth_array")
 
 
+def _space(place: int) -> Any:
+    """Return a property that has a space of env 0, or the one that a subclass has assigned, as in DI-engine."""
+
+    def read(self: EnvCalls) -> Any:
+        return self._own_spaces[place] if place in self._own_spaces else self._start().spaces[place]
+
+    def write(self: EnvCalls, space: Any) -> None:
+        self._own_spaces[place] = space
+
+    return property(read, write)
+
+
 class EnvCalls(EnvLifecycle):
     """The part of a manager, or of a supervisor, that reads attributes of envs and calls their methods."""
+
+    _observation_space, _action_space, _reward_space = map(_space, range(3))
 
     @property
     def env_num(self) -> int:
@@ -31,17 +45,17 @@ class EnvCalls(EnvLifecycle):
     @property
     def observation_space(self) -> Any:
         """The observation space of env 0. Reading it starts the workers."""
-        return self._start().spaces[0]
+        return self._observation_space
 
     @property
     def action_space(self) -> Any:
         """The action space of env 0. Reading it starts the workers."""
-        return self._start().spaces[1]
+        return self._action_space
 
     @property
     def reward_space(self) -> Any:
         """The reward space of env 0, or None if it has none. Reading it starts the workers."""
-        return self._start().spaces[2]
+        return self._reward_space
 
     @property
     def method_name_list(self) -> list[str]:

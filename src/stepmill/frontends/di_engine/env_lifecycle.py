@@ -9,6 +9,7 @@ step ─► PoolClient ─► _handle_reply ─► results ─► _collect_times
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from typing import Any, NoReturn
 
 from stepmill.envs.di_engine import timestep_class
 from stepmill.envs.di_engine_managed import ManagedSettings, is_abnormal
-from stepmill.frontends.di_engine.config import Config, replay_paths
+from stepmill.frontends.di_engine.config import replay_paths
 from stepmill.frontends.di_engine.errors import ConnectionTimeout, ManagerClosedError, retries_error
 from stepmill.frontends.di_engine.pool_client import EnvReply, PoolClient, ReplyKind
 from stepmill.frontends.di_engine.timestep_codec import is_torn
@@ -109,7 +110,7 @@ class EnvLifecycle:
         _setting, ("context", "copy_on_get", "reset_inplace", "shared_memory", "step_wait_timeout", "wait_num")
     )
 
-    def __init__(self, env_fn: Sequence[Callable[[], Any]], cfg: Config, options: PoolOptions) -> None:
+    def __init__(self, env_fn: Sequence[Callable[[], Any]], cfg: Any, options: PoolOptions) -> None:
         self._env_fn = list(env_fn)
         self._env_num = len(self._env_fn)
         self._cfg = cfg
@@ -119,6 +120,8 @@ class EnvLifecycle:
         self._client: PoolClient | None = None
         self._closed = True
         self._space_seed: int | None = None
+        self._own_spaces: dict[int, Any] = {}  # those that a subclass has assigned
+        self._lock = threading.Lock()  # for subclasses: DI-engine's threads are not there
         self._init_states()
 
     def _init_states(self) -> None:

@@ -24,10 +24,6 @@ class ManagerUsageError(UsageError, AssertionError):
     """The manager's state does not allow a request, or an argument has a wrong shape."""
 
 
-class SeedTypeError(UsageError, TypeError):
-    """The seeds are neither a number, a list nor a dict."""
-
-
 class MissingAttributeError(UsageError, AttributeError):
     """The envs have no such attribute."""
 
@@ -38,6 +34,14 @@ class MethodError(UsageError, RuntimeError):
 
 class UnknownCommandError(UsageError, KeyError):
     """A command is not in `method_name_list`."""
+
+
+class UnknownEnvError(ManagerUsageError, KeyError):
+    """There is no env of that number."""
+
+
+class ObservationError(BadOutput, ValueError):
+    """An env returned a value that its spaces do not allow."""
 
 
 class RetriesError(EnvError, RuntimeError):
@@ -81,9 +85,11 @@ def with_closing_hint(error: StepmillError) -> StepmillError:
 
 
 def as_payload_error(error: StepmillError, hint: str = "") -> StepmillError:
-    """Return the error that a payload contains: a TimeoutError, or `with_env_class`."""
+    """Return the error that a payload contains: a TimeoutError, a ValueError, or `with_env_class`."""
     if isinstance(error, EnvTimeout):
         return rebuild_error(StepTimeout, error.message + hint, error.__dict__)
+    if isinstance(error, BadOutput):
+        return rebuild_error(ObservationError, error.message + hint, error.__dict__)
     return with_env_class(error, hint) if isinstance(error, EnvError) else error
 
 

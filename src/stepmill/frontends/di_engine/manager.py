@@ -10,7 +10,7 @@ from stepmill.envs.di_engine import as_ding_env
 from stepmill.frontends.di_engine import config as settings
 from stepmill.frontends.di_engine.env_calls import EnvCalls
 from stepmill.frontends.di_engine.env_lifecycle import EnvState
-from stepmill.frontends.di_engine.errors import ManagerClosedError, ManagerUsageError
+from stepmill.frontends.di_engine.errors import ManagerClosedError, ManagerUsageError, UnknownEnvError
 from stepmill.frontends.di_engine.pool_client import ReplyKind
 from stepmill.frontends.overrides import refuse_overrides
 from stepmill.spec.closing import close_on_error
@@ -98,6 +98,7 @@ class Manager(EnvCalls):
                 automatic resets. If one of these envs executes a step, the step's result is dropped.
         Raises:
             AssertionError: the manager is closed, or a value is neither None nor a dict.
+            KeyError: there is no env of that number.
             RuntimeError: as for `launch`.
         """
         self._check_closed()
@@ -129,7 +130,7 @@ class Manager(EnvCalls):
         param = dict(reset_param or {})
         for env_id, kwargs in param.items():
             if env_id not in self._env_states:
-                raise ManagerUsageError(f"reset_param names env {env_id}; there are envs 0 to {self._env_num - 1}")
+                raise UnknownEnvError(f"reset_param names env {env_id}; there are envs 0 to {self._env_num - 1}")
             if kwargs is not None and not isinstance(kwargs, dict):
                 raise ManagerUsageError(
                     f"reset_param of env {env_id} is a {type(kwargs)}; give a dict of keyword arguments, or None"
@@ -179,6 +180,11 @@ class Manager(EnvCalls):
         return self._reference
 
     _env_ref = env_ref
+
+    @property
+    def _waiting_env(self) -> dict[str, frozenset[int]]:
+        """The envs that execute an action, as DI-engine's attribute has them."""
+        return {"step": frozenset(self._unreturned_steps())}
 
     @property
     def ready_env(self) -> list[int]:
@@ -264,12 +270,15 @@ class Manager(EnvCalls):
         """Check that envs need an action.
 
         Raises:
+            KeyError: there is no such env.
             AssertionError: an env does not. The message is DI-engine's, with the states of the envs.
         """
         waiting = self._unreturned_steps()
         states = self._env_states
-        if any(states.get(env_id) is not EnvState.RUN or env_id in waiting for env_id in env_ids):
-            named = {env_id: states.get(env_id) for env_id in env_ids}
+        if unknown := [env_id for env_id in env_ids if env_id not in states]:
+            raise UnknownEnvError(f"there are no envs {unknown}; there are envs 0 to {self._env_num - 1}")
+        if any(states[env_id] is not EnvState.RUN or env_id in waiting for env_id in env_ids):
+            named = {env_id: states[env_id] for env_id in env_ids}
             busy = f"; envs {sorted(waiting)} still execute an action" if waiting else ""
             raise ManagerUsageError(
                 f"current env state are: {named}, please check whether the requested env is in reset or done{busy}"

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepmill.frontends.gymnasium.errors import ArgumentTypeError
-from stepmill.spec.errors import UsageError
+from stepmill.spec.errors import ArgumentTypeError, UsageError
 from stepmill.spec.options import OPTION_NAMES, OptionKeywords
 
 _WITHOUT_EFFECT = ("shared_memory", "daemon")

@@ -41,9 +41,5 @@ class SpecMismatchError(SpecMismatch, SpaceMismatchError):
     """The envs' spaces differ in structure, shapes or dtypes, so the envs cannot share a pool."""
 
 
-class ArgumentTypeError(UsageError, TypeError):
-    """An argument is of the wrong type."""
-
-
 class MissingModuleError(UsageError, ModuleNotFoundError):
     """The module that should register an env cannot be imported."""

@@ -18,10 +18,10 @@ from gymnasium.envs.registration import find_highest_version, get_env_id, parse_
 from stepmill.envs.gymnasium import GymnasiumEnvMaker, known_step_s
 from stepmill.envs.gymnasium_registry import portable_spec
 from stepmill.frontends.gymnasium.arguments import VECTOR_NAMES, VectorKeywords
-from stepmill.frontends.gymnasium.errors import ArgumentTypeError, MissingModuleError
+from stepmill.frontends.gymnasium.errors import MissingModuleError
 from stepmill.frontends.gymnasium.vector import VectorEnv
 from stepmill.pool.port import auto_backend
-from stepmill.spec.errors import EnvError, MissingExtraError, UsageError
+from stepmill.spec.errors import ArgumentTypeError, EnvError, MissingExtraError, UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.options import BackendName, PoolOptions, merge_options, nearest_option
 

@@ -11,9 +11,9 @@ from gymnasium import Space
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from stepmill.frontends.gymnasium.errors import ArgumentTypeError, SpaceMismatchError
+from stepmill.frontends.gymnasium.errors import SpaceMismatchError
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import UsageError
+from stepmill.spec.errors import ArgumentTypeError, UsageError
 
 SpacePair: TypeAlias = tuple[Space[Any], Space[Any]]
 

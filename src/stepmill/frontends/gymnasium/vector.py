@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from stepmill.frontends.batch_rows import select_rows
 from stepmill.frontends.gymnasium.arguments import VectorKeywords, check_positions, read_keywords, read_options
 from stepmill.frontends.gymnasium.errors import (
-    ArgumentTypeError,
     ClosedVectorEnvError,
     NothingPendingError,
     PendingCallError,
@@ -31,7 +30,7 @@ from stepmill.frontends.gymnasium.spaces import SpacePair, batch_observations, c
 from stepmill.pool.port import Seed, begin_start, checked_fns
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import EnvTimeout, RecvTimeout, SpecMismatch, UsageError
+from stepmill.spec.errors import ArgumentTypeError, EnvTimeout, RecvTimeout, SpecMismatch, UsageError
 from stepmill.spec.options import EnvState, PoolOptions, merge_options
 
 if TYPE_CHECKING:

@@ -401,10 +401,11 @@ def _aggregate(pairs: Sequence[tuple[float, Any]]) -> float | list[float]:
     return values if method is StatsAggregationMethod.HISTOGRAM else values[-1]
 
 
-def with_methods(stats: Mapping[str, Sequence[tuple[float, int]]]) -> dict[str, list[tuple[float, Any]]]:
+def with_methods(stats: Mapping[str, Sequence[tuple[float, int]]]) -> defaultdict[str, list[tuple[float, Any]]]:
     """Return statistics with aggregation methods in place of their numbers. The methods are mlagents_envs' if installed."""
     methods: Any = load("side_channel.stats_side_channel", "StatsAggregationMethod") or StatsAggregationMethod
-    return {name: [(value, methods(number)) for value, number in values] for name, values in stats.items()}
+    named = {name: [(value, methods(number)) for value, number in values] for name, values in stats.items()}
+    return defaultdict(list, named)
 
 
 class RawBytesChannel(SideChannel):

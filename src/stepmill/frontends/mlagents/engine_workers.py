@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepmill.frontends.mlagents.failures import UnityStuckError
+from stepmill.frontends.mlagents.failures import UnityClosedError, UnityStuckError
 from stepmill.frontends.mlagents.manager import logger
 from stepmill.frontends.mlagents.settings import (
     ManagerOptions,
@@ -56,6 +56,7 @@ class EngineWorkers:
 
     def step(self) -> list[EnvironmentStep]:
         """Command each worker that is not busy. Wait for at least one result, or for all if `is_deterministic`."""
+        self._check_open()
         with self.supervisor:
             self._queue_steps()
             while self._must_wait():
@@ -67,6 +68,10 @@ class EngineWorkers:
             return list(steps)
         steps = self.supervisor.take_results()
         return sorted(steps, key=lambda step: step.worker_id) if self._options.is_deterministic else steps
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UnityClosedError
 
     def _must_wait(self) -> bool:
         return not self.supervisor.has_results or (self._options.is_deterministic and self._num_waiting() > 0)
@@ -127,6 +132,7 @@ class EngineWorkers:
 
     def reset(self, config: Any) -> list[EnvironmentStep]:
         """Wait for steps that are not finished, restart broken workers, and reset all envs at the same time."""
+        self._check_open()
         self._manager.set_env_parameters(config)
         with self.supervisor:
             self._wait_until_idle(self._options.drain_timeout_s)

@@ -14,7 +14,7 @@ from typing import Any
 import cloudpickle
 
 from stepmill.frontends.mlagents.optional_imports import load
-from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, WorkerDied, rebuild_error
+from stepmill.spec.errors import ClosedPoolError, EnvError, EnvTimeout, StepmillError, WorkerDied, rebuild_error
 from stepmill.worker.error_records import describe_error, env_error
 
 MAX_PICKLE_BYTES = 1 << 20  # only the text of a larger exception is sent
@@ -49,6 +49,13 @@ class UnityWorkerDied(WorkerDied, UnityCommunicationException):  # type: ignore[
 
 class UnityWorkerTimeout(EnvTimeout, UnityTimeOutException):  # type: ignore[misc, valid-type]
     """A worker was ended because its env took longer than `step_timeout_s` or `reset_timeout_s`."""
+
+
+class UnityClosedError(ClosedPoolError, UnityCommunicationException):  # type: ignore[misc, valid-type]
+    """The manager is closed."""
+
+    def __init__(self) -> None:
+        super().__init__("UnityEnvironment worker: send failed. The manager is closed; make another one")
 
 
 class UnityStuckError(StepmillError, TimeoutError):

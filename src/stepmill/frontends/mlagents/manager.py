@@ -195,15 +195,17 @@ def _needing_decision(results: Any) -> Any:
 
 
 def _take_newest(queue: Any) -> Any:
-    """Remove all policies from a queue and return the last, or None if the queue was empty."""
+    """Remove the policies that are in a queue and return the last, or None if the queue was empty."""
     newest = None
-    while True:
+    num_queued = queue.qsize() if hasattr(queue, "qsize") else 1
+    for _ in range(num_queued if isinstance(num_queued, int) else 1):  # a mock of a queue has no number
         try:
             newest = queue.get_nowait()
         except Exception as exc:
             if type(exc).__name__ != "Empty":  # ML-Agents' queues have their own class
                 raise
-            return newest
+            break
+    return newest
 
 
 class SimpleEnvManager(EnvManager):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.queues
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,7 @@ class SubprocessEnvManager(EnvManager):
         **keywords: Unpack[ManagerKeywords],
     ) -> None:
         super().__init__()
+        _join_to_mlagents()
         if n_env < 1:
             raise UsageError(f"n_env={n_env!r} must be 1 or more")
         if engine_configuration is not None and run_options is not None:
@@ -212,6 +214,16 @@ class SubprocessEnvManager(EnvManager):
         if isinstance(self.step_queue, multiprocessing.queues.Queue):
             self.step_queue.close()
             self.step_queue.join_thread()
+
+
+def _join_to_mlagents() -> None:
+    """Make the classes here subclasses of ML-Agents' classes if these are imported already. Their import takes seconds."""
+    module = sys.modules.get("mlagents.trainers.subprocess_env_manager")
+    manager, worker = (getattr(module, name, None) for name in ("SubprocessEnvManager", "UnityEnvWorker"))
+    if manager is not None and not issubclass(manager, EnvManager):
+        manager.register(SubprocessEnvManager)
+    if worker is not None and not issubclass(UnityEnvWorker, worker):
+        UnityEnvWorker.__bases__ += (worker,)  # the last base, so that no method of ours is replaced
 
 
 _create_engine_worker = SubprocessEnvManager.create_worker

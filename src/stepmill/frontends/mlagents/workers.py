@@ -57,17 +57,24 @@ class EnvironmentResponse(NamedTuple):
 
 
 class StepResponse(NamedTuple):
-    """The result of a step: agents by behaviour, the root of mlagents_envs' timers or None, and the env's statistics."""
+    """The result of a step: agents by behaviour, the root of mlagents_envs' timers or None, and the env's statistics.
+
+    The first generation has no statistics.
+    """
 
     all_step_result: AllStepResult
     timer_root: Any
-    environment_stats: dict[str, Any]
+    environment_stats: dict[str, Any] = {}
 
 
 # ---- workers -----------------------------------------------------------------------------------------------------------
 
 
-class UnityEnvWorker:
+class _Joined:
+    """Python lets a class with another base than `object` get more bases: see `subprocess_manager`."""
+
+
+class UnityEnvWorker(_Joined):
     """A worker process and the connection to it, as `create_worker` of a subclass returns it.
 
     Attributes:

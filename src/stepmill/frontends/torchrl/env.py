@@ -17,7 +17,6 @@ from torchrl.envs import EnvBase
 
 from stepmill.frontends.overrides import protected_methods_missing_in, refuse_overrides
 from stepmill.frontends.torchrl.engine import Engine, Rows, torchrl_options, with_deadlines
-from stepmill.frontends.torchrl.errors import ArgumentTypeError
 from stepmill.frontends.torchrl.makers import EnvMakers, Kwargs
 from stepmill.frontends.torchrl.parallel_arguments import ParallelKeywords, pop_parallel_arguments
 from stepmill.frontends.torchrl.specs import ActionReader, action_spec, observation_packer, observation_spec, with_infos
@@ -25,7 +24,7 @@ from stepmill.frontends.torchrl.views import EnvView, PoolEnv
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import Seed, checked_fns
 from stepmill.spec.closing import close_on_error
-from stepmill.spec.errors import UsageError
+from stepmill.spec.errors import ArgumentTypeError, UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.options import OptionKeywords, PoolOptions, check_option_names, pop_options
 from stepmill.spec.stats import PoolStats
@@ -60,7 +59,7 @@ class StepmillEnv(PoolEnv):
     """Many envs as one TorchRL env, run by a pool on any backend.
 
     An observation space that is one leaf has the key "observation"; the keys of Dict spaces are kept. Actions have the key
-    "action". Rewards are float32. With `device="cpu"`, large observations are leased by the pool without a copy (see
+    "action". Rewards have the dtype that is torch's default when the env is made. With `device="cpu"`, large observations are leased by the pool without a copy (see
     `stepmill.Batch`), and stay valid while they are referenced.
 
     `reset(td)` with a mask "_reset" resets the envs that the mask selects. The others keep their observations and
@@ -162,7 +161,9 @@ class StepmillEnv(PoolEnv):
 
     def _make_flag_specs(self, num_envs: int) -> None:
         shape = (num_envs, *self._flag_tail)
-        self.reward_spec = Composite(reward=Unbounded(shape, device=self.device), shape=(num_envs,), device=self.device)
+        self._reward_dtype = torch.get_default_dtype()  # as TorchRL's envs
+        reward = Unbounded(shape, device=self.device, dtype=self._reward_dtype)
+        self.reward_spec = Composite(reward=reward, shape=(num_envs,), device=self.device)
         flag = Categorical(2, shape=shape, dtype=torch.bool, device=self.device)
         self.done_spec = Composite(
             done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=(num_envs,), device=self.device
@@ -277,7 +278,7 @@ class StepmillEnv(PoolEnv):
         packed = self._observation_tensors(obs, ids)
         is_terminated = torch.from_numpy(terminated).view(shape)
         is_truncated = torch.from_numpy(truncated).view(shape)
-        packed["reward"] = torch.from_numpy(reward.astype(np.float32)).view(shape)
+        packed["reward"] = torch.from_numpy(reward).to(self._reward_dtype, copy=True).view(shape)
         return packed | {"done": is_terminated | is_truncated, "terminated": is_terminated, "truncated": is_truncated}
 
     def _flag_tensors(self) -> dict[str, Any]:

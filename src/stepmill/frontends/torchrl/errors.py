@@ -15,10 +15,6 @@ from stepmill.spec.errors import (
 )
 
 
-class ArgumentTypeError(UsageError, TypeError):
-    """An argument is missing, or has a wrong type."""
-
-
 class ArgumentCountError(UsageError, RuntimeError):
     """A list does not have one entry per env."""
 

@@ -28,12 +28,12 @@ from torchrl._utils import logger
 from stepmill.envs.envpool import EnvPoolTask, GivenEnvPool, import_envpool
 from stepmill.frontends.torchrl.engine import Engine, torchrl_options, with_deadlines
 from stepmill.frontends.torchrl.env import StepmillEnv, opener_of_existing_pool, replace_class
-from stepmill.frontends.torchrl.errors import ArgumentTypeError, MissingEnvPoolError
+from stepmill.frontends.torchrl.errors import MissingEnvPoolError
 from stepmill.frontends.torchrl.makers import BoundMaker, EnvMakers, Kwargs
 from stepmill.frontends.torchrl.views import FanOut
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import Seed
-from stepmill.spec.errors import MissingExtraError
+from stepmill.spec.errors import ArgumentTypeError, MissingExtraError
 from stepmill.spec.options import BackendName, PoolOptions, pop_options
 
 _ABSENT: Any = object()
