@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from stepmill.frontends.multi_env.remote import SubprocessEnv, restart_info
+from stepmill.frontends.multi_env.remote import SubprocessEnv, has_overrides, restart_info
 from stepmill.frontends.multi_env.shared_pool import EnvResult, SharedPool
 from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import EnvError, StepmillError, UsageError, join_errors
@@ -292,7 +292,7 @@ def _member(env: object) -> SubprocessEnv:
     """Return the SubprocessEnv that steps an env: the env itself, or one of this process that calls the env's own methods."""
     backend = BackendName.SERIAL
     if isinstance(env, SubprocessEnv):
-        if not env.overridden_methods():
+        if not has_overrides(env):
             return env
         backend = BackendName.THREAD  # each call waits for the process of its env
     member = SubprocessEnv(lambda: env, options=PoolOptions(backend=backend))

@@ -196,11 +196,6 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         self._check_initialized("step()")
         return self._shared, self._index
 
-    def overridden_methods(self) -> list[str]:
-        """Return the names of the methods that a MultiEnv has to call because a subclass, or this object, overrides them."""
-        names = ("step", "reset", "close", "_check_closed", "_check_initialized")
-        return [name for name in names if getattr_static(self, name) is not getattr_static(SubprocessEnv, name)]
-
     @property
     def has_reset_info(self) -> bool:
         """Whether `reset` of the env returns a pair (observation, info)."""
@@ -249,6 +244,12 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
             raise LifeCycleError(
                 f"The subprocess is not initialized yet. Call 'initialize()' before calling '{method}'."
             )
+
+
+def has_overrides(env: SubprocessEnv) -> bool:
+    """Whether a subclass, or the object itself, overrides a method that a MultiEnv must then call."""
+    names = ("step", "reset", "close", "_check_closed", "_check_initialized")
+    return any(getattr_static(env, name) is not getattr_static(SubprocessEnv, name) for name in names)
 
 
 def restart_info(fault: Mapping[str, str]) -> dict[str, Any]:
