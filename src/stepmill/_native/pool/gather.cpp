@@ -325,7 +325,9 @@ nb::object PoolState::env_obs(std::uint32_t env_id, nb::handle opaques, bool is_
         const auto index = static_cast<std::size_t>(node.index);
         const Leaf& leaf = obs_.leaves[index];
         std::byte* source = slab_->base + (is_final ? slab_->plan.final_observation[index].at(0, row) : leaf.column.at(envs_[env_id].latest, row));
-        if (rows < 0 && leaf.shape.empty()) return PyArray_Scalar(source, leaf.dtype(), nullptr);
+        // Inside a Dict or Tuple, samples of a Box of shape () are arrays, and Gymnasium's vector envs return them so.
+        const bool is_scalar = node.leaf_kind == LeafKind::DISCRETE || &node == &obs_.root;
+        if (rows < 0 && leaf.shape.empty() && is_scalar) return PyArray_Scalar(source, leaf.dtype(), nullptr);
         nb::object array = checked(new_array(leaf, rows));
         const std::size_t size = leaf.row_bytes * (is_batched_ ? batch_size_ : 1);
         std::memcpy(data_of<std::byte>(array), source, size);

@@ -155,22 +155,49 @@ Tree Tree::parse(nb::handle program, nb::handle leaf_list, const std::vector<Col
     return tree;
 }
 
+Tree Tree::allow_more_keys() && {
+    auto allow = [](auto& self, Node& node) -> void {
+        node.allows_more_keys = true;
+        for (Node& child : node.children) self(self, child);
+    };
+    allow(allow, root);
+    return std::move(*this);
+}
+
 bool refuse_structure(const Node& node, const char* wanted, PyObject* got) {
     PyErr_Format(PyExc_TypeError, "%s must be %s, got %R", name_of(node, "the top level"), wanted, reinterpret_cast<PyObject*>(Py_TYPE(got)));
     return false;
 }
 
 bool refuse_size(const Node& node, Py_ssize_t size) {
-    const bool is_dict = node.kind == Node::Kind::DICT;
-    PyErr_Format(PyExc_ValueError, "%s has %zd %s, but its space has %zu", name_of(node, is_dict ? "the dict" : "the tuple"), size,
-                 is_dict ? "keys" : "items", node.children.size());
+    PyErr_Format(PyExc_ValueError, "%s has %zd items, but its space has %zu", name_of(node, "the tuple"), size, node.children.size());
     return false;
 }
 
-bool refuse_missing(const Node& node, PyObject* key) {
-    if (!PyErr_ExceptionMatches(PyExc_KeyError)) return false;
-    PyErr_Clear();
-    PyErr_Format(PyExc_ValueError, "%s lacks the key %R of its space", name_of(node, "the dict"), key);
+bool refuse_keys(const Node& node, PyObject* object) {
+    if (PyErr_Occurred()) {  // after a failed look-up
+        if (!PyErr_ExceptionMatches(PyExc_KeyError)) return false;
+        PyErr_Clear();
+    }
+    const nb::object keys = nb::steal(PySequence_List(object));
+    nb::object missing = nb::steal(PyList_New(0)), more = nb::steal(PyList_New(0)), wanted = nb::steal(PyList_New(0));
+    if (!keys || !missing || !more || !wanted) return false;
+    auto collect = [](const nb::object& from, const nb::object& other, const nb::object& to) {
+        for (nb::handle key : from) {
+            const int is_in = PySequence_Contains(other.ptr(), key.ptr());
+            if (is_in < 0 || (is_in == 0 && PyList_Append(to.ptr(), key.ptr()) != 0)) return false;
+        }
+        return true;
+    };
+    for (const nb::object& key : node.keys) {
+        if (PyList_Append(wanted.ptr(), key.ptr()) != 0) return false;
+    }
+    if (!collect(wanted, keys, missing) || !collect(keys, wanted, more)) return false;
+    const bool lacks = PyList_GET_SIZE(missing.ptr()) != 0, has_more = PyList_GET_SIZE(more.ptr()) != 0;
+    const char* name = name_of(node, "the dict");
+    if (lacks && has_more) PyErr_Format(PyExc_ValueError, "%s lacks the keys %R of its space, and has the keys %R, which its space lacks", name, missing.ptr(), more.ptr());
+    else if (lacks) PyErr_Format(PyExc_ValueError, "%s lacks the keys %R of its space", name, missing.ptr());
+    else PyErr_Format(PyExc_ValueError, "%s has the keys %R, which its space lacks", name, more.ptr());
     return false;
 }
 

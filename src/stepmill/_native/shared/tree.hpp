@@ -61,6 +61,7 @@ struct Node {
     std::vector<Node> children;
     nb::object factory;  // None: a plain tuple
     bool is_named_tuple = false;  // the factory is a plain named tuple
+    bool allows_more_keys = false;  // observations of envs: keys that the space lacks are ignored
     std::string path;    // index expression for errors, precomputed since visits are hot
 
     static Node parse(nb::handle program);
@@ -80,6 +81,7 @@ struct Tree {
     int num_opaques = 0;
 
     static Tree parse(nb::handle program, nb::handle leaf_list, const std::vector<Column>& columns);
+    Tree allow_more_keys() &&;
 };
 
 // Copies a NumPy scalar of exactly the leaf's type. Returns false, and writes nothing, for other values.

@@ -9,7 +9,7 @@ namespace stepmill {
 // Report that an object does not match its tree. All return false, with an exception set.
 bool refuse_structure(const Node& node, const char* wanted, PyObject* got);
 bool refuse_size(const Node& node, Py_ssize_t size);
-bool refuse_missing(const Node& node, PyObject* key);  // after a failed look-up; keeps an exception other than KeyError
+bool refuse_keys(const Node& node, PyObject* object);  // keeps an exception other than KeyError
 
 bool is_empty_nest(PyObject* object);
 
@@ -47,12 +47,13 @@ bool visit_dict(const Node& node, PyObject* object, const VisitLeaf& leaf, const
     if (!PyDict_Check(object) && !PyObject_HasAttrString(object, "keys")) return refuse_structure(node, "a dict", object);
     for (std::size_t i = 0; i < node.children.size(); ++i) {
         nb::object child = nb::steal(PyObject_GetItem(object, node.keys[i].ptr()));
-        if (!child) return refuse_missing(node, node.keys[i].ptr());
+        if (!child) return refuse_keys(node, object);
         if (!visit_tree(node.children[i], child.ptr(), leaf, opaque)) return false;
     }
+    if (node.allows_more_keys) return true;
     const Py_ssize_t size = PyObject_Size(object);
     if (size < 0) return false;
-    return static_cast<std::size_t>(size) == node.children.size() || refuse_size(node, size);
+    return static_cast<std::size_t>(size) == node.children.size() || refuse_keys(node, object);
 }
 
 template <typename VisitLeaf, typename VisitOpaque>

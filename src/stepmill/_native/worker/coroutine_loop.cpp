@@ -147,7 +147,7 @@ void CoroutineLoop::end(std::uint32_t local, const char* phase) {
     Call& call = calls_[local];
     if (--num_running_ == 0) add_to(control_->busy_ns, now_ns() - busy_since_ns_);
     if (phase == nullptr) publish(local, call.ticket, call.result);
-    else publish_fault(local, call.ticket, phase[0] == 'o' ? Fault::BAD_OUTPUT : Fault::RAISED, phase, false);
+    else publish_fault(local, call.ticket, fault_of(phase), phase, false);
     call.result = Result();
     flush();
 }

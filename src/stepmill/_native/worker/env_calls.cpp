@@ -129,7 +129,10 @@ bool Loop::accept_step(std::uint32_t local, PyObject* returned, Result& result, 
     phase = "output of step";
     if (!(is_time_step_ ? unpack_time_step(returned, result) : unpack_step(envs_[local], returned, result))) return false;
     if (!result.is_over || autoreset_ != Autoreset::SAME_STEP) return true;
-    if (!read_end(result)) return false;
+    if (!read_end(result)) {
+        if (result.has_bad_info) phase = "info of step";
+        return false;
+    }
     phase = "reset";
     is_reset_due = !(words_.flags[local] & FLAG_LAST);
     if (is_reset_due) result.obs.reset(), result.info.reset(), result.alive.clear();

@@ -33,11 +33,9 @@ ForeignLoop::ForeignLoop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::d
 
 void ForeignLoop::release() {
     describe_.reset(), unpickler_.reset();
-    for (ForeignEnv& env : envs_) env.final_info.reset();
 }
 
 int ForeignLoop::traverse(visitproc visit, void* arg) const {
-    for (const ForeignEnv& env : envs_) Py_VISIT(env.final_info.ptr());
     Py_VISIT(describe_.ptr());
     Py_VISIT(unpickler_.ptr());
     Py_VISIT(encoder_.pickler());

@@ -29,7 +29,7 @@ struct ForeignEnv {
     double final_reward = 0.0;
     bool final_terminated = false, final_truncated = false;
     std::vector<std::byte> final_obs;
-    nb::object final_info;
+    std::vector<std::uint8_t> final_info;  // encoded: the reset may change the arrays
     double episode_return = 0.0;
     std::int64_t episode_length = 0;
 };

@@ -153,7 +153,9 @@ void ForeignLoop::hold_for_reset(std::uint32_t local, const Rows& rows, std::siz
     env.final_reward = items<double>(rows.reward)[row];
     env.final_terminated = items<npy_bool>(rows.terminated)[row] != 0;
     env.final_truncated = items<npy_bool>(rows.truncated)[row] != 0;
-    env.final_info = infos.is_none() ? nb::object(nb::dict()) : info_row(infos, row, rows.servers.size());
+    const nb::object info = infos.is_none() ? nb::object(nb::dict()) : info_row(infos, row, rows.servers.size());
+    env.final_info.clear();
+    if (!encoder_.encode(info.ptr(), env.final_info, {"info"})) throw nb::python_error();
     env.final_obs.clear();
     for (std::size_t index = 0; index < obs_.leaves.size(); ++index) {
         const std::byte* value = rows.value(obs_.leaves[index], index, row);
@@ -225,12 +227,11 @@ void ForeignLoop::write_info(std::uint32_t local, nb::handle infos, std::size_t 
     const bool has_info = !infos.is_none() && nb::len(infos) != 0;
     if (!has_info && !env.awaits_reset) return;
     const nb::object info = has_info ? info_row(infos, row, num_rows) : nb::object(nb::dict());
-    const nb::object final_info = env.awaits_reset ? env.final_info : nb::none();
-    env.awaits_reset = false;
-    env.final_info.reset();
     buffer_.clear();
-    const bool is_encoded = encoder_.encode(info.ptr(), buffer_, {"info"}) && (final_info.is_none() || encoder_.encode(final_info.ptr(), buffer_, {"info"}));
-    if (!is_encoded || !payloads_.write(local, buffer_)) throw nb::python_error();
+    if (!encoder_.encode(info.ptr(), buffer_, {"info"})) throw nb::python_error();
+    if (env.awaits_reset) buffer_.insert(buffer_.end(), env.final_info.begin(), env.final_info.end());
+    if (!payloads_.write(local, buffer_)) throw nb::python_error();
+    env.awaits_reset = false;
 }
 
 }  // namespace stepmill

@@ -37,7 +37,7 @@ Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::
       reset_retries_(nb::cast<std::uint32_t>(settings["reset_retries"])),
       retry_wait_ns_(nb::cast<std::uint64_t>(settings["retry_wait_ns"])),
       batch_size_(slab_->plan.batch_size),
-      obs_(Tree::parse(settings["observation"], settings["observation_leaves"], slab_->plan.observation)),
+      obs_(Tree::parse(settings["observation"], settings["observation_leaves"], slab_->plan.observation).allow_more_keys()),
       action_(Tree::parse(settings["action"], settings["action_leaves"], slab_->plan.action)),
       info_(Tree::parse(settings["info"], settings["info_leaves"], slab_->plan.info)),
       reward_(parse_leaf(settings["reward"], slab_->plan.outcome.reward)),
@@ -224,8 +224,7 @@ void Loop::run_until(std::uint32_t local, std::uint32_t after_ticket) {
     if (perform(local, result, phase)) {
         publish(local, ticket, result);
     } else {
-        const bool is_output = phase[0] == 'o';  // "output of …": the env returned something invalid
-        publish_fault(local, ticket, is_output ? Fault::BAD_OUTPUT : Fault::RAISED, phase, false);
+        publish_fault(local, ticket, fault_of(phase), phase, false);
     }
     served.done = ticket;
     end_activity(*control_);

@@ -24,17 +24,21 @@ inline constexpr const char* OBS_PART = "observation part ";  // in errors: a pa
 
 // The outcome of one command, before it is written.
 struct Result {
-    nb::object obs, info, final_info;          // final_info: null unless the result ends an episode and has the next one's observation, too
-    std::vector<std::uint8_t> final_obs, final_opaques;  // bytes: leaf after leaf, and the encoded list of the other parts
-    nb::object final_objects;                  // accompanies final_opaques
+    nb::object obs, info;
+    bool has_final = false;                    // the result ends an episode, and has the next one's observation and info, too
+    std::vector<std::uint8_t> final_obs, final_opaques, final_info;  // bytes: leaf after leaf, the encoded list of the other parts, the encoded info
+    nb::object final_objects;                  // accompanies final_opaques and final_info
     nb::object reward, terminated, truncated;  // of a batched env: arrays [k]; else only a reward that is not a plain number
     nb::object reset_mask;                     // of a partial reset of a batched env: bool [k]
     double reward_value = 0.0;
     bool is_terminated = false, is_truncated = false;
     bool is_over = false;                      // this step ended the episode
-    bool has_bad_info = false;                 // the info cannot be encoded
+    bool has_bad_info = false;                 // an info cannot be encoded
     std::vector<std::uint8_t> alive;           // [A]; empty after a reset: all agents are alive
 };
+
+// The fault of an exception in this phase. "output of ..." and "info of ...": the env returned something invalid.
+inline Fault fault_of(const char* phase) { return phase[0] == 'o' || phase[0] == 'i' ? Fault::BAD_OUTPUT : Fault::RAISED; }
 
 // One env object and its state in the loop.
 struct ServedEnv {

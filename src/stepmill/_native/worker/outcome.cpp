@@ -108,8 +108,8 @@ bool Loop::unpack_step(const ServedEnv& served, PyObject* returned, Result& resu
     return is_read;
 }
 
-// Copies the last observation and info of an episode, because a reset may change them in place. No reset may follow if the result does
-// not fit: then returns false.
+// Encodes the last observation and info of an episode, because a reset may change them in place, also arrays, lists and dicts inside
+// them. No reset may follow if they do not fit: then returns false.
 bool Loop::read_end(Result& result) {
     const nb::object opaques = nb::steal(PyList_New(0));
     auto fits = [&](const Leaf& leaf, PyObject* value) {
@@ -124,10 +124,14 @@ bool Loop::read_end(Result& result) {
     auto add = [&](const Node&, PyObject* value) { return PyList_Append(opaques.ptr(), value) == 0; };
     if (!opaques || !visit_tree(obs_.root, result.obs.ptr(), read, add) || (result.reward && !fits(reward_, result.reward.ptr())) || !check_info(result)) return false;
     PyObject* objects = nullptr;
-    const bool is_encoded = obs_.num_opaques == 0 || encoder_.encode(opaques.ptr(), result.final_opaques, {OBS_PART, objects_ ? &objects : nullptr});
+    auto encode = [&](PyObject* part, std::vector<std::uint8_t>& bytes, const char* name) { return encoder_.encode(part, bytes, {name, objects_ ? &objects : nullptr}); };
+    result.has_final = (obs_.num_opaques == 0 || encode(opaques.ptr(), result.final_opaques, OBS_PART));
+    if (result.has_final && !encode(result.info.ptr(), result.final_info, "info")) {
+        result.has_final = false;
+        result.has_bad_info = PyErr_ExceptionMatches(PyExc_TypeError);
+    }
     result.final_objects = nb::steal(objects);
-    if (is_encoded) result.final_info = PyDict_CheckExact(result.info.ptr()) ? nb::steal(PyDict_Copy(result.info.ptr())) : result.info;
-    return is_encoded && result.final_info;
+    return result.has_final;
 }
 
 bool Loop::check_info(const Result& result) {
@@ -265,7 +269,7 @@ bool Loop::write_flags(std::uint32_t local, std::uint32_t row, Result& result) {
         const std::size_t num_agents = served.alive.size();
         std::memcpy(slab_->terminated(row), agent_terminated_.data(), num_agents);
         std::memcpy(slab_->truncated(row), agent_truncated_.data(), num_agents);
-        if (result.final_info && result.alive.empty()) result.alive.assign(num_agents, 1);  // SAME_STEP: the agents of the next episode
+        if (result.has_final && result.alive.empty()) result.alive.assign(num_agents, 1);  // SAME_STEP: the agents of the next episode
         served.alive = result.alive;
         std::memcpy(slab_->alive(row), served.alive.data(), num_agents);
     }

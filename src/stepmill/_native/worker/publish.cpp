@@ -59,7 +59,7 @@ bool Loop::write_result(std::uint32_t local, Result& result) {
     nb::object opaques;
     if (obs_.num_opaques != 0) opaques = nb::list();
     if (!write_obs(result.obs.ptr(), row, words_.slot[local], opaques)) return false;
-    if (result.final_info) {
+    if (result.has_final) {
         write_final_obs(row, result);
         words_.result[local] |= RESULT_FINAL;
     }
@@ -67,8 +67,8 @@ bool Loop::write_result(std::uint32_t local, Result& result) {
     if (!(is_batched_ ? write_batched_flags(local, row, result) : write_flags(local, row, result))) return false;
     if (pool_->hashing.load(std::memory_order_relaxed) != 0) write_hash(local, row);
     const bool is_last = (words_.flags[local] & FLAG_LAST) != 0;
-    served.needs_reset = !is_batched_ && !is_last && !result.final_info && result.is_over;
-    if (is_empty_dict(result.info) && !result.final_info && obs_.num_opaques == 0) return true;
+    served.needs_reset = !is_batched_ && !is_last && !result.has_final && result.is_over;
+    if (is_empty_dict(result.info) && !result.has_final && obs_.num_opaques == 0) return true;
     return write_payload(local, result, opaques);
 }
 
@@ -77,9 +77,10 @@ bool Loop::write_payload(std::uint32_t local, Result& result, const nb::object& 
     PyObject* objects = result.final_objects.release().ptr();
     auto encode = [&](const nb::object& part, const char* name) { return encoder_.encode(part.ptr(), buffer_, {name, objects_ ? &objects : nullptr}); };
     auto encode_info = [&] {
-        if (is_empty_dict(result.info) && !result.final_info) return true;
-        const bool is_encoded = encode(result.info, "info") && (!result.final_info || encode(result.final_info, "info"));
+        if (is_empty_dict(result.info) && !result.has_final) return true;
+        const bool is_encoded = encode(result.info, "info");
         result.has_bad_info = !is_encoded && PyErr_ExceptionMatches(PyExc_TypeError);
+        buffer_.insert(buffer_.end(), result.final_info.begin(), result.final_info.end());
         return is_encoded;
     };
     buffer_.clear();
@@ -92,7 +93,7 @@ bool Loop::write_payload(std::uint32_t local, Result& result, const nb::object& 
     };
     auto add_final = [&] {
         buffer_.insert(buffer_.end(), result.final_opaques.begin(), result.final_opaques.end());
-        return result.final_info || encode(nb::list(), OBS_PART);
+        return result.has_final || encode(nb::list(), OBS_PART);
     };
     bool is_done = !opaques || (encode(opaques, OBS_PART) && add_to_hash() && add_final());
     is_done = is_done && encode_info();

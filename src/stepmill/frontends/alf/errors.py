@@ -12,7 +12,7 @@ _INTERRUPTED = "ProcessEnvironment is interruptted"
 _STRUCTURE = "array structure mismatch."
 _NOT_AN_ARRAY = "It is likely that one of the field is not converted to numpy array or scalar."
 _PLACE = re.compile(r"^(?:env \d+ gave a wrong [^:]*: )?(?:leaf )?\[(\d+)\]")
-_WRONG_STRUCTURE = re.compile(r"must be a (dict|tuple)|lacks the key|has \d+ (keys|items)|must return a TimeStep")
+_WRONG_STRUCTURE = re.compile(r"must be a (dict|tuple)|lacks the key|has the keys|has \d+ items|must return a TimeStep")
 
 
 class InterruptedEnvError(EnvError, RuntimeError):
