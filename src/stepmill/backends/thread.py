@@ -39,6 +39,7 @@ from stepmill.worker.channel import NO_FD, deadline_after
 from stepmill.worker.env_host import (
     BuiltEnvs,
     Fault,
+    Owners,
     apply_requests,
     build_envs,
     close_envs,
@@ -163,7 +164,9 @@ class ThreadBackend:
 
     def _build(self, workers: Sequence[ThreadWorker], on_wait: Callable[[], None] = lambda: None) -> list[WorkerReport]:
         deadline = deadline_after(self._settings.start_timeout_s)
+        owners: Owners = {}
         for worker in workers:
+            worker.owners = owners
             worker.thread.start()
         errors: list[StepmillError] = []
         for worker in workers:
@@ -223,6 +226,7 @@ class ThreadWorker:
         self.num_posted = num_requests
         self.settings_requests: tuple[Request, ...] = ()  # the thread does these before it serves
         self.building: int | None = None
+        self.owners: Owners = {}  # shared by the workers that are built together
         self.built = BuiltEnvs()
         self.crash: tuple[Fault, ...] = ()
         self.close_faults: tuple[Fault, ...] = ()
@@ -309,6 +313,7 @@ class ThreadWorker:
             on_begin=self._begin_env,
             should_raise=lambda exc: isinstance(exc, _Cancelled),
             limits=self.settings.limits_of_envs(),
+            owners=self.owners,
         )
 
     def serve_slab(self, slab: _native.Slab) -> None:

@@ -83,6 +83,8 @@ ADAPTERS: dict[str, str | Adapter] = {
     "reasoning_gym.dataset.ProceduralDataset": "stepmill.envs.reasoning_gym",
     "stepmill.aio.on_demand.OnDemandEnv": "stepmill.aio.on_demand",
 }
+# Attributes with which wrappers of several libraries name the env that they wrap.
+_INNER_ENVS = ("unwrapped", "env", "_env", "_environment", "base_env", "aec_env")
 _ACCEPTED = (
     "gymnasium.Env, gymnasium.vector.VectorEnv, any object with the methods reset and step of gymnasium.Env, dm_env.Environment, pettingzoo.ParallelEnv, gym.Env, ding.envs.BaseEnv, "
     "torchrl.envs.EnvBase, mlagents_envs.BaseEnv, textarena.Env, a dataset of reasoning_gym"
@@ -131,6 +133,26 @@ def adapt(env: object) -> Steppable:
         UsageError: there is no adapter for the env.
     """
     return adapter_of(env).adapt(env)
+
+
+def innermost(env: object) -> object:
+    """Return the env inside all wrappers of an env. Envs that are not wrapped are returned.
+
+    Gymnasium's, gym's and PettingZoo's wrappers have `unwrapped`. Others keep their env in an attribute.
+    """
+    seen: set[int] = set()
+    while id(env) not in seen:
+        seen.add(id(env))
+        env = next(filter(None, (_inner(env, name) for name in _INNER_ENVS)), env)
+    return env
+
+
+def _inner(env: object, name: str) -> object | None:
+    try:
+        inner: object = getattr(env, name, None)
+        return inner if callable(getattr(inner, "step", None)) else None
+    except Exception:  # a property of the user's class
+        return None
 
 
 def blank_observation(spec: EnvSpec) -> object:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 WorkerLoop: TypeAlias = "_native.Loop | CoroutineServer"
 Fault = tuple[int | None, ErrorRecord]  # env_id, or None for the whole worker, and the error
+Owners: TypeAlias = dict[int, tuple[int, object]]  # by id of an innermost env: its env_id, and the object
 
 
 _native.register_errors(UsageError, BusyEnvError, ClosedPoolError, EngineBug)
@@ -49,6 +50,7 @@ class AdapterPackage(Protocol):
 
     def describe(self, env: object, like: EnvSpec | None = None) -> EnvSpec: ...
     def adapt(self, env: object) -> object: ...
+    def innermost(self, env: object) -> object: ...
 
 
 class Mailbox(Protocol):
@@ -77,6 +79,7 @@ def build_envs(
     on_begin: Callable[[int], None] = lambda _: None,
     should_raise: RaisePredicate = raise_none,
     limits: CallLimits,
+    owners: Owners | None = None,
 ) -> BuiltEnvs:
     """Call `plan.init`, and then build the envs one after the other.
 
@@ -87,7 +90,9 @@ def build_envs(
         on_begin: called with the env_id before each construction, and with IN_WORKER_INIT before `plan.init` is called.
         should_raise: returns True for exceptions to raise again after closing the envs. All others become faults.
         limits: the time limits that envs outside this process have to keep by themselves.
+        owners: the envs that the workers of this process have built, where others build envs at the same time.
     """
+    owners = {} if owners is None else owners
     built = BuiltEnvs(plan.env_fns, faults=list(call_worker_init(plan, on_begin, should_raise)))
     if built.faults:
         return built
@@ -99,6 +104,7 @@ def build_envs(
             on_begin(env_id)
             with allowed_signals, set_limits(limits):
                 _native.append_result(made, env_fn)  # atomic: no Ctrl-C between building the env and storing it
+                _add_owner(owners, env_id, adapters.innermost(made[0]))
                 spec = adapters.describe(made[0], built.specs[-1] if built.specs else None)
                 env = adapters.adapt(made[0])
             built.specs.append(spec)
@@ -112,6 +118,17 @@ def build_envs(
     if built.faults:
         close_envs(plan.env_ids, built.envs)
     return built
+
+
+def _add_owner(owners: Owners, env_id: int, innermost: object) -> None:
+    """Refuse an env that another function has returned, perhaps in a wrapper: a step of one would move the other."""
+    owner = owners.setdefault(id(innermost), (env_id, innermost))[0]  # atomic: threads build envs at the same time
+    if owner != env_id:
+        kind = type(innermost)
+        raise UsageError(
+            f"envs {min(owner, env_id)} and {max(owner, env_id)} are one object, a {kind.__module__}.{kind.__qualname__}; "
+            "return a new env from each call of each function: lambda: make_env(), not env = make_env() and lambda: env"
+        )
 
 
 def call_worker_init(

@@ -26,6 +26,7 @@ from stepmill.worker.channel import Channel, ChannelClosed
 from stepmill.worker.env_host import (
     BuiltEnvs,
     Fault,
+    Owners,
     WorkerLoop,
     apply_requests,
     build_envs,
@@ -188,6 +189,7 @@ class _Worker:
                 return list(loaded.faults), {}
             env_fns = dict(zip(loaded.plan.env_ids, loaded.plan.env_fns, strict=True))
             registering = threading.Lock()
+            owners: Owners = {}
 
             def build(lane: _Lane) -> None:
                 def begin_env(env_id: int) -> None:
@@ -198,9 +200,8 @@ class _Worker:
                 timers.enable(message.settings.timers_every)
                 own = tuple(env_fns[env_id] for env_id in lane.env_ids)
                 limits = message.settings.limits_of_envs(ends_processes=True)
-                lane.built = build_envs(
-                    WorkerPlan(message.worker, lane.env_ids, own), on_begin=begin_env, limits=limits
-                )
+                plan = WorkerPlan(message.worker, lane.env_ids, own)
+                lane.built = build_envs(plan, on_begin=begin_env, limits=limits, owners=owners)
                 if lane.built.faults:  # its envs are closed
                     lane.built.envs.clear()
                 if len(self._lanes) > 1:
