@@ -36,13 +36,13 @@ def test_random_programs_do_what_the_model_says(door: str, num_programs: int) ->
 
 @pytest.mark.parametrize("door", ["evaluations", "leases"])
 def test_wrong_values_are_found(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_results, row_of = Player._take_results, PoolPort.row_of
+    results_of, row_of = Player._results_of, PoolPort.row_of
 
     def late(player: Player, *args: Any) -> Any:
         player._return += 0.125
-        return take_results(player, *args)
+        return results_of(player, *args)
 
-    monkeypatch.setattr(Player, "_take_results", late)
+    monkeypatch.setattr(Player, "_results_of", late)
     monkeypatch.setattr(PoolPort, "row_of", lambda port, obs, row: row_of(port, obs, row) * 2)
     failure = find_failure(door, 3)
     assert failure is not None

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from stepmill.evaluation.plan import EvaluateKeywords
 
 _MISUSE = f"{UsageError.__module__}.{UsageError.__qualname__}"  # the name of UsageError in EnvError.error_type
-_MAX_REFUSALS = 100  # a command that is refused more often, without a fault, would be refused without end
 
 
 def evaluate(
@@ -127,11 +126,10 @@ class Player:
 
     def __init__(self, pool: Pool, act: Act, plan: Plan, todo: Sequence[int], settings: EvaluateOptions) -> None:
         self._pool, self._act, self._plan, self._todo, self._settings = pool, act, plan, deque(todo), settings
-        self._spaces = pool.single_observation_space, pool.single_action_space
+        self._observation_space = pool.single_observation_space
         self._attempts: Counter[int] = Counter()
-        self._waiting: list[int] = []  # envs whose reset has not been sent yet
-        self._num_refusals = 0  # how often a command was refused since the last fault
         self._can_cut = "fault" in PoolPort(pool).reserved_info_keys  # otherwise it is an info of the env
+        self._has_refused = False  # whether a command has found a dead worker since the last `receive`
         # By env: the episode that it plays, and the results so far.
         self._episode_of, self._length = np.full((2, pool.num_envs), NO_EPISODE, np.int64)
         self._is_first = np.zeros(pool.num_envs, np.bool_)
@@ -144,46 +142,50 @@ class Player:
             UsageError: the policy's actions are invalid.
             LauncherDied: no worker can be started any more.
         """
-        self._begin(range(self._pool.num_envs))
-        while (self._episode_of != NO_EPISODE).any():
-            self._send_resets()
-            received = self._pool.receive(0 if self._waiting else 1, self._settings.num_rows)
-            if received.batch is not None:
-                yield from self._take_results(received.batch, received.faults)
-            if received.faults:
-                yield from self._take_faults(received.faults)
+        while self._begin_episodes():
+            received = self._pool.receive(1, self._settings.num_rows)
+            self._has_refused = False
+            batch, faults = received.batch, received.faults
+            episodes: list[Episode] = []
+            if batch is not None:
+                self._length[batch.env_id] += ~self._is_first[batch.env_id]
+                self._return[batch.env_id] += batch.reward
+                has_ended = batch.terminated | batch.truncated
+                episodes += self._end_rows(batch, np.flatnonzero(has_ended).tolist())
+            episodes += self._end_faults(faults)
+            if batch is not None:
+                self._begin_episodes()  # so that these envs are reset while the policy computes actions
+                must_step = ~has_ended if not faults else ~(has_ended | np.isin(batch.env_id, list(faults)))
+                self._send_actions(batch, np.flatnonzero(must_step))
+            yield from episodes
 
-    def _begin(self, env_ids: Iterable[int]) -> None:
-        """Begin the next episodes, as long as there are any, with these envs."""
-        for env_id in env_ids:
-            if not self._todo:
-                break
-            episode_id = self._todo.popleft()
-            self._attempts[episode_id] += 1
-            self._waiting.append(env_id)
-            self._episode_of[env_id] = episode_id
-            self._is_first[env_id] = True
-            self._return[env_id] = self._length[env_id] = 0
-            self._began_s[env_id] = perf_counter()
-        self._send_resets()
-
-    def _send_resets(self) -> None:
-        """Reset the envs of episodes that begin. If a fault prevents it, do so after `receive` has returned the fault."""
-        if not self._waiting:
-            return
-        seeds = {env_id: self._plan.pairs[self._episode_of[env_id]].seed for env_id in self._waiting}
-        options = {env_id: self._options(int(self._episode_of[env_id])) for env_id in self._waiting}
-        try:
-            self._pool.reset_async(env_ids=self._waiting, seed=seeds, options=options)
-            self._waiting = []
-        except StepmillError as error:
-            self._note_refusal(error)
-
-    def _note_refusal(self, error: StepmillError) -> None:
-        """Count a refused command, of which nothing was sent. `receive` returns the faults of the lost envs."""
-        self._num_refusals += 1
-        if isinstance(error, UsageError) or self._num_refusals > _MAX_REFUSALS:
-            raise error
+    def _begin_episodes(self) -> bool:
+        """Begin the next episodes, as long as there are any, with the envs that play none. Return whether any env plays."""
+        is_free = self._episode_of == NO_EPISODE
+        env_ids = np.flatnonzero(is_free)[: len(self._todo)].tolist()
+        if env_ids:
+            for env_id in env_ids:
+                self._episode_of[env_id] = episode_id = self._todo.popleft()
+                self._attempts[episode_id] += 1
+            self._is_first[env_ids] = True
+            self._return[env_ids] = self._length[env_ids] = 0
+            self._began_s[env_ids] = perf_counter()
+            seeds = {env_id: self._plan.pairs[self._episode_of[env_id]].seed for env_id in env_ids}
+            options = {env_id: self._options(int(self._episode_of[env_id])) for env_id in env_ids}
+            try:
+                self._pool.reset_async(env_ids=env_ids, seed=seeds, options=options)
+            except UsageError:
+                raise
+            except (
+                StepmillError
+            ):  # a worker is dead, and nothing was sent: `receive` returns the fault, and the envs begin again
+                self._has_refused = True
+                for env_id in reversed(env_ids):
+                    self._todo.appendleft(int(self._episode_of[env_id]))
+                    self._attempts[self._todo[0]] -= 1
+                self._episode_of[env_ids] = NO_EPISODE
+                return True
+        return bool(env_ids) or not is_free.all()
 
     def _options(self, episode_id: int) -> dict[str, Any] | None:
         """Return the options of the reset that begins an episode, with an order for `EpisodeEnv`."""
@@ -193,79 +195,81 @@ class Player:
         video = self._settings.video_of(episode_id, pair.file_name)
         return {**pair.options, ORDER: EpisodeOrder(pair.maker, video, self._settings.record == "failures")}
 
-    def _take_results(self, batch: Batch, faults: Mapping[int, EnvFault]) -> Iterator[Episode]:
-        """Count the rows of a batch, begin episodes, and send actions."""
-        ids = batch.env_id
-        self._length[ids] += ~self._is_first[ids]
-        self._return[ids] += batch.reward
-        is_going = ~(batch.terminated | batch.truncated)
-        if not is_going.all():
-            ended = np.flatnonzero(~is_going).tolist()
-            # The infos are not merged, because merging fails if those of two envs differ in shape.
-            infos = dict(rows_of(batch.info, ended))
-            episodes = [episode for row in ended for episode in self._end(int(ids[row]), infos.get(row, {}))]
-            self._begin(env_id for env_id in ids[ended].tolist() if env_id not in faults)
-            yield from episodes
-        if faults:
-            is_going &= ~np.isin(ids, list(faults))
-        if is_going.any():
-            self._send_actions(batch, np.flatnonzero(is_going))
-
-    def _send_actions(self, batch: Batch, index: NDArray[np.int64]) -> None:
-        ids = batch.env_id[index]
-        obs = batch.obs if len(index) == len(batch.env_id) else take_rows(self._spaces[0], batch.obs, index)
+    def _send_actions(self, batch: Batch, rows: NDArray[np.int64]) -> None:
+        """Send the policy's actions for these rows. What is lost meanwhile is a fault of the next `receive`."""
+        if not len(rows):
+            return
+        ids = batch.env_id[rows]
+        obs = batch.obs if len(rows) == len(batch.env_id) else take_rows(self._observation_space, batch.obs, rows)
         actions = self._act(obs, self._episode_of[ids], self._is_first[ids], ids)
         self._is_first[ids] = False
         while len(ids):
-            if self._num_refusals:  # a command has found a dead worker since the last fault was received
-                states = self._pool.states
-                living = np.flatnonzero([states[env_id] is not EnvState.FAULTED for env_id in ids.tolist()])
-                actions, ids = take_rows(self._spaces[1], actions, living), ids[living]
             try:
+                if self._has_refused:  # envs that died since the last fault was received are FAULTED now
+                    states = self._pool.states
+                    living = np.flatnonzero([states[env_id] is not EnvState.FAULTED for env_id in ids.tolist()])
+                    actions, ids = take_rows(self._pool.single_action_space, actions, living), ids[living]
                 if len(ids):
                     self._pool.send(actions, ids)
                 return
-            except StepmillError as error:
-                self._note_refusal(error)
+            except UsageError:
+                raise
+            except StepmillError:
+                self._has_refused = True
 
-    def _end(self, env_id: int, info: Mapping[str, Any], fault: str = "", *, is_counted: bool = True) -> list[Episode]:
-        """Return the episode that an env has played, or none if a fault ended the episode and it is played again."""
-        episode_id = int(self._episode_of[env_id])
-        self._episode_of[env_id] = NO_EPISODE
-        if (
-            self._can_cut and "fault" in info
-        ):  # a replay has been given up, or a reset of a neighbour has replaced the worker
-            cut = info["fault"]
-            fault, is_counted = cut["message"], cut["kind"] != "neighbour"
-        self._attempts[episode_id] -= not is_counted
-        pair, attempts = self._plan.pairs[episode_id], self._attempts[episode_id]
-        if fault and (attempts <= self._settings.retries or not is_counted):
-            self._todo.appendleft(episode_id)
-            return []
-        found: dict[str, Any] = {"attempts": attempts, "wall_s": perf_counter() - self._began_s[env_id].item()}
-        if fault:
-            return [Episode(pair.task, pair.seed, fault=fault, **found)]
-        found["episode_return"], found["length"] = self._return[env_id].item(), self._length[env_id].item()
-        found["success"] = find_success(info, self._settings.success)
-        found["infos"] = {name: info[name] for name in self._settings.infos if name in info}
-        return [Episode(pair.task, pair.seed, **found)]
+    # ---- the ends of episodes -----------------------------------------------------------------------------------------
 
-    def _take_faults(self, faults: Mapping[int, EnvFault]) -> Iterator[Episode]:
-        """Revive envs after faults, and let them play. A fault counts only against the env that caused it, if that is known."""
-        episodes: list[Episode] = []
+    def _end_rows(self, batch: Batch, rows: Sequence[int]) -> Iterator[Episode]:
+        """Yield the episodes that ended in these rows."""
+        # The infos are not merged, because merging fails if those of two envs differ in shape.
+        infos = dict(rows_of(batch.info, rows)) if rows else {}
+        for row in rows:
+            env_id, info = int(batch.env_id[row]), infos.get(row, {})
+            cut = (
+                info["fault"] if self._can_cut and "fault" in info else None
+            )  # of a replay that was given up, or of a neighbour
+            if cut is None:
+                yield self._end(env_id, self._results_of(env_id, info))
+            else:
+                yield from self._fail(env_id, cut["message"], is_counted=cut["kind"] != "neighbour")
+
+    def _end_faults(self, faults: Mapping[int, EnvFault]) -> Iterator[Episode]:
+        """Revive envs after faults, and yield the episodes that are not played again."""
         for env_id, fault in faults.items():
-            if fault.error.is_final:
-                raise fault.error
-            if getattr(fault.error, "error_type", None) == _MISUSE:  # of find_success, so each episode would fail
-                raise UsageError(fault.error.message) from fault.error
+            error = fault.error
+            if error.is_final:
+                raise error
+            if getattr(error, "error_type", None) == _MISUSE:  # of find_success, so each episode would fail
+                raise UsageError(error.message) from error
             if self._episode_of[env_id] != NO_EPISODE:
-                error = fault.error
+                # It counts only against the env that caused it, if that is known.
                 name = "running_env_id" if isinstance(error, WorkerDied) else "env_id"
-                is_counted = getattr(error, name, None) in (None, env_id)
-                episodes += self._end(env_id, {}, error.message, is_counted=is_counted)
-        self._num_refusals = 0
-        self._waiting = [env_id for env_id in self._waiting if env_id not in faults]
+                yield from self._fail(env_id, error.message, is_counted=getattr(error, name, None) in (None, env_id))
+        if not faults:
+            return
         with suppress(StepmillError):  # neighbours may fail; a reset also revives, but waits for the worker to start
             self._pool.revive(list(faults), wait=False)
-        self._begin(faults)
-        yield from episodes
+
+    def _fail(self, env_id: int, fault: str, *, is_counted: bool) -> Iterator[Episode]:
+        """Let the episode of an env be played again, or yield it with its fault."""
+        episode_id = int(self._episode_of[env_id])
+        self._attempts[episode_id] -= not is_counted
+        if is_counted and self._attempts[episode_id] > self._settings.retries:
+            yield self._end(env_id, {"fault": fault})
+        else:
+            self._episode_of[env_id] = NO_EPISODE
+            self._todo.appendleft(episode_id)
+
+    def _results_of(self, env_id: int, info: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "episode_return": self._return[env_id].item(),
+            "length": self._length[env_id].item(),
+            "success": find_success(info, self._settings.success),
+            "infos": {name: info[name] for name in self._settings.infos if name in info},
+        }
+
+    def _end(self, env_id: int, results: dict[str, Any]) -> Episode:
+        episode_id = int(self._episode_of[env_id])
+        self._episode_of[env_id] = NO_EPISODE
+        pair, wall_s = self._plan.pairs[episode_id], perf_counter() - self._began_s[env_id].item()
+        return Episode(pair.task, pair.seed, attempts=self._attempts[episode_id], wall_s=wall_s, **results)
