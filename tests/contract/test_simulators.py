@@ -51,6 +51,12 @@ def send(value: object) -> Any:
     return other_side.Decoder(io.BytesIO(other_side.Codec().dumps(value))).load()[0]
 
 
+def test_a_large_space_arrives_through_shared_memory() -> None:
+    env = foreign("Picture")()
+    assert env.observation_space == simulator_envs.Picture().observation_space
+    env.close()
+
+
 @pytest.mark.parametrize("where", ["serial", "fork"])
 def test_an_env_of_gymnasium_returns_the_same_in_another_python(where: str) -> None:
     actions = np.random.default_rng(0).integers(0, 2, (60, 2))

@@ -132,8 +132,19 @@ class Image:
         end = time.perf_counter() + self.busy_s
         while time.perf_counter() < end:
             pass
-        self.picture[0, 0, 0] += 1
+        self.picture[0, 0, 0] ^= 1
         return self.picture, 0.0, False, False, {}
+
+
+class Picture(Image):
+    """The same with spaces, which are larger than a message holds."""
+
+    def __init__(self):
+        from gymnasium import spaces
+
+        super().__init__()
+        self.observation_space = spaces.Box(np.arange(84 * 84 * 4).reshape(84, 84, 4) % 3, 255, dtype=np.uint8)
+        self.action_space = spaces.Discrete(2)
 
 
 class Nothing:

@@ -108,7 +108,9 @@ class SimulatorProcess:
             place = f"/proc/{os.getpid()}/fd/{fd.fileno()}", token
             try:
                 self._send(self._program)
-                described = self._exchange(place, (make, self._codec.dumps(kwargs)))[1]
+                data = self._codec.dumps(kwargs)
+                self._codec.area = np.frombuffer(memory, np.uint8)  # large spaces in the answer are there
+                described = self._exchange(place, (make, data))[1]
             except RemoteError as error:
                 if error.message != "No module named 'numpy'":
                     raise
@@ -117,8 +119,8 @@ class SimulatorProcess:
             except CallTooLate:
                 what = f"return from {make!r}" if self._has_begun else "begin to run stepmill's program"
                 raise self._start_error(f"did not {what} in {limit_s:g} s (start.timeout_s)") from None
-        if described["shares"]:
-            self._codec.area = np.frombuffer(memory, np.uint8)
+        if not described["shares"]:
+            self._codec.area = None
         return dict(described)
 
     def request(self, operation: str, *arguments: object, limit_s: float | None = None) -> tuple[int, Any]:
