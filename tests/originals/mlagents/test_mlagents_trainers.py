@@ -42,6 +42,7 @@ def manager_of(settings: Any) -> Iterator[Callable[..., Any]]:
 DIFFERENCES = {
     "SubprocessEnvManager.__init__(run_options): another default": "| `SubprocessEnvManager(env_factory, run_options, n_env)` |",
     "EnvironmentStep.__init__(environment_stats): another default": "| `EnvironmentStep(...)`, `StepResponse(...)` |",
+    "StepResponse.__init__(environment_stats): another default": "| `EnvironmentStep(...)`, `StepResponse(...)` |",
 }
 
 
