@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,26 @@ def test_a_simulator_that_cannot_begin_says_what_to_do(python: Any, make: str, r
 def test_a_simulator_that_does_not_begin_in_time_is_ended(where: str, python: Any, make: str, reason: str) -> None:
     with pytest.raises(stepmill.StepmillError, match=reason if where == "serial" else "start.timeout_s"):
         make_pool(where, [stepmill.foreign(f"{ENVS}:{make}", python=python)], start={"timeout_s": 1.0})
+
+
+def test_the_answer_to_an_interrupted_step_is_ignored() -> None:
+    env = walk()()
+    env.reset(seed=0)
+    pid = env.pid()
+
+    def interrupt() -> None:
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            os.sched_yield()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        env.step("stop")
+    thread.join()
+    os.kill(pid, signal.SIGCONT)
+    np.testing.assert_array_equal(env.mark(np.arange(1000)), [np.arange(1000)])
+    env.close()
 
 
 def test_what_a_command_prints_before_the_program_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:

@@ -72,7 +72,8 @@ class SimulatorProcess:
             self._program = file.read()
         self._command, pipe = shlex.join(command), subprocess.PIPE
         self._codec, self._arrived, self._tail = other_side.Codec(), bytearray(), b""
-        self._number, self._has_begun, self.end = 0, False, ""
+        self._number = self._answered = 0  # of the last request, and of the last request that was answered
+        self._has_begun, self.end = False, ""
         self._limit_s: float | None = None
         words, environ = _with_loader(command, len(self._program)), {**os.environ, "PYTHONHOME": ""}
         try:  # Ctrl-C on a terminal is for the learner
@@ -161,19 +162,25 @@ class SimulatorProcess:
         self._limit_s, self._deadline = limit_s, time.monotonic() + (limit_s or 0.0)
 
     def _exchange(self, head: object, value: object) -> tuple[int, Any]:
-        self._number += 1
+        while (
+            self._answered != self._number
+        ):  # a request was interrupted, and its answer would overwrite the shared memory
+            self._load()
         try:
-            data = self._codec.dumps(self._number, head, value)
+            data = self._codec.dumps(self._number + 1, head, value)
         except other_side.CannotCarry as error:
             raise TypeError("the argument" + str(error).partition("]")[2]) from None
+        self._number += 1
         self._send(data)
-        number = 0
-        while number != self._number:  # the answer to a request that was interrupted is ignored
-            decoder = other_side.Decoder(io.BytesIO(self._receive()))
-            decoder.area = self._codec.area
-            number, status, answer = decoder.load()
+        status, answer = self._load()
         if status == other_side.RAISED:
             raise RemoteError(*answer)
+        return status, answer
+
+    def _load(self) -> tuple[int, Any]:
+        decoder = other_side.Decoder(io.BytesIO(self._receive()))
+        decoder.area = self._codec.area
+        self._answered, status, answer = decoder.load()
         return status, answer
 
     def _receive(self) -> bytearray:
