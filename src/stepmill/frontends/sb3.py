@@ -23,7 +23,7 @@ from stepmill.pool.pool import Pool
 from stepmill.pool.port import PoolPort, rows_of
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import EnvError, UsageError, needs_extra, rebuild_error
-from stepmill.spec.options import AutoresetMode, OptionKeywords, PoolOptions, merge_options
+from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords, PoolOptions, merge_options
 from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import Leaf
 
@@ -73,7 +73,12 @@ class SB3VecEnv(VecEnv):
             if self._pool.spec.is_batched:
                 raise UsageError("env_fns make vector envs; give SB3VecEnv functions that make single envs")
             check_spaces(pairs, pairs[0][0], is_same=True)
-            super().__init__(self._pool.num_envs, *pairs[0])
+            spaces = pairs[0]
+            if (
+                chosen.backend is BackendName.SERIAL
+            ):  # env 0's own objects, as in DummyVecEnv: SB3 seeds the action space
+                spaces = self.envs[0].observation_space, self.envs[0].action_space
+            super().__init__(self._pool.num_envs, *spaces)
             self._has_plain_actions = isinstance(self._pool.spec.action, Leaf)
 
     # ---- stepping and resetting ------------------------------------------------------------------------------------
@@ -148,6 +153,23 @@ class SB3VecEnv(VecEnv):
 
     # ---- everything slow -------------------------------------------------------------------------------------------
 
+    @property
+    def envs(self) -> list[Any]:
+        """The N env objects, on the serial backend only.
+
+        Raises:
+            AttributeError: the envs are objects in workers.
+        """
+        if self._pool.options.backend is not BackendName.SERIAL:
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute 'envs'; the envs are objects in workers: get_attr(name) and "
+                "set_attr(name, value) access their attributes, env_method(name, ...) calls their methods. With "
+                "backend='serial' they are here",
+                name="envs",
+                obj=self,
+            )
+        return list(self._pool.call(_itself))
+
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
@@ -211,3 +233,7 @@ def _call_method(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, 
 
 def _read_attribute(env: Any, name: str) -> Any:
     return env.get_wrapper_attr(name)
+
+
+def _itself(env: Any) -> Any:
+    return env

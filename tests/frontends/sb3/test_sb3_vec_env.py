@@ -11,8 +11,9 @@ import moviepy  # noqa: F401 - loaded here, so that what it opens on import is n
 import numpy as np
 import pytest
 import tqdm
-from stable_baselines3 import PPO
+from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import IdentityEnv, IdentityEnvMultiBinary
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
@@ -85,6 +86,7 @@ def sb3_env_of(request):
         made.append(SB3VecEnv(env_fns, backend=request.param, num_workers=workers, **arguments))
         return made[-1]
 
+    build.backend = request.param
     yield build
     for each in made:
         each.close()
@@ -203,6 +205,40 @@ def test_too_few_actions_are_refused():
     with pytest.raises(UsageError, match="does not have the structure of the action space: KeyError"):
         envs.step([{"push": np.zeros(2)}] * 2)
     envs.close()
+
+
+@pytest.mark.parametrize("algorithm", [PPO, A2C])
+def test_policies_train_on_actions_of_many_bits_which_are_floats(algorithm):
+    envs = SB3VecEnv([lambda: IdentityEnvMultiBinary(4)] * 2, backend="serial")
+    assert algorithm("MlpPolicy", envs, n_steps=16, device="cpu").learn(64).num_timesteps >= 64
+    with pytest.raises(UsageError, match="actions have numbers that int8 cannot hold"):
+        envs.step(np.full((2, 4), 0.5, np.float32))
+    envs.close()
+
+
+def test_a_serial_envs_own_space_is_seeded_with_the_action_space():
+    def first_observations():
+        envs = SB3VecEnv([lambda: IdentityEnv(1000)], backend="serial")
+        envs.action_space.seed(8)
+        seen = [envs.reset().item(), *(envs.step([0])[0].item() for _ in range(8))]
+        envs.close()
+        return seen
+
+    assert first_observations() == first_observations()
+
+
+def test_the_envs_are_at_hand_on_the_serial_backend_and_elsewhere_named_as_unreachable(sb3_env_of):
+    envs = sb3_env_of(make(2))
+    wrapped = VecMonitor(envs)
+    if sb3_env_of.backend == "serial":
+        assert [type(each) for each in wrapped.envs] == [Monitor, Monitor]
+        envs.envs[1].unwrapped.note = "own"
+        assert envs.get_attr("note") == ["hello", "own"]
+        assert envs.envs[0].action_space is envs.action_space
+    else:
+        with pytest.raises(AttributeError, match=r"no attribute 'envs'.*get_attr\(name\).*backend='serial'"):
+            envs.envs  # noqa: B018
+        assert not hasattr(envs, "envs")
 
 
 def test_step_async_and_step_wait_are_a_step_in_two_halves(sb3_env_of):

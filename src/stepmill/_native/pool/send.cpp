@@ -56,13 +56,18 @@ nb::object PoolState::plain_actions(const Leaf& leaf, PyObject* value, npy_intp 
     const bool is_shape = PyArray_NDIM(source) == static_cast<int>(dims.size()) && std::equal(dims.begin(), dims.end(), PyArray_DIMS(source));
     if (!is_shape) raise_wrong_shape(leaf, source, dims, batch_size_);
     if (PyArray_TYPE(source) == leaf.type_num && PyArray_ISCARRAY_RO(source) && leaf.is_native) return array;
-    if (!PyArray_CanCastArrayTo(source, leaf.dtype(), NPY_SAME_KIND_CASTING)) {
+    const bool is_whole = PyTypeNum_ISINTEGER(leaf.type_num) || PyTypeNum_ISBOOL(leaf.type_num);
+    const bool is_real = PyArray_ISINTEGER(source) || PyArray_ISFLOAT(source) || PyArray_ISBOOL(source);
+    if (!(is_whole && is_real) && !PyArray_CanCastArrayTo(source, leaf.dtype(), NPY_SAME_KIND_CASTING)) {
         raise(errors().usage, "actions" + of_leaf(leaf) + " have dtype " + text_of(array.attr("dtype")) + "; give dtype " + text_of(leaf.descr));
     }
-    const bool is_wider = PyArray_ISINTEGER(source) && !PyArray_CanCastArrayTo(source, leaf.dtype(), NPY_SAFE_CASTING);
-    Py_INCREF(leaf.descr.ptr());
-    nb::object cast = checked(PyArray_FromArray(source, leaf.dtype(), NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
-    if (is_wider && !nb::cast<bool>(nb::bool_(nb::steal(PyObject_RichCompare(cast.ptr(), array.ptr(), Py_EQ)).attr("all")()))) {
+    const bool may_lose = (is_whole || PyArray_ISINTEGER(source)) && !PyArray_CanCastArrayTo(source, leaf.dtype(), NPY_SAFE_CASTING);
+    nb::object convert = array.attr("astype");
+    if (PyArray_ISFLOAT(source) && is_whole) {  // NumPy warns of a NaN that becomes an integer, which is refused below
+        convert = nb::module_::import_("numpy").attr("errstate")(nb::arg("invalid") = "ignore")(convert);
+    }
+    nb::object cast = convert(leaf.descr, "C");
+    if (may_lose && !nb::cast<bool>(nb::bool_(nb::steal(PyObject_RichCompare(cast.ptr(), array.ptr(), Py_EQ)).attr("all")()))) {
         raise(errors().usage, "actions" + of_leaf(leaf) + " have numbers that " + text_of(leaf.descr) + " cannot hold; give actions of the space");
     }
     return cast;
