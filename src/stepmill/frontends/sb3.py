@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from numpy.typing import NDArray
 
 from stepmill.frontends.batch_rows import stack_rows
-from stepmill.frontends.gymnasium.spaces import check_spaces, read_spaces
+from stepmill.frontends.gymnasium.spaces import SpacePair, check_spaces, read_spaces
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import PoolPort, rows_of
 from stepmill.spec.closing import close_on_error
@@ -74,10 +74,8 @@ class SB3VecEnv(VecEnv):
                 raise UsageError("env_fns make vector envs; give SB3VecEnv functions that make single envs")
             check_spaces(pairs, pairs[0][0], is_same=True)
             spaces = pairs[0]
-            if (
-                chosen.backend is BackendName.SERIAL
-            ):  # env 0's own objects, as in DummyVecEnv: SB3 seeds the action space
-                spaces = self.envs[0].observation_space, self.envs[0].action_space
+            if chosen.backend is BackendName.SERIAL:
+                spaces = _own_spaces(self.envs, spaces)
             super().__init__(self._pool.num_envs, *spaces)
             self._has_plain_actions = isinstance(self._pool.spec.action, Leaf)
 
@@ -225,6 +223,19 @@ def _options(options: PoolOptions | None, keywords: OptionKeywords, start_method
     if chosen.autoreset_mode is AutoresetMode.DISABLED:
         raise UsageError("SB3's algorithms need envs that reset themselves; leave out autoreset_mode='Disabled'")
     return replace(chosen, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def _own_spaces(envs: Sequence[Any], spaces: SpacePair) -> SpacePair:
+    """Return env 0's own space objects, as in DummyVecEnv: SB3 seeds the action space, from which envs may sample.
+
+    Raises:
+        UsageError: two functions returned the same env.
+    """
+    if len({id(getattr(env, "unwrapped", env)) for env in envs}) < len(envs):
+        raise UsageError("two of env_fns returned the same env object; give functions that each make a new env")
+    names = ("observation_space", "action_space")
+    own = [getattr(envs[0], name, space) for name, space in zip(names, spaces, strict=True)]
+    return (own[0], own[1]) if tuple(own) == spaces else spaces  # envs of other APIs have no Gymnasium spaces
 
 
 def _call_method(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
