@@ -29,6 +29,7 @@ TABLE = {
     "di_engine.errors.MethodError": "RuntimeError",
     "di_engine.errors.MissingAttributeError": "AttributeError",
     "di_engine.errors.ObservationError": "ValueError",
+    "di_engine.errors.ResetParamError": "RuntimeError",
     "di_engine.errors.RetriesError": "RuntimeError",
     "di_engine.errors.StepTimeout": "TimeoutError",
     "di_engine.errors.UnknownCommandError": "KeyError",

@@ -422,6 +422,25 @@ def test_an_env_that_does_not_exist(make: Any, whose: str, call: str) -> None:
     assert (9 in manager._reset_param) is (whose == ORIGINAL and call == "reset")
 
 
+@row("`reset({0: 5})`")
+def test_reset_arguments_that_are_no_dict(make: Any, whose: str) -> None:
+    manager = make(SUBPROCESS, ding_envs(1))
+    manager.launch()
+    with pytest.raises(RuntimeError) as caught:
+        manager.reset({0: 5})
+    assert isinstance(caught.value, UsageError) is (whose == OURS)
+    assert manager.closed is (whose == ORIGINAL)
+
+
+@row("`step` of a base manager for an env")
+def test_a_step_of_an_env_that_is_done(make: Any, whose: str) -> None:
+    manager = make("BaseEnvManager", ding_envs(1, length=1), episode_num=1)
+    manager.launch()
+    manager.step({0: 1})
+    with contextlib.nullcontext() if whose == ORIGINAL else pytest.raises(AssertionError, match="DONE"):
+        manager.step({0: 1})
+
+
 @row("`_pipe_parents`, `_pipe_children`")
 @row("`_subprocesses`")
 @row("`_obs_buffers`")

@@ -40,6 +40,10 @@ class UnknownEnvError(ManagerUsageError, KeyError):
     """There is no env of that number."""
 
 
+class ResetParamError(ManagerUsageError, RuntimeError):
+    """The arguments of a reset are neither a dict nor None."""
+
+
 class ObservationError(BadOutput, ValueError):
     """An env returned a value that its spaces do not allow."""
 

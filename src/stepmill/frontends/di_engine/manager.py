@@ -10,7 +10,7 @@ from stepmill.envs.di_engine import as_ding_env
 from stepmill.frontends.di_engine import config as settings
 from stepmill.frontends.di_engine.env_calls import EnvCalls
 from stepmill.frontends.di_engine.env_lifecycle import EnvState
-from stepmill.frontends.di_engine.errors import ManagerClosedError, ManagerUsageError, UnknownEnvError
+from stepmill.frontends.di_engine.errors import ManagerClosedError, ManagerUsageError, ResetParamError, UnknownEnvError
 from stepmill.frontends.di_engine.pool_client import ReplyKind
 from stepmill.frontends.overrides import refuse_overrides
 from stepmill.spec.closing import close_on_error
@@ -132,7 +132,7 @@ class Manager(EnvCalls):
             if env_id not in self._env_states:
                 raise UnknownEnvError(f"reset_param names env {env_id}; there are envs 0 to {self._env_num - 1}")
             if kwargs is not None and not isinstance(kwargs, dict):
-                raise ManagerUsageError(
+                raise ResetParamError(
                     f"reset_param of env {env_id} is a {type(kwargs)}; give a dict of keyword arguments, or None"
                 )
         return param
