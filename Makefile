@@ -76,7 +76,14 @@ CHECKS := check-prose check-pyright check-budget check-types check-sizes check-i
 check: build  ## lint, types, imports, sizes, budget, prose, stub, names in the model; two at a time
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target $(CHECKS)
 
-.PHONY: $(CHECKS)
+# The extension is a unity build, in which a file finds the includes of others. CXX=clang++ does the same with Clang.
+ALONE_FLAGS = -std=c++20 -fsyntax-only -Wall -Wextra -Werror -Isrc/stepmill/_native $(shell $(PY) -c \
+	'import nanobind, numpy, sysconfig; print("-isystem", numpy.get_include(), "-isystem", nanobind.include_dir(), "-isystem", sysconfig.get_path("include"))')
+
+check-alone: venv  ## compile each C++ file of the extension alone, which finds a missing include
+	find src/stepmill/_native -name '*.cpp' -print0 | xargs -0 -P 2 -n 1 $(CXX) $(ALONE_FLAGS)
+
+.PHONY: $(CHECKS) check-alone
 check-lint:
 	$(BIN)/ruff check $(PYTHON_CODE)
 	$(BIN)/ruff format --check $(PYTHON_CODE)

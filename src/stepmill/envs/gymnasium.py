@@ -15,6 +15,7 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.vector.utils import batch_space
 
 from stepmill.envs import Steppable
+from stepmill.envs.mujoco_contexts import make_contexts_current
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
 from stepmill.spec.tree import PLAIN_DTYPE_KINDS, DictNode, Leaf, LeafKind, Node, Opaque, TupleNode
@@ -60,6 +61,7 @@ def describe_opaque(_env: object, _like: EnvSpec | None) -> EnvSpec:
 
 def adapt(env: object) -> Steppable:
     """Return the env itself, which has the engine's API."""
+    make_contexts_current()
     return cast("Steppable", env)
 
 
