@@ -52,6 +52,7 @@ TABLE = {
     "torchrl.errors.DeadWorkerError": "RuntimeError",
     "torchrl.errors.LateWorkerError": "RuntimeError",
     "torchrl.errors.MissingEnvPoolError": "ImportError",
+    "torchrl.errors.MissingActionError": "KeyError",
     "torchrl.errors.NotSteppedError": "RuntimeError",
     "torchrl.errors.StepOutputError": "TypeError",
     "torchrl.errors.StillBusyError": "RuntimeError",

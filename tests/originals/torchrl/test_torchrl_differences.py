@@ -356,6 +356,18 @@ def test_envs_that_differ(make: Maker) -> None:
         make.here([of(partial(Plain, box(-1, 1, (2,))), make), of(partial(Plain, box(-1, 1, (3,))), make)]).reset()
 
 
+@row("An action of another shape")
+def test_actions_and_arguments_that_do_not_fit(make: Maker) -> None:
+    env = make.here(cartpole)
+    td = env.reset()
+    with pytest.raises(KeyError, match="action"):
+        env.step(td)
+    with pytest.raises(TypeError, match="nope"):
+        env.reset(nope=1)
+    with make.refuses(match="actions have shape"):
+        env.step(td.set("action", torch.zeros(2, 3, dtype=torch.int64)))
+
+
 @row("Envs with text")
 def test_envs_with_text(make: Maker) -> None:
     with make.refuses(EnvError, match="string of CountingEnvWithString is a NonTensor"):

@@ -181,7 +181,7 @@ class StepmillEnv(PoolEnv):
         **kwargs: Any,
     ) -> TensorDictBase:
         if kwargs:
-            raise UsageError(f"reset() got {sorted(kwargs)}; an env's reset takes seed and options")
+            raise ArgumentTypeError(f"reset() got {sorted(kwargs)}; an env's reset takes seed and options")
         mask = self._read_mask(tensordict, "_reset")
         if list_of_kwargs is None:
             obs = self._engine.reset(mask, seed, options)

@@ -19,6 +19,10 @@ class ArgumentCountError(UsageError, RuntimeError):
     """A list does not have one entry per env."""
 
 
+class MissingActionError(UsageError, KeyError):
+    """A tensordict has no action."""
+
+
 class NotSteppedError(UsageError, RuntimeError):
     """More results are requested than tasks are running."""
 

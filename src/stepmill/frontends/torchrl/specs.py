@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, Unbounded
 
 from stepmill.envs.torchrl import SpecSpace
+from stepmill.frontends.torchrl.errors import MissingActionError
 from stepmill.spec.errors import UsageError
 
 Space: TypeAlias = spaces.Space[Any]
@@ -253,11 +254,14 @@ class ActionReader:
         """Return the actions.
 
         Raises:
-            UsageError: the tensordict has no "action", or its shape is wrong.
+            MissingActionError: the tensordict has no "action".
+            UsageError: its shape is wrong.
         """
         action = tensordict.get("action", None)
         if action is None:
-            raise UsageError("the tensordict has no 'action'; set it, for example by env.rand_action(tensordict)")
+            raise MissingActionError(
+                "the tensordict has no 'action'; set it, for example by env.rand_action(tensordict)"
+            )
         return self._leaf(action) if self._leaf is not None else self._walk(self._space, action)
 
     def _walk(self, space: Space, action: Any) -> Any:
