@@ -23,7 +23,7 @@ RUN_PACKAGES := numpy gymnasium cloudpickle click rich ale-py opencv-python-head
 # Containers often set it; each of the hundreds of processes that the tests start would compile stepmill again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-slow test-mlagents test-ray test-originals test-envs test-jupyter test-versions bench-setup bench docs docs-shots dist extras lock clean
+.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-newest test-slow test-mlagents test-ray test-originals test-envs test-jupyter test-versions bench-setup bench docs docs-shots dist extras lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 16
@@ -132,6 +132,9 @@ test-torch: build  ## the tests marked torch, in a separate environment
 
 test-frontends: build  ## the tests of front-ends whose libraries .venv does not have, in a separate environment
 	scripts/test_frontends.sh $(PY) $(PYTEST_ARGS)
+
+test-newest: venv  ## the tests of what other versions may break, with the newest of every dependency, in a separate environment
+	scripts/test_newest.sh $(PY) $(PYTEST_ARGS)
 
 test-slow: build  ## the tests marked slow: context="spawn", each MuJoCo task as a kernel, chaos, doctor, tune, bench, pages, examples
 	$(PY) -m pytest -n 4 --dist worksteal -m "slow and not soak" --covers=build/covers/slow.json $(PYTEST_ARGS)

@@ -14,6 +14,7 @@ tensors. All errors are subclasses of `StepmillError`, and their messages say wh
 """
 
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from stepmill._lazy_names import lazy_names
@@ -22,6 +23,11 @@ from stepmill._version import __version__
 if not sys.platform.startswith("linux"):
     raise ImportError(
         f"stepmill runs on Linux only, and this is {sys.platform}; use it in a Linux container or virtual machine."
+    )
+
+if getattr(find_spec("stepmill._native"), "origin", None) is None:  # only the folder of its sources
+    raise ImportError(
+        f"the C++ part of stepmill in {__path__[0]} is not built; run `pip install .` or `make build` in its repository"
     )
 
 # The names are loaded on first use, because workers import this package too and must not load Gymnasium.

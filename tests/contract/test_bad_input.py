@@ -143,7 +143,7 @@ def test_ids_that_are_not_there_or_come_twice_are_refused(counting_pool, ids, na
 
 
 @ONE_BACKEND
-@pytest.mark.parametrize("ids", [[0.0, 1.0], ["0"], np.array([0.5]), "01", [[0], [1]], 1, [None]], ids=repr)
+@pytest.mark.parametrize("ids", [[0.0, 1.0], [1.7], ["0"], np.array([0.5]), "01", [[0], [1]], 1, [None]], ids=repr)
 def test_ids_that_are_no_whole_numbers_are_refused(counting_pool, ids):
     _assert_refused(counting_pool, ids, "env_ids")
 

@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 from stepmill import EnvError, Pool, PoolOptions, Rollout, UsageError
 from stepmill.frontends.ray_rollout import Fragment, joined
 from stepmill.testing.envs import BatchedCountingEnv
+from tests.harness.foreign_envs import Tag
 
 T, N = 17, 5
 
@@ -175,6 +176,40 @@ def test_misuse_is_refused():
             Rollout(pool, 0)
         with pytest.raises(UsageError, match="needs 2 envs or more"):
             Rollout(pool, 3, is_double_buffered=True)
+
+
+def test_pools_whose_rows_a_rollout_cannot_hold_are_refused_before_a_step():
+    with Pool([Ends] * 2, backend="serial", num_episodes=2) as pool, pytest.raises(UsageError, match="num_episodes=2"):
+        Rollout(pool, 4)
+    with Pool([Tag], backend="serial") as pool, pytest.raises(UsageError, match="AgentVectorEnv"):
+        Rollout(pool, 4)
+
+
+class Pair(gymnasium.Env):
+    """Its action is a tuple of a number and a dict; the reward is their sum."""
+
+    action_space = gymnasium.spaces.Tuple(
+        (gymnasium.spaces.Discrete(9), gymnasium.spaces.Dict({"more": gymnasium.spaces.Discrete(9)}))
+    )
+    observation_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 0, float(action[0] + action[1]["more"]), False, False, {}
+
+
+@pytest.mark.parametrize("has_extras", [False, True])
+def test_an_action_that_is_a_pair_with_a_dict_is_not_taken_for_extras(has_extras):
+    def policy(obs, ids):
+        action = (np.full(len(ids), 2), {"more": np.full(len(ids), 3)})
+        return (action, {"value": np.ones(len(ids))}) if has_extras else action
+
+    with Pool([Pair] * 2, backend="serial") as pool:
+        batch = Rollout(pool, 3).collect(policy)
+        assert batch.reward.tolist() == [[5, 5]] * 3
+        assert [*batch.extras] == ["value"] * has_extras
 
 
 def test_extras_are_those_of_the_policy_that_acts():

@@ -150,6 +150,62 @@ def test_an_agent_that_joins_has_an_observation_at_once(made):
     ours.step(dict.fromkeys(ours.agents, 1))
 
 
+class Brief(Joining):
+    """The third agent joins in the first step, and a time limit ends all in the same step."""
+
+    def step(self, actions):
+        obs, rewards, terminated, truncated, infos = super().step(actions)
+        self.agents = []
+        return obs, {**rewards, "a_2": 7.0}, terminated, dict.fromkeys(truncated, True), {**infos, "a_2": {"n": 1}}
+
+
+def test_an_agent_that_joins_in_the_step_that_ends_it_is_in_all_results(made):
+    ours, theirs = made(StepmillParallelEnv(Brief, **WHERE["serial"])), Brief()
+    for env in (ours, theirs):
+        env.reset(seed=3)
+    mine, wanted = ours.step({"a_0": 1, "a_1": 1}), theirs.step({"a_0": 1, "a_1": 1})
+    assert mine[1:] == wanted[1:]
+    assert mine[1]["a_2"] == 7.0
+    assert mine[0].keys() == wanted[0].keys()
+    assert ours.agents == []
+
+
+class Reserved(Tag):
+    """Its agents have names that are also keys of the engine's infos."""
+
+    def __init__(self):
+        super().__init__()
+        self.possible_agents = ["fault", "omitted", "agent:fault"]
+
+    def step(self, actions):
+        obs, rewards, terminated, truncated, _ = super().step(actions)
+        return obs, rewards, terminated, truncated, {agent: {"own": agent} for agent in rewards}
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_agents_may_be_named_as_keys_of_the_engine(made, where):
+    env = made(StepmillParallelEnv(Reserved, **WHERE[where]))
+    env.reset()
+    assert env.step(ones(env))[4] == {agent: {"own": agent} for agent in env.possible_agents}
+    envs = made(AgentVectorEnv([Reserved], backend="serial"))
+    envs.reset()
+    assert envs.step(np.ones(3, int))[4]["own"].tolist() == env.possible_agents
+
+
+@pytest.mark.parametrize(("part", "name"), [(1, "reward"), (2, "termination"), (3, "truncation")])
+def test_an_agent_that_acted_must_have_a_reward_and_flags(made, part, name):
+    class Silent(Tag):
+        def step(self, actions):
+            parts = super().step(actions)
+            del parts[part]["a_1"]
+            return parts
+
+    env = made(StepmillParallelEnv(Silent, **WHERE["serial"]))
+    env.reset()
+    with pytest.raises(stepmill.EnvError, match=rf"agents \['a_1'\] acted but have no {name}"):
+        env.step(ones(env))
+
+
 @pytest.mark.parametrize(
     ("part", "words"), [("observation", r"agents \['a_1'\] are alive"), ("info", "info of agent 'a_1' must be a dict")]
 )

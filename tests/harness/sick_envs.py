@@ -271,7 +271,12 @@ class Hanging(Healthy):
         threading.Event().wait()
 
 
+class Unspaced(gymnasium.Env):
+    """Declares no spaces, so that doctor cannot draw actions."""
+
+
 SICK = [each for each in Healthy.__subclasses__() if each.__module__ == __name__]
 gymnasium.register("Sick-v0", NanReward)
 gymnasium.register("Healthy-v0", Healthy)
 gymnasium.register("Raising-v0", Raising)
+gymnasium.register("Unspaced-v0", Unspaced, disable_env_checker=True)

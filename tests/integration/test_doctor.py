@@ -14,7 +14,7 @@ from gymnasium import spaces
 from stepmill.observe.catalog import find_env
 from stepmill.observe.compared_runs import check_seeds
 from stepmill.observe.doctor import GROUPS, Severity, diagnose
-from stepmill.observe.doctor_probe import check_backends
+from stepmill.observe.doctor_probe import check_backends, check_steps
 from stepmill.spec.errors import UsageError
 from stepmill.testing import CheckFailed, CountingEnv, check_env
 from tests.harness.commands import run_command
@@ -87,7 +87,7 @@ class Parallel:
 )
 def test_an_env_that_cannot_be_checked_is_reported_once(env, why):
     (finding,) = diagnose(env, num_steps=10).findings
-    assert (finding.check, finding.severity) == ("not-checked", Severity.NOTE)
+    assert (finding.check, finding.severity) == ("not-checked", Severity.ERROR)
     assert why in finding.what
 
 
@@ -149,6 +149,23 @@ def run_doctor(*arguments):
 
 
 @pytest.mark.slow
+def test_the_command_exits_with_2_for_an_env_that_it_cannot_check():
+    done = run_command("doctor", "tests.harness.sick_envs:Unspaced-v0", "--json")
+    assert done.returncode == 2, done.stderr
+    assert json.loads(done.stdout)["findings"][0]["check"] == "not-checked"
+
+
+def test_a_close_that_is_a_coroutine_is_awaited():
+    closed = []
+
+    class Awaited(Rounded):
+        async def close(self):
+            closed.append(True)
+
+    check_steps(Awaited, lambda *finding: None, 10, 5.0)
+    assert closed == [True]
+
+
 def test_the_command_prints_findings_and_exits_with_1():
     done = run_doctor("tests.harness.sick_envs:Sick-v0", "--steps", "50")
     assert done.returncode == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import errno
+import hashlib
 import os
 import sys
 import types
@@ -344,6 +345,27 @@ def test_processes_with_equal_pids_that_share_a_cache_do_not_delete_each_others_
     monkeypatch.setattr(os, "link", link_after_the_other_process)
     assert reward_of(plain) == 1.0
     assert [path.name for path in folder.glob("*/entry.py*")] == ["entry.py"]
+
+
+@pytest.mark.parametrize("damage", ["flipped", "no checksum"])
+def test_compiled_code_that_is_damaged_is_compiled_again(folder: Path, damage: str) -> None:
+    assert reward_of(plain) == 1.0
+    codes = sorted(folder.rglob("*.nbc"))
+    assert codes
+    damaged = set()
+    for code in codes:
+        data = bytearray(code.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        damaged.add(bytes(data))
+        code.write_bytes(data)
+        if damage == "no checksum":
+            code.with_suffix(".sha256").unlink()
+    assert reward_of(plain) == 1.0
+    found = sorted(folder.rglob("*.nbc"))
+    assert found
+    assert not damaged & {code.read_bytes() for code in found}
+    for code in found:
+        assert code.with_suffix(".sha256").read_text() == hashlib.sha256(code.read_bytes()).hexdigest()
 
 
 def test_a_kernel_is_compiled_without_a_cache_that_cannot_be_written(

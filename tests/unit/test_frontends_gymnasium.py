@@ -1,5 +1,7 @@
 """What `VectorEnv` and `make_vec` check before, and beside, stepping."""
 
+import contextlib
+import copy
 import multiprocessing
 import pickle
 
@@ -251,6 +253,13 @@ def test_an_argument_named_like_ours_reaches_the_env_by_env_kwargs(cartpoles):
         ),
         ({"vectorization_mode": "vector_entry_point"}, "'vector_entry_point' is for envs that are vector envs already"),
         ({"vectorization_mode": "fast"}, "vectorization_mode='fast' is invalid; give 'sync', 'async' or None"),
+        ({"max_concurrency": 0}, "max_concurrency=0 must be a whole number"),
+        ({"max_concurrency": 2.0}, "max_concurrency=2.0 must be a whole number"),
+        ({"max_concurrency": 1, "num_workers": 1}, "max_concurrency and num_workers mean the same"),
+        (
+            {"vector_kwargs": {"max_concurrency": 1}, "options": stepmill.PoolOptions(num_workers=1)},
+            "give one of the two",
+        ),
         ({"worker": print}, "which .worker. cannot replace"),
         ({"options": {"copy": True}}, "options is a dict; give stepmill.PoolOptions"),
         ({"vector_kwargs": {"backend": "serial"}}, "got backend both as a keyword"),
@@ -261,6 +270,48 @@ def test_an_argument_named_like_ours_reaches_the_env_by_env_kwargs(cartpoles):
 def test_invalid_arguments_are_refused(cartpoles, arguments, text):
     with pytest.raises(UsageError, match=text):
         cartpoles(**{"num_envs": 2, **arguments})
+
+
+@pytest.mark.parametrize("where", ["keyword", "vector_kwargs"])
+def test_max_concurrency_of_gymnasium_is_the_number_of_workers(where):
+    given = {"max_concurrency": np.int64(2)}
+    arguments = given if where == "keyword" else {"vector_kwargs": given}
+    with contextlib.closing(stepmill.make_vec("CartPole-v1", 3, **arguments, backend="thread")) as envs:
+        assert len(envs.stats().workers) == 2
+
+
+def test_an_id_with_a_number_of_envs_is_sent_to_make_vec():
+    for make in (stepmill.VectorEnv, stepmill.Pool):
+        with pytest.raises(UsageError, match=r"stepmill.make_vec\(.*, num_envs=8\)"):
+            make("CartPole-v1", num_envs=2)
+
+
+def test_a_closed_vector_env_can_be_pickled_and_an_open_one_says_why_not(cartpoles):
+    envs = cartpoles(2)
+    for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="a VectorEnv that is open cannot be pickled"):
+            copied(envs)
+    envs.close()
+    again = pickle.loads(pickle.dumps(envs))
+    assert (again.num_envs, again.single_action_space, again.spec) == (2, envs.single_action_space, envs.spec)
+    again.close()
+    for method in (again.reset, again.stats):
+        with pytest.raises(ClosedPoolError, match="make a new VectorEnv"):
+            method()
+
+
+@pytest.mark.parametrize("num_envs", ["4", 2.5, True, 0], ids=repr)
+def test_a_number_of_envs_is_a_whole_number_wherever_it_is_given(num_envs):
+    def make():
+        raise AssertionError("an env is made")
+
+    for call in (
+        lambda: stepmill.AsyncPool(make, num_envs=num_envs),
+        lambda: stepmill.evaluate(len, make, seeds=range(2), num_envs=num_envs),
+        lambda: stepmill.tune(make, num_envs),
+    ):
+        with pytest.raises(UsageError, match=rf"num_envs={num_envs!r} must be a whole number"):
+            call()
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 import importlib.metadata
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 
 import stepmill
+from tests.harness.scripts import ROOT
 
 HEAVY = {"torch", "gymnasium", "ray", "rich", "click", "cloudpickle"}
 
@@ -27,6 +29,16 @@ def test_a_star_import_brings_every_public_name():
     exec("from stepmill import *", names)
     assert names.keys() >= set(stepmill.__all__)
     assert None not in names.values()
+
+
+def test_a_clone_that_is_not_built_says_what_to_run(tmp_path):
+    shutil.copytree(
+        ROOT / "src" / "stepmill", tmp_path / "stepmill", ignore=shutil.ignore_patterns("*.so", "__pycache__")
+    )
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import stepmill"
+    answer = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert "is not built; run `pip install .`" in answer.stderr
+    assert answer.returncode == 1
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -13,7 +13,7 @@ from stepmill.aio.batches import Batches, check_loop
 from stepmill.aio.lease import EnvLease
 from stepmill.aio.leases import Leases
 from stepmill.aio.on_demand import OnDemandEnv
-from stepmill.pool.port import PoolPort
+from stepmill.pool.port import PoolPort, checked_count
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -60,7 +60,7 @@ class AsyncPool:
             raise UsageError(f"the tasks of an AsyncPool decide when an env is reset; leave {name} out")
         if idle_s is not None and not idle_s > 0:
             raise UsageError(f"idle_s={idle_s} must be a positive number of seconds, or None")
-        env_fns = [make_env] * (num_envs or 0) if callable(make_env) else make_env
+        env_fns = [make_env] * checked_count(num_envs) if callable(make_env) else make_env
         if idle_s is not None:
             env_fns = [partial(OnDemandEnv, env_fn) for env_fn in env_fns]
         self._idle_s = idle_s

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeAlias
 import cloudpickle
 from gymnasium.envs.registration import EnvSpec, load_env_creator, registry
 
+from stepmill._pickling import dumps
 from stepmill.spec.errors import UsageError
 
 _PLAIN_TYPES = (str, int, float, bool, type(None))
@@ -76,7 +77,7 @@ def _portable(entry_point: _Creator) -> Any:
 
 def _dump_spec(env_id: str, spec: EnvSpec) -> bytes:
     try:
-        return bytes(cloudpickle.dumps(portable_spec(spec)))
+        return dumps(portable_spec(spec))
     except Exception as exc:  # pickling runs code of the user's classes, which may raise anything
         return bytes(cloudpickle.dumps(_unsendable(env_id, exc)))
 

@@ -2,7 +2,11 @@
 
 Observations and actions are dicts by agent. Rewards and flags are arrays [A] in the order of the slots. An agent is alive if
 it is in `env.agents` after the step. An absent agent has an observation of zeros and reward 0, and its action is not passed
-to the env. Infos are `{agent: info}` for the agents that have one.
+to the env. An agent that acted must have a reward and both flags; an agent that joins may have none. An agent that joins in the
+step that also ends it has its flag, although it was not alive before.
+
+Infos are `{agent: info}` for the agents that have one. The key of an agent whose name is also a key of the engine, such as
+"fault", is `info_key(agent)`: "agent:fault".
 
 `StackedAgents(env)` gives arrays [A, ...] in place of the dicts; all agents must then have equal spaces.
 """
@@ -20,12 +24,16 @@ from stepmill.envs import Steppable
 from stepmill.envs.agent_stacking import row_of, stack, stack_values, zeros
 from stepmill.envs.env_adapter import EnvAdapter
 from stepmill.envs.gymnasium import tree_of
+from stepmill.spec.batch import ENGINE_INFO_KEYS
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError, needs_extra
 from stepmill.spec.tree import DictNode
 
 with needs_extra("pettingzoo", "pettingzoo"):
     from pettingzoo.utils.env import AECEnv
+
+
+_PREFIX = "agent:"
 
 
 class StackedAgents(EnvAdapter):
@@ -82,6 +90,10 @@ class ParallelAgents(EnvAdapter):
         """Step the env with the actions of the agents that are alive. Hot path."""
         chosen = {agent: self._action_of(action, agent) for agent in self.env.agents}
         obs, rewards, terminated, truncated, infos = self.env.step(chosen)
+        for name, values in (("reward", rewards), ("termination", terminated), ("truncation", truncated)):
+            if not chosen.keys() <= values.keys():
+                missing = [agent for agent in chosen if agent not in values]
+                raise ValueError(f"the agents {missing} acted but have no {name}; return one for each agent that acted")
         flags = self._row(terminated, np.bool_), self._row(truncated, np.bool_)
         return self._fill(obs), self._row(rewards, np.float64), *flags, _infos(infos), self._alive()
 
@@ -142,4 +154,10 @@ def _infos(infos: Mapping[Any, Any]) -> dict[Any, Any]:
     for agent, info in infos.items():
         if info and not isinstance(info, dict):
             raise TypeError(f"the info of agent {agent!r} must be a dict, got {type(info)}")
-    return {agent: info for agent, info in infos.items() if info}
+    return {info_key(agent): info for agent, info in infos.items() if info}
+
+
+def info_key(agent: Any) -> Any:
+    """Return the key of an agent in the infos: its name, unless that may also be a key of the engine."""
+    is_ambiguous = isinstance(agent, str) and (agent in ENGINE_INFO_KEYS or agent.startswith(_PREFIX))
+    return f"{_PREFIX}{agent}" if is_ambiguous else agent

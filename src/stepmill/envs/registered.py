@@ -9,8 +9,7 @@ import pickle
 from collections.abc import Callable
 from importlib import import_module
 
-import cloudpickle
-
+from stepmill._pickling import dumps
 from stepmill.envs import ADAPTERS, Adapter
 from stepmill.spec.errors import UsageError
 
@@ -50,7 +49,7 @@ def register_adapter(env_class: type | str, adapter: Adapter | str) -> None:
 def dump_registry() -> bytes:
     """Return the registered adapters of this process, for `load_registry` in another."""
     try:
-        return bytes(cloudpickle.dumps(_registered))
+        return dumps(_registered)
     except Exception as exc:  # pickling runs code of the user's classes, which may raise anything
         raise UsageError(
             f"the registered adapters ({', '.join(_registered)}) cannot be pickled: {type(exc).__name__}: {exc}; make each a module "

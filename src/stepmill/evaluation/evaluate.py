@@ -20,7 +20,7 @@ from stepmill.evaluation.plan import EnvFn, EvaluateOptions, Plan, Tasks, make_p
 from stepmill.evaluation.policies import NO_EPISODE, Act, make_act, take_rows
 from stepmill.evaluation.result import Episode, Evaluation
 from stepmill.observe.progress import BarColumn, TextColumn, TimeRemainingColumn, show_progress
-from stepmill.pool.port import PoolPort, rows_of
+from stepmill.pool.port import PoolPort, checked_count, rows_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -105,7 +105,7 @@ def _play(
     for name in {"autoreset_mode", "num_episodes"} & options.keys():
         raise UsageError(f"evaluate() decides when an env is reset; leave {name} out")
     fixed = {"episode_stats": False, **options, "autoreset_mode": "Disabled"}
-    with Pool([make_env] * min(num_envs, len(todo)), **fixed) as pool:
+    with Pool([make_env] * min(checked_count(num_envs), len(todo)), **fixed) as pool:
         if pool.num_rows != pool.num_envs or pool.spec.agents or pool.spec.reward.shape:
             raise UsageError("evaluate() needs envs of one agent, with one row and one reward each; wrap the env")
         if OnFault.TRUNCATE in (pool.options.on_fault, pool.options.restarts.on_raise):

@@ -23,7 +23,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from stepmill.envs.agent_stacking import zeros
-from stepmill.envs.pettingzoo import StackedAgents
+from stepmill.envs.pettingzoo import StackedAgents, info_key
 from stepmill.frontends.batch_rows import stack_rows, view_row
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import OMITTED, Options, PoolPort, Seed, checked_fns, merge, rows_of
@@ -111,7 +111,14 @@ class StepmillParallelEnv(ParallelEnv):
         self._pool.send(batched)
         batch = self._pool.recv(1)
         self.agents = self._alive(batch)
-        named = [*acting, *(agent for agent in self.agents if agent not in acting)]
+        # An agent that joined has a flag, too, if the same step ended it. A fault gives the flags of the whole env.
+        ended = (
+            np.zeros(len(self.possible_agents), bool)
+            if "fault" in batch.info
+            else batch.terminated[0] | batch.truncated[0]
+        )
+        flagged = [agent for agent, has_ended in zip(self.possible_agents, ended, strict=True) if has_ended]
+        named = list(dict.fromkeys([*acting, *self.agents, *flagged]))
         slots = {agent: slot for slot, agent in enumerate(self.possible_agents) if agent in named}
         return (
             self._observations(batch, named),
@@ -287,7 +294,7 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
 
     def _by_slot(self, by_agent: Any) -> list[tuple[int, Mapping[str, Any]]]:
         of_env = _of_env(by_agent)
-        of_slots = [{**by_agent.get(agent, {}), **of_env} for agent in self.possible_agents]
+        of_slots = [{**by_agent.get(info_key(agent), {}), **of_env} for agent in self.possible_agents]
         return [(slot, info) for slot, info in enumerate(of_slots) if info]
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -335,7 +342,7 @@ def _infos(batch: Batch, agents: Sequence[Agent]) -> dict[Agent, dict[str, Any]]
     """Return each agent's info. The engine's keys, such as "fault", concern the env and are in all of them."""
     by_agent: Any = next((info for _, info in rows_of(batch.info)), {})
     of_env = _of_env(by_agent)
-    return {agent: {**by_agent.get(agent, {}), **of_env} for agent in agents}
+    return {agent: {**by_agent.get(info_key(agent), {}), **of_env} for agent in agents}
 
 
 def _of_env(by_agent: Mapping[Any, Any]) -> dict[str, Any]:

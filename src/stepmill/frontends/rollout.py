@@ -22,7 +22,7 @@ from stepmill.pool.port import Seed, rows_of
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import AutoresetMode
-from stepmill.spec.tree import Node, flatten, leaves, opaques, unflatten
+from stepmill.spec.tree import DictNode, Node, TupleNode, flatten, leaves, opaques, unflatten
 
 Policy: TypeAlias = Callable[[Any, NDArray[np.int64]], Any]
 
@@ -118,7 +118,8 @@ class Rollout:
         is_double_buffered: whether one half of the envs is stepped while the policy computes for the other half.
 
     Raises:
-        UsageError: the pool's autoreset is DISABLED, or its observations or actions have parts of no fixed size.
+        UsageError: the pool's autoreset is DISABLED, it has num_episodes, its envs have agents or several rewards, or their
+            observations or actions have parts of no fixed size.
     """
 
     def __init__(self, pool: Pool, num_steps: int, *, is_double_buffered: bool = False) -> None:
@@ -126,9 +127,18 @@ class Rollout:
             raise UsageError(f"num_steps={num_steps} must be 1 or more")
         if pool.options.autoreset_mode is AutoresetMode.DISABLED:
             raise UsageError("a Rollout needs envs that reset themselves; make the pool with NEXT_STEP or SAME_STEP")
+        if pool.options.num_episodes is not None:
+            raise UsageError(
+                f"num_episodes={pool.options.num_episodes} ends the steps of an env in the middle of a rollout; make the pool without it"
+            )
         if is_double_buffered and pool.num_envs < 2:
             raise UsageError(
                 "is_double_buffered needs 2 envs or more, and the pool has 1; leave it out, or make more envs"
+            )
+        if pool.spec.agents or pool.spec.reward.shape:
+            raise UsageError(
+                "the rows of a Rollout have one reward each, and the envs have agents or several rewards; collect with Pool.step, or "
+                "give each agent a row: stepmill.frontends.pettingzoo.AgentVectorEnv"
             )
         for name, node in (("observations", pool.spec.observation), ("actions", pool.spec.action)):
             if opaques(node):
@@ -198,7 +208,7 @@ class Rollout:
         spec = self.pool.spec
         obs = unflatten(spec.observation, [buffer[step, group.rows] for buffer in self._obs])
         result = policy(obs, group.ids if spec.batch_size == 1 else np.repeat(group.ids, spec.batch_size))
-        action, extras = result if _has_extras(result) else (result, {})
+        action, extras = result if self._has_extras(result) else (result, {})
         self.pool.send(action, group.ids)  # this checks the actions
         for buffer, part in zip(self._action, flatten(spec.action, action), strict=True):
             buffer[step, group.rows] = part
@@ -208,6 +218,15 @@ class Rollout:
                 self._extras[name] = np.zeros((self.num_steps, self.pool.num_rows, *column.shape[1:]), column.dtype)
             self._extras[name][step, group.rows] = column
         self._valid[step, group.rows] = ~self._is_over[group.rows]
+
+    def _has_extras(self, result: Any) -> bool:
+        """Return whether the policy returned (actions, extras). A tuple that is an action has the structure of the action space."""
+        if type(result) is not tuple or len(result) != 2 or not isinstance(result[1], Mapping):
+            return False
+        node = self.pool.spec.action
+        is_pair = isinstance(node, TupleNode) and len(node.children) == 2 and isinstance(node.children[1], DictNode)
+        # Of an action space Tuple(..., Dict), actions alone are such a pair, too.
+        return not is_pair or (type(result[0]) is tuple and len(result[0]) == 2 and isinstance(result[0][1], Mapping))
 
     def _receive(self, step: int, group: _Group, ends: _EpisodeEnds) -> None:
         out = unflatten(self.pool.spec.observation, [buffer[step + 1, group.rows] for buffer in self._obs])
@@ -264,10 +283,6 @@ class Rollout:
             extras=self._extras,
             episodes=ends.episodes,
         )
-
-
-def _has_extras(result: Any) -> bool:
-    return type(result) is tuple and len(result) == 2 and isinstance(result[1], Mapping)
 
 
 def _arrays(node: Node, leading: tuple[int, int]) -> list[NDArray[Any]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from numpy.typing import NDArray
@@ -20,12 +21,13 @@ from numpy.typing import NDArray
 from stepmill.frontends.batch_rows import stack_rows
 from stepmill.frontends.gymnasium.spaces import SpacePair, check_spaces, read_spaces
 from stepmill.pool.pool import Pool
-from stepmill.pool.port import PoolPort, rows_of
+from stepmill.pool.port import PoolPort, rows_of, whole_ids
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import EnvError, UsageError, needs_extra, rebuild_error
 from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords, PoolOptions, merge_options
 from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import Leaf
+from stepmill.worker.calls import has_named
 
 with needs_extra("stable_baselines3", "sb3", ImportError):
     from stable_baselines3.common.env_util import is_wrapped
@@ -178,6 +180,10 @@ class SB3VecEnv(VecEnv):
         """Return an attribute of the envs at `indices`, through wrappers."""
         return self._call(indices, _read_attribute, attr_name)
 
+    def has_attr(self, attr_name: str) -> bool:
+        """Return whether all envs, or wrappers of them, have an attribute. Its value stays in the worker."""
+        return all(self._pool.get_attr(partial(has_named, attr_name)))
+
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Set an attribute of the envs at `indices` to one value, on the wrapper that has it. Rebuilt envs get it, too."""
         ids = self._ids(indices)
@@ -185,7 +191,7 @@ class SB3VecEnv(VecEnv):
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: VecEnvIndices = None) -> list[bool]:
         """Return whether each of the envs at `indices` has this wrapper."""
-        return self._call(indices, is_wrapped, wrapper_class)
+        return list(self._pool.get_attr(partial(is_wrapped, wrapper_class=wrapper_class), env_ids=self._ids(indices)))
 
     def get_images(self) -> Sequence[NDArray[Any] | None]:
         """Return a frame [height, width, 3] uint8 of every env; None for each if render_mode is not "rgb_array"."""
@@ -214,7 +220,7 @@ class SB3VecEnv(VecEnv):
             raise rebuild_error(NoAttributeError, exc.message, exc.__dict__) from exc
 
     def _ids(self, indices: VecEnvIndices) -> list[int]:
-        return [range(self.num_envs)[index] for index in self._get_indices(indices)]
+        return [range(self.num_envs)[index] for index in whole_ids(self._get_indices(indices))]
 
 
 def _options(options: PoolOptions | None, keywords: OptionKeywords, start_method: str | None) -> PoolOptions:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from stepmill.frontends.batch_rows import stack_rows, view_row
 from stepmill.frontends.gymnasium.spaces import SpacePair, read_spaces
 from stepmill.pool.pool import Pool
-from stepmill.pool.port import PoolPort, checked_fns, rows_of
+from stepmill.pool.port import PoolPort, checked_fns, checked_ids, rows_of
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import RecvTimeout, UsageError, needs_extra
@@ -212,7 +212,7 @@ class StepmillVectorEnv(BaseVectorEnv):
         self.is_closed = True
 
     def _ids(self, given: EnvIds) -> list[int]:
-        return [int(each) for each in self._wrap_id(given)]
+        return checked_ids(self._wrap_id(given), self.env_num)
 
     def _idle_ids(self, given: EnvIds) -> list[int]:
         self._assert_is_not_closed()

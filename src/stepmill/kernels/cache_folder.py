@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import secrets
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -21,26 +24,61 @@ def open_cache(digest: str) -> Path | None:
     """Return the directory of one kernel, which is made if it is missing; None if it cannot be made, written to or trusted.
 
     It is below `$NUMBA_CACHE_DIR`, or `$XDG_CACHE_HOME/stepmill/kernels`. It and its files must belong to the effective
-    user, and no other user may be able to write or replace them. Otherwise there is one warning.
+    user, and no other user may be able to write or replace them. Otherwise there is one warning. Compiled code that is damaged is
+    removed.
     """
-    chosen = os.environ.get("NUMBA_CACHE_DIR")
-    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "stepmill", "kernels").expanduser()
-    top = Path(chosen).absolute() if chosen else default.absolute()
-    folder = top / digest
-    # With NUMBA_CACHE_DIR, Numba stores its files in a folder that it names, and not beside the source file.
-    folders = [folder]
-    if chosen:
-        folders.append(top / _CacheLocator.get_suitable_cache_subpath(str(folder / ENTRY)))  # type: ignore[no-untyped-call]
+    folders = _folders(digest)
+    folder, top = folders[0], folders[0].parent
     try:
         for path in [*reversed(top.parents), top, *folders]:
             path.mkdir(_PRIVATE, exist_ok=True)
         problem = next(_problems(top, folders), None)
+        if problem is None:
+            _remove_damaged(folders)
     except OSError:
         return None
     if problem is not None:
         _warn_once(str(top), problem)
         return None
     return folder if all(os.access(path, os.W_OK) for path in folders) else None
+
+
+def write_checksums(digest: str) -> None:
+    """Write the checksum of each compiled file of a kernel that has none. Files that cannot have one are compiled again."""
+    with suppress(OSError):  # the disk is full, for example
+        for code, checksum in _checksums(_folders(digest)):
+            if not checksum.exists():
+                fresh = checksum.with_name(f"{checksum.name}.{secrets.token_hex(8)}")
+                fresh.write_text(_checksum(code))
+                fresh.replace(checksum)
+
+
+def _remove_damaged(folders: Iterable[Path]) -> None:
+    """Remove compiled files that are not those of their checksums, because damaged code would end the process."""
+    for code, checksum in _checksums(folders):
+        if not checksum.exists() or checksum.read_text() != _checksum(code):
+            code.unlink(missing_ok=True)
+            checksum.unlink(missing_ok=True)
+
+
+def _folders(digest: str) -> list[Path]:
+    """Return the directory of a kernel, and the one in which Numba stores its files if that is another."""
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "stepmill", "kernels").expanduser()
+    top = Path(chosen).absolute() if chosen else default.absolute()
+    folder = top / digest
+    if not chosen:
+        return [folder]
+    return [folder, top / _CacheLocator.get_suitable_cache_subpath(str(folder / ENTRY))]  # type: ignore[no-untyped-call]
+
+
+def _checksums(folders: Iterable[Path]) -> list[tuple[Path, Path]]:
+    """Return each compiled file, and the file of its checksum."""
+    return [(code, code.with_suffix(".sha256")) for folder in folders for code in folder.rglob("*.nbc")]
+
+
+def _checksum(code: Path) -> str:
+    return hashlib.sha256(code.read_bytes()).hexdigest()
 
 
 def _problems(top: Path, folders: Iterable[Path]) -> Iterator[str]:

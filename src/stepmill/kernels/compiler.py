@@ -26,7 +26,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError, NumbaWarning
 
 from stepmill._version import __version__
-from stepmill.kernels.cache_folder import ENTRY, open_cache
+from stepmill.kernels.cache_folder import ENTRY, open_cache, write_checksums
 from stepmill.kernels.code_digest import NotComparableError, digest_of
 from stepmill.kernels.env import RESULT
 from stepmill.kernels.numba_copies import FreshCopies
@@ -95,8 +95,6 @@ def compile_kernel(kernel: PythonKernel, observation: RowLayout, action: RowLayo
     numba_options: dict[str, Any] = {"boundscheck": kernel.is_debug, "error_model": "python", "fastmath": False}
     copies = FreshCopies(numba_options)
     scope = {"reset": copies.copy(kernel.reset), "step": copies.copy(kernel.step), "__name__": __name__}
-    if folder is not None and not _write_once(folder / ENTRY, text):
-        folder = None
     path = "<stepmill kernel>" if folder is None else str(folder / ENTRY)
     exec(compile(text, path, "exec"), scope)  # generated above
     numba_options["cache"] = folder is not None
@@ -111,6 +109,8 @@ def compile_kernel(kernel: PythonKernel, observation: RowLayout, action: RowLayo
         code.append(dispatcher.overloads[dispatcher.signatures[0]])
         if not sum(dispatcher.stats.cache_hits.values()):  # cached code was checked when it was compiled
             _check_allocations(kernel, function, code[-1], folder)
+    if folder is not None:
+        write_checksums(folder.name)
     addresses = [int(item.library.get_pointer_to_function(item.fndesc.llvm_func_name)) for item in code]
     return KernelProgram(
         name=kernel.name,
@@ -227,7 +227,7 @@ def _find_cache(kernel: PythonKernel, text: str) -> Path | None:
     folder = None if digest is None else open_cache(digest)
     if folder is not None and (folder / _REFUSED).exists():
         raise _allocation_error(kernel, (folder / _REFUSED).read_text())
-    return folder
+    return None if folder is None or not _write_once(folder / ENTRY, text) else folder
 
 
 def _write_once(path: Path, text: str) -> bool:

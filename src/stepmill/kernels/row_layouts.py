@@ -9,12 +9,12 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from stepmill.envs.gymnasium import pickle_spaces, tree_of
+from stepmill.spec.batch import ENGINE_INFO_KEYS
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
 from stepmill.spec.kernel import RowLayout, zero_infos
 from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode
 
-_POOLS_INFOS = frozenset({"episode", "fault", "final_info", "final_obs", "omitted"})
 _MAX_INFOS = 100
 _KEY_BYTES = 40  # per info in a payload, more than the codec adds to a name and a value
 
@@ -46,7 +46,7 @@ def check_infos(infos: Any, name: str) -> np.dtype[Any] | None:
         return None
     dtype: np.dtype[Any] = np.dtype(infos, align=True)
     kinds = {field: dtype[field].base.kind for field in dtype.names or ()}
-    wrong = sorted(field for field, kind in kinds.items() if kind not in "biuf" or field in _POOLS_INFOS)
+    wrong = sorted(field for field, kind in kinds.items() if kind not in "biuf" or field in ENGINE_INFO_KEYS)
     if not kinds or wrong or len(kinds) > _MAX_INFOS:
         raise UsageError(
             f"the infos {dtype} of the kernel {name} must be 1 to {_MAX_INFOS} named numbers or arrays of numbers"

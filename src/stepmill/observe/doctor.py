@@ -17,8 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 
-import cloudpickle
-
+from stepmill._pickling import dumps
 from stepmill.spec.errors import UsageError
 
 GROUPS = ("steps", "seeds", "backends", "forks")
@@ -111,7 +110,7 @@ def diagnose(
         raise UsageError(f"there are no checks {unknown}; choose from {', '.join(GROUPS)}")
     diagnosis = Diagnosis(name)
     try:
-        pickled = cloudpickle.dumps(env_fn)
+        pickled = dumps(env_fn)
     except Exception as error:  # the user's objects may raise anything
         diagnosis.findings.append(_unpicklable(error))
         return diagnosis
@@ -142,7 +141,7 @@ def _run_group(group: str, pickled: bytes, num_steps: int, limit_s: float) -> li
     """Run one group in a child process, and return its findings, even if it crashes or hangs."""
     settings = {"group": group, "num_steps": num_steps, "budget_s": min(STEPS_BUDGET_S, limit_s / 2), "path": sys.path}
     with open(os.memfd_create("stepmill-doctor"), "rb") as output:
-        code = _run_probe(output.fileno(), cloudpickle.dumps(settings) + pickled, limit_s)
+        code = _run_probe(output.fileno(), dumps(settings) + pickled, limit_s)
         output.seek(0)
         # A probe that was killed may have left a part of a line.
         rows = [json.loads(line) for line in output if line.endswith(b"\n")]

@@ -7,6 +7,7 @@ env function, and writes one JSON object per finding to the descriptor FD.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
 import inspect
@@ -54,9 +55,9 @@ def check_steps(env_fn: EnvFn, emit: Emit, num_steps: int, budget_s: float) -> N
         _LongRun(env, emit, num_steps, budget_s).run()
     except BaseException:
         with suppress(Exception):  # the first error counts; close() may fail without a reset before
-            env.close()
+            _close(env)
         raise
-    env.close()
+    _close(env)
     left = wait_for_end(children() - before)
     if left:
         emit(
@@ -69,6 +70,12 @@ def check_steps(env_fn: EnvFn, emit: Emit, num_steps: int, budget_s: float) -> N
     for pid in left:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def _close(env: Any) -> None:
+    closing = env.close()
+    if inspect.iscoroutine(closing):
+        asyncio.run(closing)
 
 
 class _Unusable(Exception):
@@ -106,7 +113,7 @@ class _LongRun:
         is_coroutine = inspect.iscoroutinefunction(self._env.step)
         if is_coroutine or not hasattr(getattr(self._env, "action_space", None), "sample"):
             what = "its step is a coroutine" if is_coroutine else "it declares no action_space to draw actions from"
-            self._emit("not-checked", "note", f"the env is not checked: {what}", "the env", "play it with a Pool")
+            self._emit("not-checked", "error", f"the env is not checked: {what}", "the env", "play it with a Pool")
             raise _Unusable
         self._env.action_space.seed(0)
         self._ticker.start()

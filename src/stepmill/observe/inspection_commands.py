@@ -108,6 +108,8 @@ def doctor(
     search_current_directory()
     choice = find_env(env_id, atari=atari, env_kwargs=env_kwargs)
     diagnosis = run_doctor(choice.env_id, choice.make, steps, is_json=is_json, is_quiet=quiet)
+    if any(finding.check == "not-checked" for finding in diagnosis.findings):
+        raise click.exceptions.Exit(ExitStatus.USAGE)
     if not diagnosis.is_healthy:
         raise click.exceptions.Exit(ExitStatus.FAILED)
 

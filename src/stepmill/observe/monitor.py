@@ -222,7 +222,9 @@ def _stragglers(view: View) -> Table | None:
         return None
     means_s = step.total_s / np.maximum(counts, 1)
     table = Table(box=None, padding=(0, 1), header_style="dim", title="longest steps", title_justify="left")
-    for name in ("env", "mean", "p99", "longest", "of all", "reset p50", "faults"):
+    # With spares, times are those of env objects, which change their envs.
+    objects = "env" if len(counts) == view.total.num_envs else "env object"
+    for name in (objects, "mean", "p99", "longest", "of all", "reset p50", "faults"):
         table.add_column(name, justify="right")
     whole_s = float(step.total_s.sum())
     for server in np.argsort(-means_s, kind="stable")[:MAX_STRAGGLERS].tolist():

@@ -36,6 +36,7 @@ from stepmill.observe.tune_choice import (
 from stepmill.observe.tune_code import CodeSource, code_of_function, code_of_id, code_text
 from stepmill.observe.tune_measure import Arena, EnvFn, Subject, profile_env
 from stepmill.observe.tune_result import Trial, TuneResult
+from stepmill.pool.arguments import checked_count
 from stepmill.pool.auto_backend import auto_backend
 from stepmill.spec.errors import StepmillError, UsageError
 from stepmill.spec.options import BackendName
@@ -134,9 +135,10 @@ def make_request(
 ) -> TuneRequest:
     """Find the env, and return the input of the search. `of_id` are arguments of `find_env`."""
     is_positive = all(0 < amount < math.inf for amount in (budget_s, step_timeout_s))
-    if num_envs < 1 or not is_positive or not 0 <= learner_s < math.inf:
+    num_envs = checked_count(num_envs)
+    if not is_positive or not 0 <= learner_s < math.inf:
         raise UsageError(
-            f"num_envs={num_envs!r} must be 1 or more, budget_s={budget_s!r} and step_timeout_s={step_timeout_s!r} more than 0, "
+            f"budget_s={budget_s!r} and step_timeout_s={step_timeout_s!r} more than 0, "
             f"and learner_s={learner_s!r} 0 or more"
         )
     kernel, known_s = None, None

@@ -53,13 +53,28 @@ def _a_type(value: object) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
+def checked_count(num_envs: object) -> int:
+    """Return a number of envs as an int.
+
+    Raises:
+        UsageError: it is not a whole number, or less than 1.
+    """
+    try:
+        count = 0 if isinstance(num_envs, bool) else operator.index(cast("Any", num_envs))
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise UsageError(f"num_envs={num_envs!r} must be a whole number, 1 or more")
+    return count
+
+
 def checked_num_envs(num_fns: int, num_spares: int) -> int:
     """Return the number of envs without spares. The last `num_spares` functions make spares."""
     if num_spares < num_fns:
         return num_fns - num_spares
     raise UsageError(
-        f"resets.spare_envs={num_spares} of {num_fns} env_fns leaves no env to step; "
-        "the last resets.spare_envs of env_fns are the spares: give more functions, or fewer spares"
+        f"resets.spare_envs={num_spares} of {num_fns} env_fns leaves no env to step; the last resets.spare_envs of env_fns "
+        f"are the spares: for {num_fns} envs give {num_fns + num_spares} functions, or give fewer spares"
     )
 
 
@@ -70,19 +85,28 @@ def checked_batch_size(batch_size: object, num_envs: int) -> int | None:
     raise UsageError(f"batch_size={batch_size!r} must be 1 to num_envs, which is {num_envs}")
 
 
+def whole_ids(env_ids: object) -> list[int]:
+    """Return ids as ints, in their order: the rule of all front-ends. NumPy's integers are ids; bools and floats, also 1.0, are not.
+
+    Raises:
+        UsageError: an id is not a whole number.
+    """
+    try:
+        given = list(cast("Iterable[Any]", env_ids))
+        if any(isinstance(env_id, (bool, np.bool_)) for env_id in given):
+            raise UsageError(f"env_ids={env_ids!r} is a mask; name the envs by number: env_ids=np.flatnonzero(mask)")
+        return [operator.index(env_id) for env_id in given]
+    except TypeError:
+        raise UsageError(f"env_ids={env_ids!r} must be a list or array of integers, one per env") from None
+
+
 def checked_ids(env_ids: object, num_envs: int, num_spares: int = 0) -> list[int]:
     """Return the ids of envs as ints, in their order. Ids from num_envs on are those of spares.
 
     Raises:
         UsageError: an id is not a whole number, or names an env that does not exist.
     """
-    try:
-        given = list(cast("Iterable[Any]", env_ids))
-        if any(isinstance(env_id, (bool, np.bool_)) for env_id in given):
-            raise UsageError(f"env_ids={env_ids!r} is a mask; name the envs by number: env_ids=np.flatnonzero(mask)")
-        ids = [operator.index(env_id) for env_id in given]
-    except TypeError:
-        raise UsageError(f"env_ids={env_ids!r} must be a list or array of integers, one per env") from None
+    ids = whole_ids(env_ids)
     unknown = [env_id for env_id in ids if not 0 <= env_id < num_envs + num_spares]
     if unknown:
         raise UsageError(f"env ids {unknown} do not exist; this pool has envs 0 to {num_envs - 1}")

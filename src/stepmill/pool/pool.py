@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from stepmill.pool.advice import give_advice
 from stepmill.pool.arguments import checked_batch_size, checked_fns, checked_num_envs
 from stepmill.pool.call_log import Name
 from stepmill.pool.positions import Positions
@@ -339,6 +340,9 @@ class Pool(CloseAtEnd):
 
     def close(self) -> None:
         """Close the envs and end the workers, in at most 2 s. Any thread may call this. Later calls do nothing."""
+        runtime = getattr(self, "_runtime", None)  # None if the start failed
+        if runtime is not None and not self._resources.is_closed:
+            give_advice(runtime, self.options)
         self._resources.close()
         self._finalizer.detach()
 

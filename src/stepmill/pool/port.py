@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stepmill import _native
 from stepmill.backends.base import traits_of
-from stepmill.pool.arguments import check_leaves, checked_fns
+from stepmill.pool.arguments import check_leaves, checked_count, checked_fns, checked_ids, whole_ids
 from stepmill.pool.auto_backend import auto_backend, begin_start
 from stepmill.pool.infos import OMITTED, merge, rows_of
 from stepmill.pool.payloads import reserved_keys
@@ -49,8 +49,9 @@ __all__ = [
     "StateFunctions",
     "StepTuple",
 ]
-__all__ += ["auto_backend", "begin_start", "checked_fns", "choose_backend", "merge", "plan_workers", "read_timers"]
-__all__ += ["read_saved", "rows_of", "spread_seed", "worker_settings", "write_saved"]
+__all__ += ["auto_backend", "begin_start", "checked_count", "checked_fns", "checked_ids", "choose_backend", "merge"]
+__all__ += ["plan_workers", "read_saved", "read_timers", "rows_of", "spread_seed", "whole_ids", "worker_settings"]
+__all__ += ["write_saved"]
 
 StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 

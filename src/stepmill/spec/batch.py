@@ -13,6 +13,9 @@ from stepmill.spec.errors import UsageError
 
 AGENT_ID = "agent_id"  # the key of an info of fixed shape [A], which names the agent in each slot
 NO_AGENT = -1
+ENGINE_INFO_KEYS = frozenset(
+    {"episode", "fault", "final_info", "final_obs", "omitted"}
+)  # keys of infos that a pool may add
 
 
 @dataclass(frozen=True, eq=False)

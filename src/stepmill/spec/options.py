@@ -367,6 +367,8 @@ def check_option_names(keywords: Mapping[str, object]) -> None:
     for name in unknown:
         near = nearest_option(name, cutoff=0.6)
         hint = f"did you mean {near}?" if near else "help(stepmill.PoolOptions) lists them"
+        if name == "num_envs":  # an argument of make_vec
+            hint = "there are as many envs as env_fns; for an id of Gymnasium use stepmill.make_vec(id, num_envs=8)"
         raise ArgumentTypeError(f"{name} is not an option of stepmill; {hint}")
 
 

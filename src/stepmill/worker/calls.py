@@ -199,6 +199,15 @@ def get_attr(env: object, name: str | Callable[[object], object]) -> object:
     return functools.reduce(getattr, inner, found)
 
 
+def has_named(name: str, env: object) -> bool:
+    """Return whether an env or one of its wrappers has an attribute. In the worker, so that the value need not be picklable."""
+    try:
+        get_attr(env, name)
+    except AttributeError:
+        return False
+    return True
+
+
 def set_attr(env: object, name: str | Callable[[object, object], object], value: object) -> None:
     """Set an attribute of an env, on the wrapper that has it if the env supports this.
 

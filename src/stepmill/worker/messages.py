@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import cloudpickle
 import numpy as np
 
+from stepmill._pickling import dumps
 from stepmill.spec.choices import AutoresetMode, Context, Seeding
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.remote_env import CallLimits
@@ -39,10 +40,9 @@ _START_SHARE = 0.9  # an env that says why it is late says more than the backend
 
 def dump(message: object) -> bytes:
     """Return a message, or any other value, as bytes that another process of this pool can load."""
-    data: bytes = (pickle if _is_plain(message, MAX_PLAIN_DEPTH) else cloudpickle).dumps(
-        message, pickle.HIGHEST_PROTOCOL
-    )
-    return data
+    if _is_plain(message, MAX_PLAIN_DEPTH):
+        return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return dumps(message)
 
 
 def _is_plain(value: Any, depth: int) -> bool:

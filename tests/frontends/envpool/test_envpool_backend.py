@@ -149,4 +149,5 @@ def test_a_vector_env_is_made_by_the_name_of_the_task():
 
 
 def test_the_guide_runs(tmp_path):
+    pytest.importorskip("jax")  # the guide's last program compiles a loop with it
     run_guide("envpool", tmp_path, ignored=".*precision lowered by casting")

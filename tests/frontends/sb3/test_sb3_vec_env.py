@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 
 import gymnasium
 import moviepy  # noqa: F401 - loaded here, so that what it opens on import is no leak of a test
@@ -47,6 +48,7 @@ class Talker(gymnasium.Env):
 
     def __init__(self, length=3, is_cut=False):
         self.length, self.is_cut, self.render_mode, self.note = length, is_cut, "rgb_array", "hello"
+        self.lock = threading.Lock()
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -273,8 +275,12 @@ def test_methods_and_attributes_reach_the_envs_at_the_indices(sb3_env_of):
     assert envs.env_is_wrapped(gymnasium.wrappers.TimeLimit, indices=0) == [False]
     assert envs.has_attr("note")
     assert not envs.has_attr("nothing")
+    assert envs.has_attr("lock")  # it cannot be pickled
     with pytest.raises(AttributeError, match="nothing"):
         envs.get_attr("nothing")
+    for indices in (1.0, [0, 1.7], [True, False]):
+        with pytest.raises(UsageError, match="env_ids="):
+            envs.get_attr("note", indices=indices)
     with pytest.raises(EnvError, match="KeyError"):
         envs.env_method("fail")
 

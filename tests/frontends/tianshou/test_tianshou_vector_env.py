@@ -191,6 +191,18 @@ def test_the_async_collector_collects(envs_of):
     collector.reset()
 
 
+@pytest.mark.parametrize("ids", [[1.7], 1.0, [True, False], np.array([1.0])], ids=repr)
+def test_ids_are_whole_numbers(envs_of, ids):
+    envs = envs_of([Counter] * 2)
+    for call in (
+        lambda: envs.step(np.array([0]), ids),
+        lambda: envs.reset(ids),
+        lambda: envs.get_env_attr("spec", ids),
+    ):
+        with pytest.raises(UsageError, match="env_ids="):
+            call()
+
+
 def test_a_reset_returns_the_envs_in_the_order_of_its_ids(envs_of):
     fns = [partial(CountingEnv, each) for each in range(4)]
     both = [envs_of(fns), DummyVectorEnv(fns)]

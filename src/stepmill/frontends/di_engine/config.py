@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stepmill.frontends.di_engine.errors import ManagerUsageError
+from stepmill.pool.port import whole_ids
 from stepmill.spec.errors import ArgumentTypeError
 from stepmill.spec.options import OptionKeywords, PoolOptions, flat_options, merge_options
 
@@ -152,7 +153,7 @@ def seeds_by_env(seed: object, num_envs: int, type_text: str = "invalid seed arg
             raise ManagerUsageError(f"len(seed) {len(seed)} != env_num {num_envs}")
         return dict(enumerate(seed))
     if isinstance(seed, Mapping):
-        return dict(seed)
+        return dict(zip(whole_ids(seed), seed.values(), strict=True))
     raise ArgumentTypeError(f"{type_text}: {type(seed)}")
 
 

@@ -13,6 +13,7 @@ from stepmill.frontends.di_engine.env_lifecycle import EnvState
 from stepmill.frontends.di_engine.errors import ManagerClosedError, ManagerUsageError, ResetParamError, UnknownEnvError
 from stepmill.frontends.di_engine.pool_client import ReplyKind
 from stepmill.frontends.overrides import refuse_overrides
+from stepmill.pool.port import whole_ids
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import OptionKeywords
@@ -261,7 +262,7 @@ class Manager(EnvCalls):
         self._check_closed()
         self._handle_ready_replies()
         self._offered_ids = None
-        env_ids = list(actions)
+        env_ids = whole_ids(actions)
         self._check_ready(env_ids)
         self._open_client().send_steps(actions)
         return env_ids

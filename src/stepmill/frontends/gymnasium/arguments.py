@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill.spec.errors import ArgumentTypeError, UsageError
-from stepmill.spec.options import OPTION_NAMES, OptionKeywords
+from stepmill.spec.options import OPTION_NAMES, OptionKeywords, PoolOptions
 
 _WITHOUT_EFFECT = ("shared_memory", "daemon")
 
@@ -21,14 +21,17 @@ class VectorKeywords(OptionKeywords, total=False):
         shared_memory, daemon: accepted without effect, because observations are always in shared memory, and workers
             may always start processes and always end with the program.
         worker: must be None.
+        max_concurrency: how many envs run at the same time. This is `num_workers`, because a worker runs one env at a time; of both,
+            give one.
     """
 
     shared_memory: bool
     daemon: bool
     worker: None
+    max_concurrency: int | None
 
 
-VECTOR_NAMES = (*OPTION_NAMES, *_WITHOUT_EFFECT, "worker", "observation_mode", "options")
+VECTOR_NAMES = (*OPTION_NAMES, *_WITHOUT_EFFECT, "worker", "max_concurrency", "observation_mode", "options")
 """The keywords of `VectorEnv`."""
 
 
@@ -45,21 +48,34 @@ def check_positions(env_fns: object, misplaced: tuple[object, ...]) -> None:
         )
 
 
-def read_keywords(keywords: VectorKeywords) -> dict[str, Any]:
+def read_keywords(keywords: VectorKeywords, options: PoolOptions | None) -> dict[str, Any]:
     """Return the fields of PoolOptions among the keyword arguments of a `VectorEnv`.
 
     Raises:
-        UsageError: a worker function is given.
+        UsageError: a worker function is given, or max_concurrency is not a whole number from 1, or is given beside num_workers.
     """
     if keywords.get("worker") is not None:
         raise UsageError(
             "stepmill's workers run a loop of their own, which `worker` cannot replace; use call(), get_attr() and set_attr() "
             "to reach the envs, or wrap them"
         )
-    read = {name: value for name, value in keywords.items() if name not in (*_WITHOUT_EFFECT, "worker")}
+    own = ("worker", "max_concurrency", *_WITHOUT_EFFECT)
+    read = {name: value for name, value in keywords.items() if name not in own}
+    if (limit := keywords.get("max_concurrency")) is not None:
+        if not _is_count(limit):
+            raise UsageError(f"max_concurrency={limit!r} must be a whole number, 1 or more, or None")
+        if read.get("num_workers") is not None or (options is not None and options.num_workers is not None):
+            raise UsageError(
+                "max_concurrency and num_workers mean the same: how many envs run at once; give one of the two"
+            )
+        read["num_workers"] = int(limit)
     if read.get("context", "") is None:  # Gymnasium's default; stepmill has its own
         del read["context"]
     return read
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)
 
 
 def read_options(options: object, num_envs: int) -> tuple[NDArray[np.bool_] | None, dict[str, Any] | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from stepmill.envs.gymnasium_registry import portable_spec
 from stepmill.frontends.gymnasium.arguments import VECTOR_NAMES, VectorKeywords
 from stepmill.frontends.gymnasium.errors import MissingModuleError
 from stepmill.frontends.gymnasium.vector import VectorEnv
-from stepmill.pool.port import auto_backend
+from stepmill.pool.port import auto_backend, checked_count
 from stepmill.spec.errors import ArgumentTypeError, EnvError, MissingExtraError, UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.options import BackendName, PoolOptions, merge_options, nearest_option
@@ -86,12 +85,12 @@ def make_vec(
     kwargs: dict[str, Any] = {**keywords}
     arguments = {**(vector_kwargs or {})}
     if (make_other := _MAKE_OTHER.get(kwargs.get("backend", arguments.get("backend")))) is not None:
-        return make_other(id, _count(num_envs), wrappers, arguments, {**kwargs, **(env_kwargs or {})})
+        return make_other(id, checked_count(num_envs), wrappers, arguments, {**kwargs, **(env_kwargs or {})})
     spec = registered_spec(id)
     if spec.entry_point is None:
         raise UsageError(f"{spec.id} has no entry point for a single env; it can only be made by gymnasium.make_vec")
     stored = dict(spec.kwargs)
-    num_envs = _count(stored.pop("num_envs", num_envs))
+    num_envs = checked_count(stored.pop("num_envs", num_envs))
     wrappers = tuple(stored.pop("wrappers", wrappers or ()))
     mode = stored.pop("vectorization_mode", vectorization_mode)
     arguments = _merge_once({**stored.pop("vector_kwargs", {}), **arguments}, _pop_named(kwargs))
@@ -230,16 +229,6 @@ def _remembered(num_envs: int, wrappers: tuple[Any, ...], arguments: dict[str, A
     if mode is not None:
         remembered["vectorization_mode"] = VectorizeMode(mode).value
     return remembered
-
-
-def _count(num_envs: object) -> int:
-    try:
-        count = 0 if isinstance(num_envs, bool) else operator.index(num_envs)  # type: ignore[arg-type]  # checked here
-    except TypeError:
-        count = 0
-    if count < 1:
-        raise UsageError(f"num_envs={num_envs!r} must be a whole number, 1 or more")
-    return count
 
 
 def registered_spec(id: str | GymnasiumSpec) -> GymnasiumSpec:  # noqa: A002  Gymnasium's name

@@ -85,7 +85,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         **keywords: Unpack[VectorKeywords],
     ) -> None:
         check_positions(env_fns, misplaced)
-        chosen = merge_options(options, read_keywords(keywords), episode_stats=False)
+        chosen = merge_options(options, read_keywords(keywords, options), episode_stats=False)
         self.env_fns = env_fns
         self.copy = chosen.copy
         self.observation_mode = observation_mode
@@ -367,7 +367,17 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
 
     def stats(self) -> PoolStats:
         """Return how each worker has spent its time since the start."""
+        if self.closed and "_pool" not in vars(self):  # it was pickled
+            self._refuse("stats")
         return self._pool.stats()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not self.closed:
+            raise ArgumentTypeError(
+                "a VectorEnv that is open cannot be pickled or copied, because its envs run in workers of this program; "
+                "pickle a function that makes it, or close() it first"
+            )
+        return {name: value for name, value in vars(self).items() if name not in ("_pool", "_port", "_step_fast")}
 
     def __enter__(self) -> Self:
         return self

@@ -20,6 +20,7 @@ from tensordict import TensorDictBase
 from stepmill.frontends.torchrl.engine import Engine
 from stepmill.frontends.torchrl.env import StepmillEnv, replace_class
 from stepmill.frontends.torchrl.errors import NotSteppedError, StillBusyError, translated
+from stepmill.pool.port import checked_ids
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import RecvTimeout, UsageError, join_errors, raising_as
 
@@ -169,7 +170,7 @@ class AsyncStepmillEnv(StepmillEnv):
             if is_single and tensordict is not None and not tensordict.batch_size
             else tensordict
         )
-        return np.atleast_1d(np.asarray(listed, np.int64)), rows
+        return np.array(checked_ids([listed] if np.isscalar(listed) else listed, self.num_workers), np.int64), rows
 
     def _check_idle(self, ids: Ids) -> None:
         busy = sorted(set(ids.tolist()) & self._tasks.keys())
@@ -187,6 +188,7 @@ class AsyncStepmillEnv(StepmillEnv):
     ) -> Any:
         deadline = None if timeout is None else time.monotonic() + timeout
         if env_index is not None:
+            (env_index,) = checked_ids([env_index], self.num_workers)
             self._wait_for(
                 task, lambda: any(env_index in ids for ids, _ in self._done[task]), 1, deadline, only=env_index
             )

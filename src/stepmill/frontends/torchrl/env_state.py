@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from stepmill.worker.calls import get_attr
-
 Parts: TypeAlias = dict[str, Any]
 """By name, the state of each part."""
 
@@ -51,15 +49,6 @@ def load_parts(env: object, state: Mapping[str, Any]) -> None:
 def load_part(name: str, env: object, state: Mapping[str, Any]) -> None:
     """Load one part of an env from {name: state}; does nothing if the env has no such part."""
     load_parts(env, {name: state[name]})
-
-
-def has_named(name: str, env: object) -> bool:
-    """Whether an env or one of its wrappers has an attribute."""
-    try:
-        get_attr(env, name)
-    except AttributeError:
-        return False
-    return True
 
 
 def is_statistics(name: str) -> bool:

@@ -14,9 +14,9 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
 from stepmill.frontends.torchrl.engine import Engine, take_rows
-from stepmill.frontends.torchrl.env_state import has_named
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import Seed
+from stepmill.worker.calls import has_named
 
 if TYPE_CHECKING:
     from stepmill.frontends.torchrl.env import StepmillEnv

@@ -1,0 +1,77 @@
+"""Says when a pool is closed which option would make the program faster, with what was measured: one line of the log "stepmill".
+
+There is no advice about an option that the program gives. Nothing is measured for it: the counters are there anyway.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+
+from stepmill.backends.base import traits_of
+from stepmill.pool.start import PoolRuntime
+from stepmill.pool.stats import read_stats
+from stepmill.spec.errors import StepmillError
+from stepmill.spec.options import BackendName, PoolOptions
+from stepmill.spec.stats import PoolStats
+
+_log = logging.getLogger("stepmill")
+_given: set[str] = set()  # the options about which this program has had advice
+MIN_STEPS = 100  # of each env; fewer say little
+MIN_GAIN_S = 2.0
+
+
+def advise(stats: PoolStats, options: PoolOptions, asleep_s: float) -> tuple[str, str] | None:
+    """Return the option, and the advice with its reason; None if no option is known to help.
+
+    Args:
+        stats: those of the whole life of a pool with worker processes.
+        options: the options of the pool.
+        asleep_s: the seconds in which workers neither used a core nor waited for one, nor waited for commands.
+    """
+    waited_s, envs_s = stats.learner.wait_s, sum(worker.step_s + worker.reset_s for worker in stats.workers)
+    has_default_workers = options.num_workers is None and options.envs_per_worker is None
+    if stats.steps < MIN_STEPS * stats.num_envs or options.workers.threads_per_worker > 1:
+        return None
+    if options.backend is BackendName.AUTO and envs_s + MIN_GAIN_S < waited_s and 2 * envs_s < waited_s:
+        return "backend", (
+            f"the program waited {waited_s:.1f} s for workers, and the envs' own code took {envs_s:.1f} s in all of them together; "
+            "with backend='serial' it does not wait for workers (backend='process' ends this advice)"
+        )
+    is_packed = has_default_workers and len(stats.workers) < stats.num_envs
+    if (
+        is_packed
+        and 2 * asleep_s > envs_s
+        and asleep_s > MIN_GAIN_S
+        and max(each.busy_s for each in stats.workers) <= stats.elapsed_s
+    ):
+        return "num_workers", (
+            f"the envs slept or waited in {asleep_s:.1f} s of the {envs_s:.1f} s of their steps and resets, and {stats.num_envs} envs "
+            f"share {len(stats.workers)} workers, which run one env at a time; envs_per_worker=1 lets all of them wait at the same "
+            f"time (num_workers={len(stats.workers)} ends this advice)"
+        )
+    return None
+
+
+def give_advice(runtime: PoolRuntime, options: PoolOptions) -> None:
+    """Log the advice about a pool that is about to close, unless this program has had it."""
+    traits = traits_of(runtime.backend)
+    if not traits.has_processes or traits.nodes is not None:
+        return
+    with suppress(StepmillError, OSError, ValueError):  # another thread closes the pool
+        stats = read_stats(runtime)
+        found = advise(stats, options, _asleep_s(stats))
+        if found is not None and found[0] not in _given:
+            _given.add(found[0])
+            _log.warning("%s", found[1])
+
+
+def _asleep_s(stats: PoolStats) -> float:
+    """Return the seconds in envs less those in which the workers' main threads ran, or waited for a core; see proc(5), schedstat."""
+    asleep_s = 0.0
+    for worker in stats.workers:
+        with suppress(OSError, ValueError):  # the worker has ended, or the kernel does not count
+            with open(f"/proc/{worker.pid}/schedstat", encoding="ascii") as file:
+                ran_ns, queued_ns, _ = map(int, file.read().split())
+            asleep_s += max(0.0, worker.step_s + worker.reset_s - (ran_ns + queued_ns) * 1e-9)
+    return asleep_s
