@@ -232,13 +232,7 @@ def _options(options: PoolOptions | None, keywords: OptionKeywords, start_method
 
 
 def _own_spaces(envs: Sequence[Any], spaces: SpacePair) -> SpacePair:
-    """Return env 0's own space objects, as in DummyVecEnv: SB3 seeds the action space, from which envs may sample.
-
-    Raises:
-        UsageError: two functions returned the same env.
-    """
-    if len({id(getattr(env, "unwrapped", env)) for env in envs}) < len(envs):
-        raise UsageError("two of env_fns returned the same env object; give functions that each make a new env")
+    """Return env 0's own space objects, as in DummyVecEnv: SB3 seeds the action space, from which envs may sample."""
     names = ("observation_space", "action_space")
     own = [getattr(envs[0], name, space) for name, space in zip(names, spaces, strict=True)]
     return (own[0], own[1]) if tuple(own) == spaces else spaces  # envs of other APIs have no Gymnasium spaces

@@ -358,12 +358,6 @@ def test_a_killed_worker_is_an_error_and_under_truncate_a_marked_end_of_the_epis
     envs.close()
 
 
-def test_one_env_in_two_functions_is_refused_on_the_serial_backend():
-    shared = Talker()
-    with pytest.raises(UsageError, match="returned the same env object; give functions that each make a new env"):
-        SB3VecEnv([lambda: shared, lambda: Monitor(shared)], backend="serial")
-
-
 def test_misuse_is_refused(sb3_env_of):
     with pytest.raises(UsageError, match="Disabled"):
         sb3_env_of(make(2), options=PoolOptions(autoreset_mode="Disabled"))
