@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,7 +116,7 @@ class Round:
             if self._rng.random() < 0.5:
                 self._oracle.check_batch(self._pool.reset(env_ids=ids))
             else:
-                self._pool.reset_async(env_ids=ids)
+                self._withdraw_unsent(ids, self._pool.reset_async(env_ids=ids))
                 if self._is_sync:
                     self._receive(len(ids))
         except StepmillError as error:
@@ -154,7 +154,8 @@ class Round:
             actions = self._draw(chosen)
             try:
                 with self._interrupted():
-                    self._pool.send(actions, chosen)
+                    sent = self._pool.send(actions, chosen)
+                self._withdraw_unsent(chosen, sent)
             except KeyboardInterrupt:
                 self._check_after_interrupt(chosen)
             except StepmillError as error:
@@ -241,7 +242,8 @@ class Round:
 
         An env whose result was ready when its worker died is named then, and FAULTED once the result is received.
         """
-        lost = [env_id for env_id in range(self._kind.num_envs) if self._is_lost(env_id) and env_id not in self._named]
+        known = self._named | self._pool._recovery.lost_envs()
+        lost = [env_id for env_id in range(self._kind.num_envs) if self._is_lost(env_id) and env_id not in known]
         if lost:
             self._report.complain(f"envs {lost} are lost, and no error has named them")
 
@@ -267,8 +269,12 @@ class Round:
             return
         self._report.revivals += 1
         self._pool.revive(env_ids, wait=self._rng.random() < 0.5)
-        self._pool.reset_async(env_ids=env_ids)
-        self._expect_resets(env_ids)
+        self._expect_resets(self._pool.reset_async(env_ids=env_ids))
+
+    def _withdraw_unsent(self, chosen: Sequence[int], sent: Sequence[int] | NDArray[np.integer[Any]]) -> None:
+        """Withdraw the commands of envs that the pool has found to be lost. The next `recv` raises their faults."""
+        for env_id in {*chosen} - {*sent}:
+            self._oracle.withdraw_command(env_id)
 
     def _expect_resets(self, env_ids: Sequence[int]) -> None:
         self._named.difference_update(env_ids)

@@ -181,7 +181,8 @@ def test_no_episode_is_begun_after_a_last_one_that_raised(pool_of, mode, overlap
         pool.reset(env_ids=[0])
     elif mode == "NextStep":
         pool.step([1, 1])
-    last = pool.send([5, 1]) or pool.recv(2)
+    pool.send([5, 1])
+    last = pool.recv(2)
 
     pool.send([9], [0])
     batch = pool.recv(1)

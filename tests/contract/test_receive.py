@@ -273,44 +273,13 @@ def test_an_env_that_is_too_late_is_named_in_the_fault_of_all_envs_of_its_worker
         assert error.env_id == 3
 
 
-def test_a_death_that_send_raises_is_returned_by_the_next_receive() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
-        kill_worker(pool, 0)
-        kill_worker(pool, 1)
-        with pytest.raises(stepmill.WorkerDied) as caught:
-            pool.send([1] * NUM_ENVS)
-
-        faults = pool.receive(NUM_ENVS).faults
-
-        assert {env_id: fault.worker for env_id, fault in faults.items()} == {0: 0, 1: 0, 2: 1, 3: 1}
-        assert [caught.value.message, *[each.message for each in caught.value.others]] == [
-            faults[0].error.message,
-            faults[2].error.message,
-        ]
-        assert pool.receive(0).faults == {}
-
-
-def test_a_death_that_send_raises_is_not_returned_for_envs_that_were_reset_meanwhile() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
-        kill_worker(pool)
-        with pytest.raises(stepmill.WorkerDied):
-            pool.send([1] * NUM_ENVS)
-
-        pool.reset(env_ids=[0])
-
-        assert pool.receive(0).faults.keys() == {1}
-
-
 def send_to_a_dead_worker(pool: stepmill.Pool, gate: Gate) -> None:
     """Let the worker of envs 0 and 1 die while env 1 runs, and let a step of env 0 find that."""
     pool.reset(seed=0)
     pool.send([GATED_ACTION], [1])
     gate.wait_arrivals(1)
     kill_worker(pool)
-    with pytest.raises(stepmill.WorkerDied):
-        pool.send([1], [0])
+    assert pool.send([1], [0]) == []
 
 
 def gated_pool(gate: Gate) -> stepmill.Pool:
@@ -318,7 +287,7 @@ def gated_pool(gate: Gate) -> stepmill.Pool:
 
 
 @pytest.mark.parametrize("least", [0, 1, None])
-def test_a_death_that_send_raises_is_returned_once_for_an_env_that_was_stepping(least: int | None) -> None:
+def test_a_death_that_send_finds_is_returned_once_for_an_env_that_was_stepping(least: int | None) -> None:
     with Gate() as gate, gated_pool(gate) as pool:
         send_to_a_dead_worker(pool, gate)
 
@@ -329,9 +298,11 @@ def test_a_death_that_send_raises_is_returned_once_for_an_env_that_was_stepping(
         assert is_empty(pool.receive(0))
 
 
-def test_a_death_that_send_raises_is_not_raised_again_for_an_env_that_was_stepping() -> None:
+def test_a_death_that_send_finds_is_raised_once_for_an_env_that_was_stepping() -> None:
     with Gate() as gate, gated_pool(gate) as pool:
         send_to_a_dead_worker(pool, gate)
+        with pytest.raises(stepmill.WorkerDied):
+            pool.recv()
         assert pool.states[:2] == [EnvState.FAULTED] * 2
         assert pool.stats().faults_by_kind == {"died": 1}
         with pytest.raises(stepmill.UsageError, match="nothing pending"):
@@ -342,6 +313,8 @@ def test_a_death_that_was_raised_is_no_result_that_a_reset_drops() -> None:
     with Gate() as gate, gated_pool(gate) as pool:
         send_to_a_dead_worker(pool, gate)
         gate.open()
+        with pytest.raises(stepmill.WorkerDied):
+            pool.reset(env_ids=[0, 1])
         assert pool.reset(env_ids=[0, 1]).num_rows == 2  # without a warning, which would be an error
 
 
@@ -370,12 +343,9 @@ def test_the_error_of_a_worker_that_cannot_be_restarted_is_returned(tmp_path: Pa
         pool.send([KILL], [1])
         pool.receive()
         Traps(str(tmp_path)).set("build", 0, RAISE)
-        if waits:
-            with pytest.raises(stepmill.EnvError):
-                pool.reset_async(env_ids=[0, 1])
-        else:
+        if not waits:
             pool.revive([0, 1], wait=False)
-            pool.reset_async(env_ids=[0, 1])
+        assert pool.reset_async(env_ids=[0, 1]) == ([] if waits else [0, 1])
 
         received = pool.receive(2)
 
@@ -432,8 +402,8 @@ def test_a_send_to_other_envs_goes_on_after_an_interrupted_receive() -> None:
                 lambda calls=calls: calls.append(pool.receive())  # type: ignore[misc]
             )
             pool.send([1], [1])
-            with pytest.raises(stepmill.EnvError if pool._recovery.faults else stepmill.UsageError):
-                pool.send([1], [0])
+            with contextlib.nullcontext() if pool._recovery.faults else pytest.raises(stepmill.UsageError):
+                assert pool.send([1], [0]) == []
             received = pool.receive(1 if calls else 2)
             assert (ids_of(received), received.faults.keys()) == ([1], set() if calls else {0})
             if not is_interrupted:
@@ -444,16 +414,13 @@ def test_a_send_to_other_envs_goes_on_after_an_interrupted_receive() -> None:
 
 def send_interrupted(pool: stepmill.Pool, place: int) -> bool:
     """Send to a worker that is dead, with Ctrl-C at this place; return whether Ctrl-C came."""
-    interrupt = LineInterrupt(place, FILES)
-    with contextlib.suppress(stepmill.WorkerDied):
-        assert interrupt.call(lambda: pool.send([1] * NUM_ENVS)), "the death was not found"
-    return bool(interrupt.where)
+    return LineInterrupt(place, FILES).call(lambda: pool.send([1] * NUM_ENVS))
 
 
 def receive_death(pool: stepmill.Pool) -> set[int]:
     """Return the envs whose death `send` has found, now or before."""
     while not (faults := pool.receive(0).faults):
-        with pytest.raises(stepmill.WorkerDied):
+        with contextlib.suppress(stepmill.BusyEnvError):  # an interrupt came after the actions were sent
             pool.send([1] * NUM_ENVS)
     return set(faults)
 

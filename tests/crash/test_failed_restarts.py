@@ -88,11 +88,12 @@ def test_envs_whose_death_a_call_has_reported_are_faulted_once_a_step_finds_them
         with pytest.raises(stepmill.WorkerDied, match=r"its envs \[0, 1\] are lost"):
             pool.step([1, 1, 1, 1])
 
+        pool.recv()
         assert [state.name for state in pool.states] == ["FAULTED", "FAULTED", "IDLE", "IDLE"]
         with pytest.raises(stepmill.UsageError):
             pool.step([1, 1, 1, 1])
         assert pool.reset(env_ids=[0, 1]).obs[:, CLOCK].tolist() == [0, 0]
-        assert pool.step([1, 1, 1, 1]).obs[:, CLOCK].tolist() == [1, 1, 1, 1]
+        assert pool.step([1, 1, 1, 1]).obs[:, CLOCK].tolist() == [1, 1, 2, 2]
 
 
 def test_ctrl_c_while_a_failed_restart_is_reported_leaves_all_its_envs_faulted(

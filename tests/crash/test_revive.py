@@ -205,6 +205,7 @@ def test_an_env_without_an_episode_says_that_it_needs_a_reset() -> None:
         kill_worker(pool)
         with pytest.raises(stepmill.WorkerDied):
             pool.step([1] * 4)
+        pool.recv()
         assert [state.name for state in pool.states] == ["FAULTED", "FAULTED", "IDLE", "IDLE"]
 
         pool.revive([0])
@@ -234,11 +235,16 @@ def test_an_error_that_an_interrupt_kept_back_is_raised_by_the_next_command(
             pool.send([1] * 4)
         monkeypatch.undo()
 
+        if way == "send":
+            assert pool.send([1] * 4) == [2, 3]
         with pytest.raises(stepmill.WorkerDied) as caught:
-            getattr(pool if way == "send" else PoolPort(pool), way)([1] * 4)
+            pool.recv() if way == "send" else getattr(PoolPort(pool), way)([1] * 4)
 
         assert caught.value.env_ids == (0, 1)
         assert pool.reset(env_ids=[0, 1]).obs[:, 2].tolist() == [0, 0]
+        if way == "send":
+            pool.recv()
+            pool.reset()
         assert pool.step([1] * 4).obs[:, 2].tolist() == [1] * 4
 
 

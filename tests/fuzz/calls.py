@@ -68,6 +68,10 @@ class Calls:
                 self.adopt(sent, is_reset=text.startswith("pool.reset"))
             self.check_error(error, refusal)
             return error
+        if isinstance(result, list) and len(result) < len(sent):  # the next `recv` raises the faults of the others
+            self.adopt(sent, is_reset=text.startswith("pool.reset"))
+            self._keeps_error = True
+            return result
         require(refusal is None, f"{text} was not refused")
         for record in sent.values():
             record()

@@ -13,7 +13,7 @@ from stepmill.aio.batches import Batches, check_loop
 from stepmill.aio.lease import EnvLease
 from stepmill.aio.leases import Leases
 from stepmill.aio.on_demand import OnDemandEnv
-from stepmill.pool.port import PoolPort, checked_count
+from stepmill.pool.port import EnvIds, PoolPort, checked_count
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -156,10 +156,10 @@ class AsyncPool:
         self._used_by(Batches).revive(env_ids)
         return self.pool.reset_async(env_ids=env_ids, seed=seed, options=options)
 
-    def send(self, actions: Any, env_ids: Sequence[int] | None = None) -> None:
-        """Send actions to some envs, or all, as `Pool.send` does."""
+    def send(self, actions: Any, env_ids: Sequence[int] | None = None) -> EnvIds:
+        """Send actions to some envs, or all, as `Pool.send` does, and return the ids of those that got one."""
         self._used_by(Batches)
-        self.pool.send(actions, env_ids)
+        return self.pool.send(actions, env_ids)
 
     async def receive(
         self, min_envs: int | None = 1, max_envs: int | None = None, timeout_s: float | None = None

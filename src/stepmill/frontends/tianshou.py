@@ -123,7 +123,7 @@ class StepmillVectorEnv(BaseVectorEnv):
         if action is not None:
             self._send(action, id)
         try:
-            batch = self._receive() if self.is_async else self._pool.recv(len(self.waiting_id))
+            batch = self._receive() if self.is_async else self._pool.recv(env_ids=self._idle_ids(id))
         except BaseException:
             # An env with a fault is not stepping; reset() repairs it.
             states = self._pool.states
@@ -134,7 +134,7 @@ class StepmillVectorEnv(BaseVectorEnv):
         for row, env_id in enumerate(received):
             infos[row]["env_id"] = env_id
         result = self._as_array(batch.obs, len(received)), batch.reward, batch.terminated, batch.truncated, infos
-        requested = self.waiting_id
+        requested = self.waiting_id if self.is_async else self._idle_ids(id)
         self._mark_idle(set(received))
         if self.is_async or requested == received:
             return result

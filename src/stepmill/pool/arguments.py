@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from stepmill.spec.errors import UsageError
-from stepmill.spec.tree import Node, iter_tree
+from stepmill.spec.tree import Node, iter_tree, map_tree
 
 
 def check_timeout(timeout_s: object, name: str = "timeout_s") -> None:
@@ -124,3 +124,24 @@ def check_leaves(observation: Node, own: Node) -> None:
             f"the leaves of {observation} differ from those of this pool's observations, {own}; give the same tree, with "
             "other factories"
         )
+
+
+def select_rows(node: Node, actions: Any, rows: Sequence[int], num_rows: int) -> Any:
+    """Return copies of some of `num_rows` actions, in the structure of the tree.
+
+    Raises:
+        UsageError: the actions do not have the structure of the tree, or their number is not `num_rows`.
+    """
+
+    def select(_: Node, column: Any) -> Any:
+        if len(column) != num_rows:
+            raise UsageError(f"got {len(column)} actions for {num_rows} envs; give one for each env")
+        return column[list(rows)] if isinstance(column, np.ndarray) else [column[row] for row in rows]
+
+    try:
+        return map_tree(select, node, actions)
+    except (KeyError, IndexError, TypeError) as exc:
+        raise UsageError(
+            f"the actions do not have the structure of the action space: {type(exc).__name__}: {exc}; "
+            "give an element of action_space"
+        ) from exc

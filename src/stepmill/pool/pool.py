@@ -116,6 +116,7 @@ class Pool(CloseAtEnd):
         Raises:
             EnvError, BadOutput, EnvTimeout, WorkerDied: an env failed. The other envs stay usable.
         """
+        self._recovery.raise_errors()  # of an interrupted call, before results are dropped
         ids = self.reset_async(seed=seed, options=options, env_ids=env_ids, persist_options=persist_options)
         return self._receiver.recv_envs(ids)
 
@@ -130,7 +131,7 @@ class Pool(CloseAtEnd):
             EnvError, BadOutput, EnvTimeout, WorkerDied: as for `recv`.
             UsageError: all envs are exhausted.
         """
-        self._waits.send(partial(self._state.send, actions, None, True))
+        self._waits.send(actions, None, skips_exhausted=True)
         return self.recv(self.num_envs)
 
     # ---- asynchronous -------------------------------------------------------------------------------------------
@@ -144,7 +145,11 @@ class Pool(CloseAtEnd):
         mask: NDArray[np.bool_] | None = None,
         persist_options: bool = False,
     ) -> list[int]:
-        """Send resets, and return the ids of their envs. `recv` returns the observations.
+        """Send resets, and return the ids of the envs to which they were sent. `recv` returns the observations.
+
+        As with `send`, these are not the envs that are lost: the next `recv` raises their faults, and the next `receive` returns
+        them. An earlier fault of these envs that was not received yet is dropped with a warning, as an earlier result is. With
+        spares, a reset of all envs is sent to all of them or to none.
 
         Args:
             seed, options, env_ids, persist_options: as for `reset`.
@@ -156,20 +161,32 @@ class Pool(CloseAtEnd):
             raise UsageError(
                 "persist_options does not work with batched envs, because they reset themselves; pass the options with each reset"
             )
-        self._revival.prepare_reset(plan)
-        if persist_options and plan.options:
-            options_of = plan.options_with_spares(self._num_spares)
-            self._requests.set(RequestKind.SET_RESET_OPTIONS, "options", list(options_of.values()), list(options_of))
-        spare_seeds = plan.spare_seeds if self._num_spares and plan.is_whole else None
-        command = partial(self._state.send_reset, plan.env_ids, plan.words, plan.blobs, spare_seeds)
-        while not self._waits.try_send(command):
-            self._revival.prepare_reset(plan)  # a worker has died since the last call
+        self._recovery.drop_faults(plan.env_ids)
+        self._recovery.warn()
+        num_asked = len(plan.env_ids)
+        is_set = not (persist_options and plan.options)
+        while True:
+            plan = self._revival.prepare_reset(plan)
+            if num_asked and not plan.env_ids:
+                break
+            if not is_set:
+                options_of = plan.options_with_spares(self._num_spares)
+                self._requests.set(
+                    RequestKind.SET_RESET_OPTIONS, "options", list(options_of.values()), list(options_of)
+                )
+                is_set = True
+            spare_seeds = plan.spare_seeds if self._num_spares and plan.is_whole else None
+            if self._waits.try_send(partial(self._state.send_reset, plan.env_ids, plan.words, plan.blobs, spare_seeds)):
+                break  # else a worker has died since the last call
         self._resets.record_sent(plan)
         self._last_reset = plan.env_ids
         return plan.env_ids
 
-    def send(self, actions: Any, env_ids: EnvIds | None = None) -> None:
-        """Send actions to some envs, or all, and return at once.
+    def send(self, actions: Any, env_ids: EnvIds | None = None) -> EnvIds:
+        """Send actions to some envs, or all, and return at once the ids of the envs to which they were sent.
+
+        These are the ids that were given, except those of envs whose worker is found dead, and of envs with a fault that was not
+        received yet. The next `recv` raises these faults, and the next `receive` returns them.
 
         Args:
             actions: in the structure of the action space, each array [B, ...] in the order of env_ids.
@@ -178,7 +195,7 @@ class Pool(CloseAtEnd):
             BusyEnvError: an env is still stepping, or its result has not been received. Nothing is sent.
             UsageError: actions or ids are wrong. Nothing is sent.
         """
-        self._waits.send(partial(self._state.send, actions, env_ids))
+        return self._waits.send(actions, env_ids)
 
     def recv(
         self,
@@ -237,8 +254,12 @@ class Pool(CloseAtEnd):
             WorkerDied: a worker had died unnoticed, and another env has lost its episode. Revive all envs that the error names.
         """
         ids = self._requests.checked_ids(env_ids)
+        self._recovery.drop_faults(ids)
+        num_known = len(self._recovery.faults)
         self._revival.revive(ids, wait=wait, restart_living=restart_living)
-        self._recovery.raise_errors()
+        if len(self._recovery.faults) > num_known:
+            self._recovery.raise_errors(is_receiving=False)
+        self._recovery.warn()
 
     # ---- methods and attributes of envs: a request to an env runs after the commands sent to it before ----------------
 

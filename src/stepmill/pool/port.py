@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stepmill import _native
 from stepmill.backends.base import traits_of
-from stepmill.pool.arguments import check_leaves, checked_count, checked_fns, checked_ids, whole_ids
+from stepmill.pool.arguments import check_leaves, checked_count, checked_fns, checked_ids, select_rows, whole_ids
 from stepmill.pool.auto_backend import auto_backend, begin_start
 from stepmill.pool.infos import OMITTED, merge, rows_of
 from stepmill.pool.payloads import reserved_keys
@@ -40,6 +40,7 @@ from stepmill.worker.messages import RequestKind
 __all__ = [
     "CLOSE_TIMEOUT_S",
     "OMITTED",
+    "EnvIds",
     "Options",
     "PoolFuture",
     "PoolPort",
@@ -50,8 +51,8 @@ __all__ = [
     "StepTuple",
 ]
 __all__ += ["auto_backend", "begin_start", "checked_count", "checked_fns", "checked_ids", "choose_backend", "merge"]
-__all__ += ["plan_workers", "read_saved", "read_timers", "rows_of", "spread_seed", "whole_ids", "worker_settings"]
-__all__ += ["write_saved"]
+__all__ += ["plan_workers", "read_saved", "read_timers", "rows_of", "select_rows", "spread_seed", "whole_ids"]
+__all__ += ["worker_settings", "write_saved"]
 
 StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
@@ -117,7 +118,7 @@ class PoolPort:
 
     def step_async(self, actions: Any) -> None:
         """Send actions to all envs that are not exhausted."""
-        self._waits.send(partial(self._state.send, actions, None, True))
+        self._waits.send(actions, None, skips_exhausted=True)
 
     def step_wait(self, timeout_s: float | None = None) -> StepTuple:
         """Wait for all envs, and return Gymnasium's five values."""
@@ -132,6 +133,7 @@ class PoolPort:
 
         Return the newest observations of all N rows, and infos [N] of the rows that were reset.
         """
+        self._recovery.raise_errors()  # of an interrupted call, before results are dropped
         self.pool.reset_async(seed=seed, options=options, mask=mask)
         return self.reset_wait()
 
@@ -211,14 +213,15 @@ class PoolPort:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise UsageError(f"the action does not have the structure of the action space: {error!r}") from error
 
-    def send_one(self, env_id: int, action: Any) -> None:
-        """Send the action of one env, as `Pool.send` does. Hot path."""
+    def send_one(self, env_id: int, action: Any) -> bool:
+        """Send the action of one env, as `Pool.send` does. Return whether it was sent. Hot path."""
         is_array = type(self.pool.spec.action) is Leaf
         actions = np.asarray(action)[np.newaxis] if is_array else self.as_batch(action)
         try:
             self._state.send(actions, [env_id])
         except (UsageError, _native.DeadWorkers):
-            self.pool.send(actions, [env_id])
+            return len(self.pool.send(actions, [env_id])) > 0
+        return True
 
     def poll(self) -> tuple[Batch | None, Mapping[int, EnvFault]]:
         """Return the results and faults that `Pool.receive` returns without waiting. Hot path: results alone take few calls."""

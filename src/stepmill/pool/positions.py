@@ -85,7 +85,7 @@ class Positions:
         if env_ids is not None and self._options.resets.spare_envs:
             raise UsageError("envs that share spares are saved all together; leave env_ids out")
         self._revival.wait_until_rebuilt(range(len(self._workers.records)), None)
-        self._recovery.raise_errors()
+        self._recovery.raise_errors(is_receiving=False)
         positions, views = self._state.positions(ids), self._state.view(env_ids=ids)
         how = [self._how(position, state) for position in positions]
         self._check_saved(ids, how, positions, views)
@@ -238,7 +238,7 @@ class Positions:
                 decisions += replays.begin(view, info, is_new=True)
         self._recovery.carry_out(decisions)
         self._revival.waits.run_until(lambda: not any(each.is_suspended for each in self._state.view(env_ids=ids)))
-        self._recovery.raise_errors()
+        self._recovery.raise_errors(is_receiving=False)
         if strict and replays.reasons:
             env_id, reason = next(iter(replays.reasons.items()))
             raise UsageError(

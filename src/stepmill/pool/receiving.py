@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native
-from stepmill.pool.arguments import check_timeout, checked_ids
+from stepmill.pool.arguments import check_timeout, checked_ids, select_rows
 from stepmill.pool.events import EnvFailed
 from stepmill.pool.faults import describe_fault
 from stepmill.pool.recovery import Recovery
 from stepmill.spec.batch import Batch
+from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import RecvTimeout, UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.options import EnvState, PoolOptions
@@ -44,35 +45,54 @@ class PoolWait:
     Faults and events are handled meanwhile, with signals deferred.
     """
 
-    def __init__(self, state: _native.PoolState, recovery: Recovery, options: PoolOptions) -> None:
+    def __init__(self, state: _native.PoolState, recovery: Recovery, options: PoolOptions, spec: EnvSpec) -> None:
         self._state = state
+        self._num_envs = len(state.states())
+        self._action, self._env_rows = spec.action, spec.batch_size
         self._recovery = recovery
-        self._raise_errors = partial(recovery.raise_errors, is_receiving=True)
+        self._raise_errors = recovery.raise_errors
         has_deadlines = options.step_timeout_s is not None and options.reset_timeout_s is not None
         self._slow_s: float | None = None if has_deadlines else SLOW_S
 
-    def send(self, command: Callable[[], object]) -> None:
-        """Call a command of the pool state. If it finds dead workers, handle their deaths and call it again.
+    def send(self, actions: Any, env_ids: EnvIds | None, *, skips_exhausted: bool = False) -> EnvIds:
+        """Send actions to these envs, except to those that are lost. Return the ids of the envs to which they were sent.
 
-        Raises:
-            WorkerDied: a worker stays dead. Nothing was sent.
+        An env is lost if this call finds its worker dead, or if it has a fault that was not received yet.
         """
-        while not self.try_send(command):
-            pass
+        state, num_envs = self._state, self._num_envs
+        while True:
+            try:
+                state.send(actions, env_ids, skips_exhausted)
+                return range(num_envs) if env_ids is None else env_ids
+            except (UsageError, _native.DeadWorkers) as found:
+                if isinstance(found, _native.DeadWorkers):
+                    self._handle_dead_workers(found)
+                lost = self._recovery.lost_envs()
+                if isinstance(found, UsageError) and not lost:
+                    raise
+                ids = checked_ids(range(num_envs) if env_ids is None else env_ids, num_envs)
+                kept = [place for place, env_id in enumerate(ids) if env_id not in lost]
+                if isinstance(found, UsageError) and len(kept) == len(ids):
+                    raise
+            if len(kept) < len(ids):
+                rows = [place * self._env_rows + row for place in kept for row in range(self._env_rows)]
+                actions = select_rows(self._action, actions, rows, len(ids) * self._env_rows)
+                env_ids = [ids[place] for place in kept]
+                if not env_ids:
+                    return env_ids
 
     def try_send(self, command: Callable[[], object]) -> bool:
-        """Do the same as `send` without repeating it. Return whether the command was sent."""
+        """Call a command of the pool state. Return False if it finds dead workers, whose deaths are then handled."""
         try:
             command()
-        except UsageError:
-            self._recovery.raise_errors()  # an interrupt has delayed these errors, which may be why the command is refused
-            raise
         except _native.DeadWorkers as found:
-            with defer_signals():
-                self._recovery.handle_dead_workers(found.args[0])
-            self._recovery.raise_errors()
+            self._handle_dead_workers(found)
             return False
         return True
+
+    def _handle_dead_workers(self, found: _native.DeadWorkers) -> None:
+        with defer_signals():
+            self._recovery.handle_dead_workers(found.args[0])
 
     def wait(self, timeout_s: float | None, num_envs: int | None = None, env_ids: Sequence[int] | None = None) -> None:
         """Wait for `num_envs` of the pending envs, or for the envs `env_ids`, or raise RecvTimeout."""
@@ -132,7 +152,7 @@ class PoolWait:
             self._state.discard_results(env_ids)
             return outcome
 
-        self._run(wait_and_drop, None, self._recovery.raise_errors, has_faults=False)
+        self._run(wait_and_drop, None, self._recovery.warn, has_faults=False)
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
 
@@ -215,6 +235,7 @@ class Receiver:
         """Implement `Pool.recv`."""
         check_timeout(timeout_s)
         check_timeout(linger_s, "linger_s")
+        self._recovery.raise_errors()
         if env_ids is not None:
             if (batch_size, min_envs, max_envs) != (None, None, None):
                 raise UsageError("recv() takes env_ids or a number of envs, not both")

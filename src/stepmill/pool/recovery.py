@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from stepmill.backends.base import Backend, worker_died_error
@@ -337,7 +338,22 @@ class Recovery:
         while self.notices:
             warn(self.notices.pop(0))
 
-    def raise_errors(self, *, is_receiving: bool = False) -> None:
+    def lost_envs(self) -> set[int]:
+        """Return the envs that get no command before their fault is received or dropped."""
+        return {env_id for fault in self.faults for env_id in fault.env_ids}
+
+    def drop_faults(self, env_ids: Collection[int]) -> None:
+        """Drop the faults of these envs that were not received yet, with a warning. The envs are reset or revived."""
+        kept = []
+        for fault in self.faults:
+            left = tuple(env_id for env_id in fault.env_ids if env_id not in env_ids)
+            if len(left) < len(fault.env_ids):
+                self.notices.append(f"{fault.error.message}; the fault is dropped by a reset or revive of the env")
+            if left:
+                kept.append(replace(fault, env_ids=left))
+        self.faults = kept
+
+    def raise_errors(self, *, is_receiving: bool = True) -> None:
         """Issue the warnings in `notices`, and raise the errors of `faults` as one error.
 
         Args:
@@ -384,18 +400,14 @@ class Recovery:
         with defer_signals():
             self.carry_out(self.decide_death(worker))
 
-    def report_failed_restart(self, worker: int) -> None:
-        """Raise the error of a worker that could not be restarted."""
+    def is_failed_restart(self, worker: int) -> bool:
+        """Return whether a worker could not be restarted. Its envs are then FAULTED, and the error is stored in `faults`."""
         record = self.workers.records[worker]
         if record.state is not WorkerState.DEAD_UNREPORTED or record.error is None:
-            return
+            return False
         with defer_signals():
             error = self.crash_reporter.report_start_failure(record.error).with_traceback(None)
             self._add_death(RAISE, error, worker, self.workers.envs_of(worker))
             self.workers.mark_reported(worker, error)
             self.carry_out([FailWorker(worker, record.generation)])
-            # The caller, which ends here, may have dropped the faults of other deaths.
-            others = self.workers.records if self.policy.raises else ()
-            for other in [each.plan.worker for each in others if each.state is WorkerState.DEAD_UNREPORTED]:
-                self.handle_death(other)
-        self.raise_errors()
+        return True

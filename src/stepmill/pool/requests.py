@@ -252,8 +252,11 @@ class EnvRequests:
         return PoolFuture(self, call, self._post(call, range(len(ids))))
 
     def _wait_ready(self, workers: Iterable[int], timeout_s: float | None) -> None:
-        self._revival.wait_until_rebuilt(workers, timeout_s)
-        self._recovery.raise_errors()
+        owners = set(workers)
+        self._revival.wait_until_rebuilt(owners, timeout_s)
+        if any(fault.worker in owners for fault in self._recovery.faults):
+            self._recovery.raise_errors(is_receiving=False)
+        self._recovery.warn()
 
     def _post(self, call: EnvCall, places: Sequence[int]) -> list[SentPart]:
         """Send a request to each lane of the envs at these places."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -35,6 +35,16 @@ class ResetPlan:
     blobs: list[Blob | None]
     is_whole: bool
     spare_seeds: list[int | None]
+
+    def without(self, env_ids: Collection[int]) -> ResetPlan:
+        """Return the plan without these envs."""
+        rows = [row for row, env_id in enumerate(self.env_ids) if env_id not in env_ids]
+        if len(rows) == len(self.env_ids):
+            return self
+        ids = [self.env_ids[row] for row in rows]
+        options = {env_id: own for env_id, own in self.options.items() if env_id not in env_ids}
+        words, blobs = [self.words[row] for row in rows], [self.blobs[row] for row in rows]
+        return replace(self, env_ids=ids, options=options, words=words, blobs=blobs, is_whole=False)
 
     @property
     def env_ids_to_reset(self) -> list[int]:

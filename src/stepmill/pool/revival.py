@@ -24,48 +24,50 @@ class Revival:
         self._has_spares = options.resets.spare_envs > 0
         self._recycles = options.restarts.recycles
 
-    def prepare_reset(self, plan: ResetPlan) -> None:
-        """Wait for the envs of a reset, drop their results, and restart the workers of those that are lost."""
-        self.recovery.raise_errors()  # before results are dropped, because an interrupt may have delayed errors
+    def prepare_reset(self, plan: ResetPlan) -> ResetPlan:
+        """Wait for the envs of a reset, drop their results, and restart the workers of those that are lost.
+
+        Return the plan without the envs whose faults this has found. The faults are stored.
+        """
+        lost_envs = self.recovery.lost_envs
         self.waits.drain(plan.env_ids)
-        self._revive_before_reset(plan.env_ids)
+        self._revive_before_reset(plan.without(lost_envs()).env_ids)
         self.waits.drain(plan.env_ids)  # the policy may replay envs that this has found to be lost
-        self.recovery.raise_errors()
+        if not (self._has_spares and plan.is_whole):
+            plan = plan.without(lost_envs())
         if not self._has_spares:
-            return
-        while plan.is_whole and self._restart_all():  # before any env is given another object
+            return plan
+        while plan.is_whole and not lost_envs() and self._restart_all():  # before any env is given another object
             self.waits.drain(plan.env_ids)
-        plan.release_staged(self.workers.state)
-        self.waits.drain(plan.env_ids_to_reset)
-        self._revive_before_reset(plan.env_ids_to_reset, wait=not plan.is_whole)
-        self.recovery.raise_errors()
+        if not (plan.is_whole and lost_envs()):
+            plan.release_staged(self.workers.state)
+            self.waits.drain(plan.env_ids_to_reset)
+            self._revive_before_reset(plan.env_ids_to_reset, wait=not plan.is_whole)
+        return plan.without(plan.env_ids if plan.is_whole and lost_envs() else lost_envs())
 
     def _restart_all(self) -> bool:
         """Restart every dead worker, including those of spares, and wait. Return whether any was restarted.
 
-        Raises:
-            WorkerDied: the death of a worker had not been reported yet.
-            EnvError, EnvTimeout: a worker could not be started.
+        This ends at the first death that the policy reports, and at the first worker that could not be started.
         """
         workers = self.workers
         before = workers.num_restarts
         for worker in range(len(workers.records)):
             if workers.check_process(worker).state is WorkerState.DEAD_UNREPORTED:
                 self.recovery.handle_death(worker)
-            self.recovery.raise_errors()
+            if self.recovery.faults:
+                return False
             if workers.records[worker].state is WorkerState.DEAD_REPORTED:
                 self._fail_and_restart(worker, workers.envs_of(worker))
-            self._wait_restart(worker)
+            if not self._wait_restart(worker):
+                return False
         return workers.num_restarts > before
 
     def _revive_before_reset(self, env_ids: Sequence[int], *, wait: bool = True) -> None:
         """Before a reset of these envs, revive those that are FAULTED or whose worker is known to be dead.
 
         If this finds a death in which another env has lost its episode, the fault policy decides about it. If the
-        policy reports the death, it is stored in the faults, and nothing is revived.
-
-        Raises:
-            EnvError, EnvTimeout, WorkerDied: a worker could not be started.
+        policy reports the death, or a worker could not be started, the error is stored in the faults.
         """
         workers, recovery = self.workers, self.recovery
         workers.record_deaths()
@@ -92,41 +94,40 @@ class Revival:
         """Restart the dead workers of these envs, or all their workers. All envs of restarted workers then need a reset.
 
         A death that this finds is handled as in `_revive_before_reset`, unless all envs of the worker are in `reset_ids`, or
-        the worker would be restarted even if it lived. The default of `reset_ids` is `env_ids`.
-
-        Raises:
-            EnvError, EnvTimeout, WorkerDied: a worker could not be started. This is raised only if `wait` is True.
+        the worker would be restarted even if it lived. The default of `reset_ids` is `env_ids`. With `wait`, the error of a
+        worker that could not be started is stored in the faults.
         """
         state = self.workers.state
         owners = sorted({self.workers.worker_of(env_id) for env_id in env_ids})
         # Each process is checked once. The next command for its envs finds a worker that dies later.
         dead = [worker for worker in owners if self.workers.check_process(worker).state in DEAD]
-        if not restart_living and self._report_losses(dead, env_ids if reset_ids is None else reset_ids):
-            return
-        for worker in owners:
+        reported = () if restart_living else self._report_losses(dead, env_ids if reset_ids is None else reset_ids)
+        for worker in (each for each in owners if each not in reported):
             own = [env_id for env_id in env_ids if self.workers.worker_of(env_id) == worker]
             if self.workers.records[worker].state is not WorkerState.RESTARTING and (restart_living or worker in dead):
                 self._fail_and_restart(worker, env_ids)
-            if wait:
-                self._wait_restart(worker)
+            if wait and not self._wait_restart(worker):
+                continue
             states = state.states()
             state.apply([MarkNew(env_id) for env_id in own if states[env_id] == EnvState.FAULTED])
         recovery = self.recovery
         recovery.raised = {env_id: fault for env_id, fault in recovery.raised.items() if env_id not in env_ids}
 
-    def _report_losses(self, dead: Sequence[int], env_ids: Sequence[int]) -> bool:
+    def _report_losses(self, dead: Sequence[int], env_ids: Sequence[int]) -> list[int]:
         """Handle deaths that were not handled yet and in which other envs than these have lost their episodes.
 
-        Return whether the policy reports one of the deaths as an error.
+        Return the workers whose deaths the policy reports as errors.
         """
-        num_faults = len(self.recovery.faults)
+        reported = []
         for worker in dead:
             states = self.workers.state.states()
             others = [env_id for env_id in self.workers.envs_of(worker) if env_id not in env_ids]
             is_new = self.workers.records[worker].state is not WorkerState.DEAD_REPORTED
             if is_new and any(states[env_id] in (EnvState.IDLE, EnvState.READY) for env_id in others):
                 self.recovery.handle_death(worker)
-        return len(self.recovery.faults) > num_faults
+                if self.workers.records[worker].state is WorkerState.DEAD_REPORTED:
+                    reported.append(worker)
+        return reported
 
     def _fail_and_restart(self, worker: int, env_ids: Sequence[int]) -> None:
         """Fail the commands of a worker's envs, and restart it.
@@ -148,9 +149,10 @@ class Revival:
             workers.plan_restart(restart, is_retried=False)
             self.recovery.carry_out([*marks, FailWorker(worker, generation), restart])
 
-    def _wait_restart(self, worker: int) -> None:
+    def _wait_restart(self, worker: int) -> bool:
+        """Wait until a worker is no longer being restarted. Return False, and store the error, if it could not be started."""
         self.waits.run_until(lambda: self.workers.records[worker].state is not WorkerState.RESTARTING)
-        self.recovery.report_failed_restart(worker)
+        return not self.recovery.is_failed_restart(worker)
 
     # ---- before a call ------------------------------------------------------------------------------------------------
 

@@ -231,7 +231,7 @@ def _start(
     recovery.crash_reporter.spec = specs[0]
     backend.attach(slab, state.post_request)
     state.attach(**traits_of(backend).driver)
-    revival = Revival(PoolWait(state, recovery, options), recovery, options)
+    revival = Revival(PoolWait(state, recovery, options, specs[0]), recovery, options)
     return PoolRuntime(backend, tuple(plans), specs, slab, state, server_locations(plans), revival)
 
 

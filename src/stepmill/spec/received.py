@@ -41,7 +41,7 @@ class Received:
 
     Attributes:
         batch: the results; None if there are none.
-        faults: by env_id, the faults that `recv` would raise, and those that `send`, `reset_async` or `revive` raised since the last
+        faults: by env_id, the faults that `recv` would raise, and those that `revive` or a call raised since the last
             `receive`, except for envs that were revived meanwhile. Faults that the fault policy handles appear only in infos.
     """
 

@@ -257,3 +257,27 @@ def test_the_guide_runs(tmp_path):
 def test_a_function_in_place_of_a_list_is_refused_with_what_to_write():
     with pytest.raises(UsageError, match=r"env_fns is a function; give a list .*\[make_env\] \* 8"):
         StepmillVectorEnv(lambda: None)
+
+
+class RaisesAtNine(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-9, 9, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(10)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        if action == 9:
+            raise ValueError("bad")
+        return np.full(1, action, np.float32), float(action), False, False, {}
+
+
+def test_a_step_of_an_env_after_its_fault_returns_no_rows_of_the_step_before(envs_of):
+    envs = envs_of([RaisesAtNine] * 3)
+    envs.reset()
+    with pytest.raises(ValueError, match="bad"):
+        envs.step(np.array([5, 9, 7]))
+    envs.reset(1)
+    assert envs.step(np.array([2]), [1])[1].tolist() == [2.0]
+    envs.reset([0, 2])
+    assert envs.step(np.array([1, 2, 3]))[1].tolist() == [1.0, 2.0, 3.0]

@@ -16,12 +16,11 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from stepmill.envs.di_engine_managed import ManagedEnvMaker, ManagedSettings
-from stepmill.frontends.batch_rows import send_living
 from stepmill.frontends.di_engine.errors import TornError
 from stepmill.frontends.di_engine.timestep_codec import TimestepDecoder
 from stepmill.pool.pool import Pool
 from stepmill.spec.batch import Batch
-from stepmill.spec.errors import StepmillError, UsageError
+from stepmill.spec.errors import StepmillError
 from stepmill.spec.options import AutoresetMode, BackendName, EnvState, PoolOptions
 
 
@@ -90,9 +89,9 @@ class PoolClient:
         """Send each env its action. Envs whose worker has died get none: `receive` returns their faults."""
         wanted = {env_id: action for env_id, action in actions.items() if env_id not in self._lost_envs}
         if len(wanted) == self.pool.num_envs:  # without a list of ids, the pool uses its fastest path
-            send_living(self.pool, [wanted[env_id] for env_id in range(len(wanted))])
+            self.pool.send([wanted[env_id] for env_id in range(len(wanted))])
         elif wanted:
-            send_living(self.pool, list(wanted.values()), list(wanted))
+            self.pool.send(list(wanted.values()), list(wanted))
         self.pending.update(dict.fromkeys(actions, ReplyKind.STEP))
 
     def send_reset(self, env_id: int, request: dict[str, Any], *, is_renewal: bool = False) -> None:
@@ -115,12 +114,7 @@ class PoolClient:
         except StepmillError as error:  # the env cannot be replaced, for example because its thread hangs
             self._lost_envs[env_id] = error
         else:
-            try:
-                self.pool.reset_async(env_ids=[env_id], options=request)
-            except UsageError:
-                raise
-            except StepmillError as error:
-                self._lost_envs[env_id] = error
+            self.pool.reset_async(env_ids=[env_id], options=request)
         self.pending[env_id] = ReplyKind.RESET
 
     # ---- replies -----------------------------------------------------------------------------------------------------

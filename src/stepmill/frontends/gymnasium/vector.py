@@ -17,7 +17,6 @@ from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from stepmill.frontends.batch_rows import select_rows
 from stepmill.frontends.gymnasium.arguments import VectorKeywords, check_positions, read_keywords, read_options
 from stepmill.frontends.gymnasium.errors import (
     ClosedVectorEnvError,
@@ -27,7 +26,7 @@ from stepmill.frontends.gymnasium.errors import (
     WaitTimeout,
 )
 from stepmill.frontends.gymnasium.spaces import SpacePair, batch_observations, check_spaces, read_spaces
-from stepmill.pool.port import Seed, begin_start, checked_fns
+from stepmill.pool.port import Seed, begin_start, checked_fns, select_rows
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import ArgumentTypeError, EnvTimeout, RecvTimeout, SpecMismatch, UsageError

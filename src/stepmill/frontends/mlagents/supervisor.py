@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepmill.frontends.batch_rows import send_living
 from stepmill.frontends.mlagents import failures
 from stepmill.frontends.mlagents.channels import with_methods
 from stepmill.frontends.mlagents.manager import logger
@@ -86,7 +85,7 @@ class Supervisor:
         """Send actions by worker id. If a worker is found dead, the others still get their actions."""
         updates = {each: (self._workers[each].parameters, self._workers[each].calls) for each in actions}
         commands = [(action, *updates[each]) for each, action in actions.items()]
-        self._unsent |= actions.keys() - send_living(self._pool, commands, list(actions))
+        self._unsent |= actions.keys() - set(self._pool.send(commands, list(actions)))
         for worker in [self._workers[worker_id] for worker_id in actions]:
             if worker.worker_id not in self._unsent:
                 worker.take_pending_updates()
@@ -102,9 +101,7 @@ class Supervisor:
         worker.previous_all_action_info = {}
         worker.move(WorkerState.RESETTING)
         options = {"parameters": parameters, "calls": calls}
-        try:
-            self._pool.reset_async(env_ids=[worker.worker_id], options=options)
-        except WorkerDied:  # receive() returns this fault
+        if not self._pool.reset_async(env_ids=[worker.worker_id], options=options):
             self._unsent.add(worker.worker_id)
 
     def rebuild_env(self, worker: EngineWorker) -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from stepmill.envs.opaque import OpaqueEnvMaker
-from stepmill.frontends.batch_rows import send_living
 from stepmill.frontends.starting_pool import StartingPool
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import CLOSE_TIMEOUT_S, PoolFuture, PoolPort
@@ -76,7 +75,7 @@ class SharedPool:
 
     def send(self, actions: Sequence[Any], env_ids: Sequence[int] | None, *, is_driven: bool) -> None:
         """Send envs their actions; with `is_driven`, envs whose episode has ended are reset instead. `recv` returns deaths."""
-        send_living(self.pool, [(is_driven, action) for action in actions], env_ids)
+        self.pool.send([(is_driven, action) for action in actions], env_ids)
 
     def send_reset(self, index: int, seed: int | None, kwargs: Mapping[str, Any]) -> None:
         """Begin to reset an env with these keyword arguments."""
