@@ -77,7 +77,7 @@ check: build  ## lint, types, imports, sizes, budget, prose, stub, names in the 
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target $(CHECKS)
 
 # The extension is a unity build, in which a file finds the includes of others. CXX=clang++ does the same with Clang.
-ALONE_FLAGS = -std=c++20 -fsyntax-only -Wall -Wextra -Werror -Isrc/stepmill/_native $(shell $(PY) -c \
+ALONE_FLAGS = -std=c++20 -fvisibility=hidden -fsyntax-only -Wall -Wextra -Werror -Isrc/stepmill/_native $(shell $(PY) -c \
 	'import nanobind, numpy, sysconfig; print("-isystem", numpy.get_include(), "-isystem", nanobind.include_dir(), "-isystem", sysconfig.get_path("include"))')
 
 check-alone: venv  ## compile each C++ file of the extension alone, which finds a missing include
