@@ -73,7 +73,7 @@ def test_a_start_that_is_cancelled_leaves_nothing_behind() -> None:
         ({"num_envs": 2, "autoreset_mode": "NextStep"}, "leave autoreset_mode out"),
         ({"num_envs": 2, "num_episodes": 3}, "leave num_episodes out"),
         ({}, "a function and num_envs"),
-        ({"num_envs": 0}, "at least one env"),
+        ({"num_envs": 0}, "must be a whole number, 1 or more"),
         ({"num_envs": 2, "nonsense": 3}, "nonsense"),
     ],
 )

@@ -26,6 +26,7 @@ RUNS = {
     "evaluate_counting.py": (("stable_baselines3",), ()),
     "sb3_ppo.py": (("stable_baselines3",), ("--steps", "1024")),
     "ray_cartpole.py": (("ray",), ("--rounds", "20")),
+    "action_chunks.py": ((), ()),
     "kill_me.py": ((), ("--kills", "3", "--updates", "12")),
     "go_explore.py": (("numba",), ("--rounds", "20")),
     "cleanrl_ppo_resume.py": (("torch",), ("{file}", "--iterations", "2")),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import stepmill
+
 MISTAKES: tuple[tuple[str, Callable[[Any], object]], ...] = (
     ("send([0.5] * 99)", lambda pool: pool.send([0.5] * 99)),
     ("send([0], [pool.num_envs])", lambda pool: pool.send([0], [pool.num_envs])),
@@ -20,7 +22,7 @@ MISTAKES: tuple[tuple[str, Callable[[Any], object]], ...] = (
     ("reset(seed=[1] * 99)", lambda pool: pool.reset(seed=[1] * 99)),
     ("reset(options=[{}] * 99)", lambda pool: pool.reset(options=[{}] * 99)),
     ("set_attr('level', [1] * 99)", lambda pool: pool.set_attr("level", [1] * 99)),
-    ("restore('here')", lambda pool: pool.restore("here")),
+    ("restore('here')", lambda pool: stepmill.restore(pool, "here")),
     ("revive([99])", lambda pool: pool.revive([99])),
     ("get_attr('level', env_ids=[-99])", lambda pool: pool.get_attr("level", env_ids=[-99])),
     ("properties.get('nothing', env_ids=[99])", lambda pool: pool.properties.get("nothing", env_ids=[99])),

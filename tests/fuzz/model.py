@@ -103,7 +103,6 @@ class Env:
         is_loose: whether resets may have happened that no result has shown.
         is_unknown: whether the seed and number of its episode are not known, until a reset with a seed.
         is_skipped: whether it was exhausted in a step of all envs whose results were not received.
-        is_restored: whether the observation received last is older than a snapshot that was restored.
         is_called: whether something was called that a replay cannot undo.
     """
 
@@ -120,7 +119,6 @@ class Env:
     is_unknown: bool = False
     is_called: bool = False
     is_skipped: bool = False
-    is_restored: bool = False
 
     @property
     def is_pending(self) -> bool:
@@ -285,7 +283,7 @@ class PoolModel:
             env.risks, env.is_loose = max(0, env.risks - 1), True
         elif is_between:
             env.is_loose = env.risks > 0
-        env.command, env.status, env.is_restored = None, IDLE, False
+        env.command, env.status = None, IDLE
         env.num_ended += any(results[0].ends)
         if self.budget is not None and any(results[0].ends) and env.num_ended >= self.budget:
             env.status = EXHAUSTED
@@ -333,8 +331,6 @@ class PoolModel:
             if self.mode == "SameStep":
                 self._turn(env, row, place, result, wanted)
                 wanted.final_info = {}
-        if env.is_restored:
-            wanted.obs, wanted.final_obs = result.obs, result.final_obs
         row.is_over = self.mode != "SameStep" or row.is_over
         same(result, wanted, f"env {env.env_id}: a fault")
 

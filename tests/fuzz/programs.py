@@ -30,7 +30,7 @@ MOVES = {
     "observe": 1,
     "revive": 1,
     "kill": 1,
-    "snapshot": 1,
+    "save": 1,
     "restore": 1,
     "mistake": 2,
     "close": 0.2,
@@ -185,7 +185,7 @@ def _draw_move(rng: random.Random, num_envs: int, verbs: tuple[int, ...]) -> Mov
         "render",
         "observe",
         "revive",
-        "snapshot",
+        "save",
     ):
         args["ids"] = None if rng.random() < 0.2 else ids
     if name in ("send", "reset", "reset_async") or (name == "recv" and args["how"] == "ids"):

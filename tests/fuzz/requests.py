@@ -147,7 +147,7 @@ class Requests:
         envs = [
             env
             for env in self.calls.envs(ids)
-            if not (env.is_loose or env.is_pending or env.is_restored) and env.status != FAULTED
+            if not (env.is_loose or env.is_pending) and env.status != FAULTED
         ]
         if envs and self.program.kind != "agents":
             to = [env.env_id for env in envs]

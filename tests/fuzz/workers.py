@@ -6,6 +6,7 @@ import os
 import signal
 from typing import Any
 
+import stepmill
 from stepmill.spec.errors import BusyEnvError
 from tests.fuzz.calls import Calls
 from tests.fuzz.envs import DIE
@@ -13,12 +14,12 @@ from tests.fuzz.model import FAULTED, IDLE, require
 
 
 class Workers:
-    """Kills and revives workers; takes and restores snapshots."""
+    """Kills and revives workers; saves and restores kernel envs."""
 
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
         self.program, self.pool, self.model = calls.program, calls.pool, calls.model
-        self._snapshots: list[Any] = []
+        self._saved: list[Any] = []
 
     def revive(self, ids: list[int] | None, wait: bool, restart_living: bool) -> None:
         """Revive envs without a command."""
@@ -61,36 +62,35 @@ class Workers:
             return
         self.model.lose_worker(worker)
 
-    def snapshot(self, ids: list[int] | None) -> None:
-        """Take a snapshot of idle envs of a kernel."""
+    def save(self, ids: list[int] | None) -> None:
+        """Save idle envs of a kernel."""
         envs = [env for env in self.calls.envs(ids) if env.status == IDLE]
         if self.program.kind == "kernel" and envs:
             to = [env.env_id for env in envs]
-            snapshot = self.calls.request(
-                "snapshot", f"snapshots.append(pool.snapshot({to}))", lambda: self.pool.snapshot(to)
-            )
+            text = f"saved.append(stepmill.save(pool, None, env_ids={to}))"
+            saved = self.calls.request("save", text, lambda: stepmill.save(self.pool, None, env_ids=to))
             kept = [
                 (env.rows[0].place, env.rows[0].is_over, env.rows[0].object.seed, env.rows[0].object.count)
                 for env in envs
             ]
-            self._snapshots.append((snapshot, kept))
+            self._saved.append((saved, kept))
 
     def restore(self, which: int) -> None:
-        """Restore a snapshot in its own envs."""
-        if not self._snapshots:
+        """Restore saved envs in their own places."""
+        if not self._saved:
             return
-        place = which % len(self._snapshots)
-        snapshot, kept = self._snapshots[place]
-        envs = [self.model.envs[env_id] for env_id in snapshot.env_ids]
+        place = which % len(self._saved)
+        saved, kept = self._saved[place]
+        envs = [self.model.envs[env_id] for env_id in saved.env_ids]
+        text = f"stepmill.restore(pool, saved[{place}])"
+        if any(env.is_pending or env.status == FAULTED for env in envs):
+            self.calls.make(text, lambda: stepmill.restore(self.pool, saved), None, BusyEnvError)
+            return
         if any(env.status != IDLE for env in envs):
-            self.calls.make(
-                f"pool.restore(snapshots[{place}])", lambda: self.pool.restore(snapshot), None, BusyEnvError
-            )
             return
-        obs = self.calls.request("restore", f"pool.restore(snapshots[{place}])", lambda: self.pool.restore(snapshot))
+        obs = self.calls.request("restore", text, lambda: stepmill.restore(self.pool, saved))
         for row, env, (then, is_over, seed, count) in zip(obs.tolist(), envs, kept, strict=True):
             require(tuple(row) == then.obs, f"{row} was restored, not {then}")
             env.rows[0].place, env.rows[0].is_over = then, is_over
             env.rows[0].object.seed, env.rows[0].object.count = seed, count
             env.is_unknown |= self.program.options["seeding"] != "continue"
-            env.is_restored = True

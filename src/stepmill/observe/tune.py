@@ -138,7 +138,7 @@ def make_request(
     num_envs = checked_count(num_envs)
     if not is_positive or not 0 <= learner_s < math.inf:
         raise UsageError(
-            f"budget_s={budget_s!r} and step_timeout_s={step_timeout_s!r} more than 0, "
+            f"budget_s={budget_s!r} and step_timeout_s={step_timeout_s!r} must be more than 0, "
             f"and learner_s={learner_s!r} 0 or more"
         )
     kernel, known_s = None, None

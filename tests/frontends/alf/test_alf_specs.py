@@ -115,7 +115,7 @@ WRONG = {
     "too few rows": (good(move=np.zeros((2, 2), np.float32)), r"Incorrect batch size\. Expected: 3, got 2"),
     "no rows": (good(move=np.float32(1)), r"Incorrect batch size\. Expected: 3, got 0"),
     "another shape": (good(move=np.zeros((3, 4), np.float32)), r"float32 of shape \(3, 2\), but is float32 of shape"),
-    "another dtype": (good(jump=(np.zeros(3), [np.zeros((3, 1), np.int32)])), r"must be int64 .* but is float64"),
+    "another dtype": (good(jump=(np.full(3, 0.5), [np.zeros((3, 1), np.int32)])), r"must be int64 .* but is float64"),
     "no array": (good(move=object()), r"one of the field is not converted to numpy array"),
     "text": (good(move=["a", "b", "c"]), r"one of the field is not converted to numpy array"),
 }
