@@ -144,11 +144,7 @@ class Requests:
 
     def observe(self, ids: list[int] | None) -> None:
         """Ask for the newest observations that were received."""
-        envs = [
-            env
-            for env in self.calls.envs(ids)
-            if not (env.is_loose or env.is_pending) and env.status != FAULTED
-        ]
+        envs = [env for env in self.calls.envs(ids) if not (env.is_loose or env.is_pending) and env.status != FAULTED]
         if envs and self.program.kind != "agents":
             to = [env.env_id for env in envs]
             seen = self.calls.request(

@@ -310,6 +310,7 @@ def test_infos_can_be_had_row_by_row_as_the_envs_gave_them(backend):
         assert rows_of(batch.info, [0]) == []
         assert batch.info["_action"].tolist() == [False, True, False]
         assert rows_of({}) == []
+        assert rows_of(dict(batch.info)) == rows_of(pickle.loads(pickle.dumps(batch.info))) == rows_of(batch.info)
 
 
 def test_an_info_that_contains_itself_is_left_out_and_named():

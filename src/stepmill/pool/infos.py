@@ -286,7 +286,8 @@ def rows_of(info: Mapping[str, Any], rows: Sequence[int] | None = None) -> InfoR
     """Return the infos of a batch one by one, as the envs returned them. The merged info is not decoded.
 
     Args:
-        info: the info of a batch. It must not have been modified.
+        info: the info of a batch, or a copy of it, also a pickled one. It must not have been modified. The infos of a copy also
+            have the statistics of episodes that the pool has added, and their numbers are NumPy's.
         rows: the rows whose infos are wanted; None means all.
     Returns:
         (row, info) for each row that has an info. Values that cannot be read are omitted, and info["omitted"] has the
@@ -295,7 +296,26 @@ def rows_of(info: Mapping[str, Any], rows: Sequence[int] | None = None) -> InfoR
     """
     if isinstance(info, LazyInfo):
         return [] if info._rows is None else info._rows(rows)
-    return add_fixed([], info, rows) if info else []
+    return _rows_of_merged(info, rows) if info else []
+
+
+def _rows_of_merged(info: Mapping[str, Any], rows: Sequence[int] | None) -> InfoRows:
+    """Return the infos of a plain dict: one without masks, as kernels write it, or a copy of a merged info, with masks."""
+    has_masks = any(_is_mask(info, key) for key in info)
+    found: InfoRows = []
+    for row in _all_rows(info) if rows is None else rows:
+        own = _info_of_row(info, row)
+        finals = {key: own.pop(key) for key in (_FINAL_OBS, "final_info") if key in own}
+        found += [(row, finals)] * bool(finals)
+        found += [(row, own)] * bool(own or finals or not has_masks)
+    return found
+
+
+def _all_rows(info: Mapping[str, Any]) -> range:
+    column: Any = info
+    while isinstance(column, Mapping):
+        column = next(iter(column.values()))
+    return range(len(column))
 
 
 def add_fixed(own: InfoRows, fixed: Mapping[str, Any], rows: Sequence[int] | None) -> InfoRows:
@@ -309,24 +329,24 @@ def add_fixed(own: InfoRows, fixed: Mapping[str, Any], rows: Sequence[int] | Non
     infos_of: dict[int, list[Any]] = {}
     for row, info in own:
         infos_of.setdefault(row, []).append(info)
-    if rows is None:
-        column: Any = fixed
-        while isinstance(column, Mapping):
-            column = next(iter(column.values()))
-        rows = range(len(column))
     found: InfoRows = []
-    for row in rows:
+    for row in _all_rows(fixed) if rows is None else rows:
         *finals, last = infos_of.get(row, ({},))
         found += [(row, final) for final in finals]
-        found.append((row, {**_fixed_of_row(fixed, row), **last}))
+        found.append((row, {**_info_of_row(fixed, row), **last}))
     return found
 
 
-def _fixed_of_row(value: Any, row: int) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _fixed_of_row(child, row) for key, child in value.items()}
-    item = value[row]
-    return bool(item) if isinstance(item, np.bool_) else item
+def _info_of_row(merged: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """Return the info of one row, without the keys that its mask excludes."""
+    found: dict[str, Any] = {}
+    for key, column in merged.items():
+        mask = merged.get(f"_{key}")
+        if _is_mask(merged, key) or (mask is not None and not mask[row]):
+            continue
+        item = _info_of_row(column, row) if isinstance(column, Mapping) else column[row]
+        found[key] = bool(item) if isinstance(item, np.bool_) else item
+    return found
 
 
 class LazyInfo(dict[str, Any]):
