@@ -9,20 +9,18 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from operator import attrgetter, itemgetter
-from typing import Any, TypeVar
+from operator import itemgetter
+from typing import Any
 
 from stepmill import Batch, EngineBug, EnvFault, EnvTimeout, Pool, StepmillError, UsageError
 from stepmill.aio.batches import SLICE_S, wake
 from stepmill.aio.on_demand import CLOSE
 from stepmill.aio.seats import IdleSeats, Seat, Thread
-from stepmill.pool.port import PoolPort, SentPart, rows_of
+from stepmill.pool.port import PoolFuture, PoolPort, SentPart, rows_of
 
 Result = tuple[Any, Any, Any, Any, dict[str, Any]]
-T = TypeVar("T")
 logger = logging.getLogger("stepmill")
 
-_MAX_REFUSALS = 100  # a command that is refused more often, without a fault, would be refused without end
 # How many tasks get results in one turn of the event loop, before it looks at timers and descriptors. One that gets a fault counts as
 # several: it is likely to reset its env.
 _MAX_WOKEN, _FAULT_COUNTS = 16, 4
@@ -65,10 +63,6 @@ class Replies:
             self._loop.remove_reader(self._descriptor.fileno())
             self._is_watched = False
         self._descriptor.close()
-
-
-def _any_fault(_: EnvFault) -> bool:
-    return True
 
 
 class Leases:
@@ -184,7 +178,9 @@ class Leases:
 
     def step(self, seat: Seat, action: Any) -> asyncio.Future[Any]:
         """Send an action, and return the future of its outcome."""
-        self._send(seat, partial(self._port.send_one, seat.env_id, action), refuses=_any_fault)
+        self._check(seat, is_step=True)
+        if not self._port.send_one(seat.env_id, action):
+            self._next = self.loop.call_soon(self._advance)  # the fault of the env is the outcome
         return self._begin(seat)
 
     def reset(self, seat: Seat, seed: int | None, options: Mapping[str, Any] | None) -> asyncio.Future[Any] | None:
@@ -197,38 +193,28 @@ class Leases:
     def send_reset(self, seat: Seat, seed: int | None, options: Mapping[str, Any] | None) -> bool:
         """Send a reset, or return False if a replay is rebuilding the env. Revive the env if it has a fault."""
         env_id = seat.env_id
-        seeds = None if seed is None else {env_id: seed}
-        settings = None if options is None else {env_id: options}
-
-        def send() -> bool:
+        arguments: dict[str, Any] = {"env_ids": [env_id], "seed": None if seed is None else {env_id: seed}}
+        arguments["options"] = None if options is None else {env_id: options}
+        for _ in range(2):  # the first one may find a death, whose fault is then received
+            self._check(seat)
             if not self._port.is_rebuilt(env_id):
                 return False
             if seat.fault is not None or self._port.is_lost(env_id):
-                self._pool.revive([env_id], wait=False)  # a reset alone would wait until the worker has started
-            self._pool.reset_async(env_ids=[env_id], seed=seeds, options=settings)
-            return True
+                with suppress(StepmillError):  # of a neighbour; it is received later
+                    self._pool.revive([env_id], wait=False)  # a reset alone would wait until the worker has started
+            if self._pool.reset_async(**arguments):
+                seat.fault = None
+                self._begin(seat)
+                return True
+            self._advance()
+        raise copy.copy(seat.fault.error) if seat.fault is not None else EngineBug(f"env {env_id} takes no reset")
 
-        is_sent = self._send(seat, send)
-        if is_sent:
-            seat.fault = None
-            self._begin(seat)
-        return is_sent
-
-    def _send(self, seat: Seat, send: Callable[[], T], *, refuses: Callable[[EnvFault], bool] | None = None) -> T:
-        """Send a command, or raise the fault of the env if `refuses(fault)` is true. If dead workers are found, send it again."""
-        for _ in range(_MAX_REFUSALS):
-            if self._error is not None:
-                raise self._error
-            if seat.fault is not None and refuses is not None and refuses(seat.fault):
-                raise copy.copy(seat.fault.error)
-            try:
-                return send()
-            except UsageError:
-                raise
-            except StepmillError as error:
-                refusal = error
-                self._advance()
-        raise refusal
+    def _check(self, seat: Seat, *, is_step: bool = False) -> None:
+        """Raise the error of the pool, or the fault of an env that is to step or to be called."""
+        if self._error is not None:
+            raise copy.copy(self._error)
+        if is_step and seat.fault is not None:
+            raise copy.copy(seat.fault.error)
 
     def _begin(self, seat: Seat) -> asyncio.Future[Any]:
         """Record that a command was sent, and return the future of its outcome."""
@@ -247,8 +233,7 @@ class Leases:
         self, seat: Seat, name: str | Callable[..., Any], args: Any, kwargs: Any, check: Callable[[Seat], object]
     ) -> Any:
         """Call a method of an env that is idle, and return what it returns. `check` raises if the lease has ended before."""
-        send = partial(self._port.call_now, seat.env_id, name, args, kwargs)
-        while (future := self._send(seat, send, refuses=attrgetter("is_loss"))) is None:
+        while (future := self._call_now(seat, name, args, kwargs)) is None:
             await self.pause()
             check(seat)
         while True:
@@ -264,6 +249,19 @@ class Leases:
             except EnvTimeout as error:
                 if error.timeout_s:  # not 0, so the call is too late
                     raise
+
+    def _call_now(self, seat: Seat, name: str | Callable[..., Any], args: Any, kwargs: Any) -> PoolFuture | None:
+        for is_last in (False, True):
+            self._check(seat, is_step=seat.fault is not None and seat.fault.is_loss)
+            try:
+                return self._port.call_now(seat.env_id, name, args, kwargs)
+            except UsageError:
+                raise
+            except StepmillError:  # the fault of the env or of a neighbour, which is received now
+                if is_last:
+                    raise
+                self._advance()
+        return None
 
     def _await_reply(self, part: SentPart) -> None:
         """Let the event loop receive the replies of a worker."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepmill import Batch, EnvFault, EnvState, OnFault, Pool, StepmillError, UsageError, WorkerDied
+from stepmill import Batch, EnvFault, OnFault, Pool, StepmillError, UsageError, WorkerDied
 from stepmill.evaluation.episode_env import ORDER, EpisodeEnv, EpisodeOrder, find_success
 from stepmill.evaluation.identity import identify
 from stepmill.evaluation.journal import Journal
@@ -129,7 +129,6 @@ class Player:
         self._observation_space = pool.single_observation_space
         self._attempts: Counter[int] = Counter()
         self._can_cut = "fault" in PoolPort(pool).reserved_info_keys  # otherwise it is an info of the env
-        self._has_refused = False  # whether a command has found a dead worker since the last `receive`
         # By env: the episode that it plays, and the results so far.
         self._episode_of, self._length = np.full((2, pool.num_envs), NO_EPISODE, np.int64)
         self._is_first = np.zeros(pool.num_envs, np.bool_)
@@ -144,7 +143,6 @@ class Player:
         """
         while self._begin_episodes():
             received = self._pool.receive(1, self._settings.num_rows)
-            self._has_refused = False
             batch, faults = received.batch, received.faults
             episodes: list[Episode] = []
             if batch is not None:
@@ -172,19 +170,7 @@ class Player:
             self._began_s[env_ids] = perf_counter()
             seeds = {env_id: self._plan.pairs[self._episode_of[env_id]].seed for env_id in env_ids}
             options = {env_id: self._options(int(self._episode_of[env_id])) for env_id in env_ids}
-            try:
-                self._pool.reset_async(env_ids=env_ids, seed=seeds, options=options)
-            except UsageError:
-                raise
-            except (
-                StepmillError
-            ):  # a worker is dead, and nothing was sent: `receive` returns the fault, and the envs begin again
-                self._has_refused = True
-                for env_id in reversed(env_ids):
-                    self._todo.appendleft(int(self._episode_of[env_id]))
-                    self._attempts[self._todo[0]] -= 1
-                self._episode_of[env_ids] = NO_EPISODE
-                return True
+            self._pool.reset_async(env_ids=env_ids, seed=seeds, options=options)
         return bool(env_ids) or not is_free.all()
 
     def _options(self, episode_id: int) -> dict[str, Any] | None:
@@ -203,19 +189,7 @@ class Player:
         obs = batch.obs if len(rows) == len(batch.env_id) else take_rows(self._observation_space, batch.obs, rows)
         actions = self._act(obs, self._episode_of[ids], self._is_first[ids], ids)
         self._is_first[ids] = False
-        while len(ids):
-            try:
-                if self._has_refused:  # envs that died since the last fault was received are FAULTED now
-                    states = self._pool.states
-                    living = np.flatnonzero([states[env_id] is not EnvState.FAULTED for env_id in ids.tolist()])
-                    actions, ids = take_rows(self._pool.single_action_space, actions, living), ids[living]
-                if len(ids):
-                    self._pool.send(actions, ids)
-                return
-            except UsageError:
-                raise
-            except StepmillError:
-                self._has_refused = True
+        self._pool.send(actions, ids)
 
     # ---- the ends of episodes -----------------------------------------------------------------------------------------
 
