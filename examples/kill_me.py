@@ -30,7 +30,7 @@ GAMMA, LAMBDA, RATE, CLIP = 0.99, 0.95, 3e-3, 0.2
 
 
 class Learner:
-    """A network with one hidden layer: logits of the two actions, and the value. All that changes is in its attributes."""
+    """A network with one hidden layer: logits of the two actions, and the value."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -47,13 +47,11 @@ class Learner:
         return (inputs, hidden), odds / odds.sum(1, keepdims=True), out[:, 2]
 
     def act(self, obs: Any, _: Any) -> tuple[Any, dict[str, Any]]:
-        """Return actions [B], with their probabilities as an extra of the rollout."""
         _, probabilities, _ = self.forward(obs)
         action = (self.rng.random(len(obs)) > probabilities[:, 0]).astype(np.int64)
         return action, {"probability": probabilities[np.arange(len(obs)), action]}
 
     def learn(self, batch: stepmill.RolloutBatch) -> None:
-        """PPO's update on one rollout."""
         values = self.forward(batch.obs.reshape(-1, 4))[2].reshape(batch.obs.shape[:2])
         advantages = batch.advantages(values, gamma=GAMMA, lam=LAMBDA)
         keep = batch.valid
@@ -74,7 +72,6 @@ class Learner:
             self.descend([inputs.T @ inner, hidden.T @ slope])
 
     def descend(self, slopes: list[Any]) -> None:
-        """Adam."""
         self.num_steps += 1
         for at, slope in enumerate(slopes):
             mean, square = self.moments[at], self.moments[at + 2]
@@ -141,9 +138,11 @@ def main() -> None:
     if args.plot:
         import matplotlib.pyplot as plt
 
-        plt.plot(undisturbed[: args.updates], linewidth=6, color="#9ecae1", label="never killed")
-        plt.plot(killed[: args.updates], color="#08519c", label="killed by SIGKILL, and restarted")
+        plt.figure(figsize=(7.2, 3), layout="constrained")
+        plt.plot(undisturbed[: args.updates], linewidth=7, color="#9ecae1", label="never killed")
+        plt.plot(killed[: args.updates], color="#08519c", label=f"killed {args.kills} times, and started again")
         plt.legend(frameon=False)
+        plt.ylabel("mean return after each update")
         plt.savefig(args.plot)
     assert differing == 0
     assert args.updates < 40 or last > 3 * first
