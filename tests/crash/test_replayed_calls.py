@@ -41,6 +41,12 @@ class GainEnv(ChaosEnv):
     def end_it_all(self) -> None:
         os._exit(3)
 
+    def clock(self) -> int:
+        """Return the number of steps since the reset, without which this raises."""
+        if self._clock < 0:
+            raise RuntimeError("call reset() first")
+        return self._clock
+
     def fail(self) -> None:
         raise ValueError("this call fails whenever it is made")
 
@@ -251,6 +257,31 @@ def test_a_call_with_another_outcome_when_repeated_is_reported(tmp_path: Any, mo
 
         with pytest.warns(RuntimeWarning, match="the call of 'fail_once' succeeded when it was repeated"):
             assert pool.step([1] * 4).truncated.tolist() == [True, False, False, False]
+
+
+def compare_steps(pool: stepmill.Pool, calm: stepmill.Pool, num_steps: int) -> None:
+    for _ in range(num_steps):
+        batch, expected = pool.step([1] * 4), calm.step([1] * 4)
+        np.testing.assert_array_equal(batch.obs, expected.obs)
+        assert batch.reward.tolist() == expected.reward.tolist()
+        assert batch.truncated.tolist() == expected.truncated.tolist()
+
+
+@pytest.mark.parametrize(("mode", "recycle_after"), [("NextStep", None), ("SameStep", None), ("SameStep", 2)])
+def test_a_method_that_needs_a_reset_and_was_called_in_an_earlier_episode_ends_no_replay(
+    mode: str, recycle_after: int | None
+) -> None:
+    restarts = {"max_restarts": 100, "recycle_after_episodes": recycle_after}
+    with make(autoreset_mode=mode, restarts=restarts) as pool, make("raise", autoreset_mode=mode) as calm:
+        for each in (pool, calm):
+            each.reset(seed=0)
+            each.call("clock", env_ids=[0])
+        if recycle_after is None:
+            compare_steps(pool, calm, 15)
+            kill_worker(pool)
+        text = "env (object )?0 was rebuilt.*'clock' raised.* use get_attr with a function"
+        with pytest.warns(RuntimeWarning, match=text):
+            compare_steps(pool, calm, 18)
 
 
 def test_calls_beyond_the_bound_of_memory_end_in_a_cut_episode_with_the_reason() -> None:

@@ -62,6 +62,15 @@ class LoggedCall:
         # The call was made while the command that began this episode was pending.
         return 1 if self.episode == view.episode - 1 and self.place > view.length_before else 0
 
+    def is_repeatable(self, view: ServerView) -> bool:
+        """Return whether a new object is in the same state when the call is repeated on it.
+
+        This is not so for a method that was called in an earlier episode: it is repeated before the reset of this one,
+        without the steps that preceded it.
+        """
+        is_before_all = (self.episode, self.place) <= (0, 0)
+        return self.kind is not RequestKind.CALL or is_before_all or self.place_in(view) > view.first_place
+
     def update(self) -> bool:
         """Store the outcome if the reply has arrived. Return True if the call certainly did not happen."""
         if self.future is None:

@@ -44,6 +44,7 @@ from stepmill.worker.messages import Request, RequestKind, Value, load, server_l
 TICKETS = 1 << 32  # tickets wrap around at this number
 MAX_PLAYS = 3  # how often an episode is replayed for one command, if the env raises in each replay
 INCOMPLETE_LOG = "its calls take more than half of restarts.replay_log_bytes, or cannot be pickled"
+ONLY_READS = "; if it only reads, use get_attr with a function of the env, which is not repeated"
 
 Effect = Callable[[], object]
 
@@ -198,12 +199,13 @@ class Replays:
             worker = self._worker_of(repeated)
             if self._workers.records[worker].state is not WorkerState.SERVING:
                 continue
-            difference = self._compare(repeated)
-            if difference is None:
+            differences = self._compare(repeated)
+            if differences is None:
                 self._unverified.append(repeated)
-            elif difference:
+            elif differences:
                 self._workers.reapply_settings(worker, [repeated.server])
-                self._warn(f"env object {repeated.server} was rebuilt, but its state may differ: {difference}")
+                text = differences[0][1]
+                self._warn(f"env object {repeated.server} was rebuilt, but its state may differ: {text}")
 
     # ---- replays ----------------------------------------------------------------------------------------------------
 
@@ -293,11 +295,14 @@ class Replays:
         return self._play(replay, view)
 
     def _finish(self, replay: EpisodeReplay, view: ServerView) -> list[Decision]:
-        difference = self._compare(replay)
-        if difference is None:
+        differences = self._compare(replay)
+        if differences is None:
             return []
-        if difference:
-            return self._cut_short(replay, view, difference)
+        for call, text in differences:
+            if call.is_repeatable(view):
+                return self._cut_short(replay, view, text)
+        for _, text in differences:
+            self._warn(f"env {replay.env_id} was rebuilt, but its state may differ: {text}")
         del self._replays[replay.env_id]
         # These calls come after the pending command, which is sent again.
         self._post_later(view.server, [call for place, call in replay.placed if place > view.length])
@@ -323,11 +328,12 @@ class Replays:
 
     # ---- repeated calls ---------------------------------------------------------------------------------------------
 
-    def _compare(self, repeated: RepeatedCalls) -> str | None:
-        """Return which repeated call raised an exception only the first time or only now, or "" if there is none.
+    def _compare(self, repeated: RepeatedCalls) -> list[tuple[LoggedCall, str]] | None:
+        """Return the repeated calls that raised an exception only the first time or only now, with texts that say so.
 
         Return None if the outcome of a call has not arrived. A thread then waits for it, and ends the pool's wait.
         """
+        differences = []
         for call, future in repeated.posted:
             try:
                 outcome = future.result(0.0)[0]
@@ -337,12 +343,14 @@ class Replays:
             except WorkerDied:
                 return None  # the replay is repeated after the next restart
             except StepmillError as failure:
-                return str(failure)
+                differences.append((call, str(failure)))
+                continue
             call.update()
             if call.has_raised is not None and isinstance(outcome, Value) is call.has_raised:
                 now = "succeeded" if call.has_raised else "raised"
-                return f"the call of {call.name!r} {now} when it was repeated, unlike before"
-        return ""
+                hint = ONLY_READS if call.kind is RequestKind.CALL else ""
+                differences.append((call, f"the call of {call.name!r} {now} when it was repeated, unlike before{hint}"))
+        return differences
 
     def _await(self, repeated: RepeatedCalls) -> None:
         if repeated.is_awaited:
