@@ -302,6 +302,11 @@ class PoolState:
         Abort the commands of a worker that does not run any more. Call it before the successor starts, from any thread.
         """
 
+    def num_ended(self, worker: int) -> int:
+        """
+        Return how many episodes the current process of a worker has completed.
+        """
+
     def notify(self) -> None:
         """
         Make the current or next wait of the pool's thread return 3. From any thread.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,6 +35,10 @@ class FakeState:
         self.num_restarts = 0
         self.notified = threading.Event()
         self.calls: list[str] = []
+        self.num_completed = 0
+
+    def num_ended(self, worker: int) -> int:
+        return self.num_completed
 
     def drain(self, acknowledge: bool) -> list[WorkerDied]:
         return [WorkerDied(0, self.num_restarts)] if self.has_died else []
@@ -203,6 +208,61 @@ def test_a_restart_that_fails_is_tried_again_while_the_limit_allows_it(worker: O
 
     assert is_tried_again
     assert worker.supervisor.records[0].state is SERVING
+
+
+def count_deaths(
+    worker: OneWorker, monkeypatch: pytest.MonkeyPatch, *, served_s: float, number: int
+) -> list[float | None]:
+    """Let a worker take 2 s to start, serve for a time and die, a number of times. Return the waits before its restarts."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    revive, waits = worker.backend.revive, []
+
+    def revive_slowly(*args: Any) -> WorkerReport:
+        nonlocal now
+        report = revive(*args)
+        now += 2.0
+        return report
+
+    monkeypatch.setattr(worker.backend, "revive", revive_slowly)
+    for _ in range(number):
+        worker.die()
+        waits.append(worker.supervisor.count_restart(0, EngineBug("it died")))
+        worker.begin_restart()
+        worker.succeed()
+        now += served_s
+    return waits
+
+
+def test_the_waits_of_a_worker_that_dies_soon_after_each_start_grow(
+    worker: OneWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = count_deaths(worker, monkeypatch, served_s=1.9, number=9)
+    assert waits == [0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+@pytest.mark.parametrize(("served_s", "num_completed"), [(2.0, 0), (0.0, 1)])
+def test_the_waits_start_afresh_after_a_worker_served_as_long_as_it_started_or_completed_an_episode(
+    worker: OneWorker, monkeypatch: pytest.MonkeyPatch, served_s: float, num_completed: int
+) -> None:
+    assert count_deaths(worker, monkeypatch, served_s=0.5, number=3) == [0.0, 0.1, 0.2]
+    monkeypatch.undo()
+    worker.state.num_completed = num_completed
+    assert count_deaths(worker, monkeypatch, served_s=served_s, number=3)[1:] == [0.0, 0.0]
+
+
+def test_a_restart_that_fails_lengthens_the_wait_though_the_process_before_it_has_worked(worker: OneWorker) -> None:
+    worker.state.num_completed = 1
+    failure = EngineBug("it cannot start")
+    assert worker.supervisor.count_restart(0, failure) == 0.0
+    worker.begin_restart()
+    assert [worker.supervisor.count_restart(0, failure) for _ in range(3)] == [0.1, 0.2, 0.4]
+
+
+def test_the_limit_of_restarts_counts_those_of_workers_that_have_worked(worker: OneWorker) -> None:
+    worker.state.num_completed = 1
+    waits = [worker.supervisor.count_restart(0, EngineBug("it died")) for _ in range(11)]
+    assert waits == [0.0] * 10 + [None]
 
 
 def test_the_death_of_a_former_process_is_not_that_of_its_successor(worker: OneWorker) -> None:

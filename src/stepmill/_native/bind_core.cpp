@@ -200,6 +200,7 @@ void bind_pool_state(nb::module_& module) {
              nb::sig("def view(self, servers: collections.abc.Sequence[int] = (), *, env_ids: collections.abc.Sequence[int] = ()) -> list[typing.Any]"),
              "Return what is known of these servers, and of the servers of these envs: a ServerView of pool/events.py for each. env_ids from num_envs on: the servers in the queue.")
         .def("clear_dead_worker", &PoolState::clear_dead_worker, "worker"_a, "Abort the commands of a worker that does not run any more. Call it before the successor starts, from any thread.")
+        .def("num_ended", &PoolState::num_ended, "worker"_a, "Return how many episodes the current process of a worker has completed.")
         .def("notify", &PoolState::notify, "Make the current or next wait of the pool's thread return 3. From any thread.")
         .def("limit_logs", &PoolState::limit_logs, "size_bytes"_a, "Limit the memory of all episode logs.")
         .def("episode_log", &PoolState::episode_log, "env_id"_a, nb::sig("def episode_log(self, env_id: int) -> dict[str, typing.Any]"), "Return what a crash capsule contains about an env's episode and its outstanding command.")

@@ -87,6 +87,7 @@ class RestartTask(threading.Thread):
         """
         super().__init__(name=f"stepmill-restart-{worker}", daemon=True)
         self.result: WorkerReport | StepmillError | None = None
+        self.start_s = 0.0  # how many seconds it took to build the envs
         self.cancelled = threading.Event()
         self._worker, self._restart, self._notify = worker, restart, notify
 
@@ -125,6 +126,8 @@ class WorkerRecord:
         remedy: what happens to the episodes that its newest restart ends.
         is_recycling: whether the restart is one between episodes.
         is_retried: whether another restart follows one that fails.
+        num_in_row: how many restarts were counted since a worker last did some work; see `_has_worked`.
+        served_s, start_s: when its newest successor began to serve, and how many seconds it took to start.
     """
 
     plan: WorkerPlan
@@ -138,6 +141,9 @@ class WorkerRecord:
     remedy: Remedy = Remedy.RAISE
     is_recycling: bool = False
     is_retried: bool = False
+    num_in_row: int = 0
+    served_s: float = 0.0
+    start_s: float = 0.0
 
 
 class WorkerSupervisor:
@@ -276,10 +282,19 @@ class WorkerSupervisor:
 
         Return None if no restart is allowed, or none would succeed.
         """
-        number = None if error.is_final else self.records[worker].limit.count()
-        if number is None:
+        record = self.records[worker]
+        if error.is_final or record.limit.count() is None:
             return None
-        return 0.0 if number == 1 else min(FIRST_BACKOFF_S * 2 ** (number - 2), MAX_BACKOFF_S)
+        record.num_in_row = 1 if self._has_worked(record) else record.num_in_row + 1
+        exponent = min(record.num_in_row - 2, 64)  # 2.0 ** 1024 is an OverflowError
+        return 0.0 if exponent < 0 else min(FIRST_BACKOFF_S * 2.0**exponent, MAX_BACKOFF_S)
+
+    def _has_worked(self, record: WorkerRecord) -> bool:
+        """Return whether a worker served for as long as it took to start, or completed an episode."""
+        if record.state is WorkerState.RESTARTING:  # the restart has failed
+            return False
+        has_served = time.monotonic() - record.served_s >= record.start_s
+        return has_served or self.state.num_ended(record.plan.worker) > 0
 
     def leave_core_free(self) -> None:
         """Let restarts build envs on one core less, if there are several, because the learner runs meanwhile."""
@@ -362,9 +377,13 @@ class WorkerSupervisor:
                 if monitor is not None:
                     monitor.end_worker(worker)
                     state.clear_dead_worker(worker)
-                return backend.revive(worker, settings())
+                began_s = time.monotonic()
+                report = backend.revive(worker, settings())
+                task.start_s = time.monotonic() - began_s
+                return report
 
-        return RestartTask(worker, restart, state.notify)
+        task = RestartTask(worker, restart, state.notify)
+        return task
 
     def finish_restarts(self) -> tuple[list[WorkerRecord], list[Decision]]:
         """Process the outcomes of restarts that are done.
@@ -374,14 +393,14 @@ class WorkerSupervisor:
         """
         built, decisions = [], list[Decision]()
         for record in self.records:
-            result = None if record.task is None else record.task.result
-            if record.state is not WorkerState.RESTARTING or result is None:
+            task, result = record.task, None if record.task is None else record.task.result
+            if record.state is not WorkerState.RESTARTING or task is None or result is None:
                 continue
             record.task = None
             if isinstance(result, StepmillError):
                 decisions += self._retry(record, result)
             else:
-                record.pid = result.pid
+                record.pid, record.start_s, record.served_s = result.pid, task.start_s, time.monotonic()
                 built.append(record)
         return built, decisions
 

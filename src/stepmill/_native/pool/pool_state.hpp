@@ -65,6 +65,7 @@ class PoolState {
     std::uint32_t apply(nb::handle decisions);                    // returns how many were stale
     void clear_dead_worker(std::uint32_t worker);                 // the process does not run any more: aborts its commands. Any thread that holds the GIL
     void notify();                                                // ends a wait of the pool's thread with EVENT; from any thread
+    std::uint64_t num_ended(std::uint32_t worker) const;  // episodes that the current process of a worker has completed
     nb::list view(const std::vector<std::uint32_t>& servers, const std::vector<std::uint32_t>& env_ids);  // a ServerView of pool/events.py for each
     void limit_logs(std::uint64_t size_bytes);
     nb::dict episode_log(std::uint32_t env_id);                   // for a crash capsule

@@ -322,16 +322,21 @@ bool PoolState::is_between_episodes(std::uint32_t server) const {
     return spares_.is_staged(server) || env.object() == ObjectPhase::RENEWED || is_ended(id) || (is_batched_ && have_all_ended(id));
 }
 
+std::uint64_t PoolState::num_ended(std::uint32_t worker) const {
+    std::uint64_t total = 0;
+    for (const std::uint32_t lane : lanes_of(worker)) total += slab_->workers[lane]->num_ended.load(std::memory_order_relaxed);
+    return total;
+}
+
 // Adds the workers that have played enough episodes or use too much memory, if none of their envs is in an episode.
 void PoolState::add_workers_to_recycle(Ids& found) const {
     for (std::uint32_t worker = 0; worker < num_workers_; ++worker) {
-        std::uint64_t num_ended = 0, resident_bytes = 0;
+        std::uint64_t resident_bytes = 0;
         bool is_between = !is_dead(worker) && !is_restarting(worker);
         for (const std::uint32_t lane : lanes_of(worker)) {
-            num_ended += slab_->workers[lane]->num_ended.load(std::memory_order_relaxed);
             resident_bytes = std::max<std::uint64_t>(resident_bytes, slab_->workers[lane]->resident_bytes.load(std::memory_order_relaxed));
         }
-        if (!is_between || (num_ended < recycle_episodes_ && resident_bytes <= recycle_bytes_)) continue;
+        if (!is_between || (num_ended(worker) < recycle_episodes_ && resident_bytes <= recycle_bytes_)) continue;
         for (const std::uint32_t lane : lanes_of(worker)) {
             is_between = is_between && std::ranges::all_of(slab_->plan.servers[lane], [&](std::uint32_t server) { return is_between_episodes(server); });
         }
