@@ -243,7 +243,7 @@ def test_the_processor_time_of_a_wait(make: Any, whose: str) -> None:
         manager.get_steps()
         share = (time.thread_time() - before) / (time.monotonic() - began)
         helper.join()
-    assert (share < 0.1) if whose == OURS else (share > 0.2)
+    assert (share < 0.02) if whose == OURS else (share > 0.02)  # of a core, which may be shared with others
 
 
 @row("`_take_step`")
