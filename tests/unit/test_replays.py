@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from stepmill.pool.events import BeginRestart, Decision, Remedy, Replay, ReplayFailed, ServerView
-from stepmill.pool.replays import Replays
+import pytest
+
+from stepmill.pool.events import (
+    BeginRestart,
+    ContinueReplay,
+    Decision,
+    Remedy,
+    Replay,
+    ReplayFailed,
+    ReplayPlayed,
+    ServerView,
+    Settle,
+)
+from stepmill.pool.replays import MAX_PLAYS, Replays
 from stepmill.pool.workers import WorkerState
 from stepmill.spec.options import PoolOptions
 from stepmill.worker.messages import WorkerPlan
@@ -25,6 +37,9 @@ class FakeWorkers:
 
     def view_of(self, env_id: int) -> ServerView:
         return ServerView(env_id, 0, env_id, 7, "PAUSED", True, 1, 3, 0, 0, True, False, False, False, False, 0)
+
+    def reapply_settings(self, worker: int, servers: list[int]) -> None:
+        """Nothing was set."""
 
     def check_process(self, worker: int) -> FakeWorkers:
         return self
@@ -63,7 +78,7 @@ def test_replays_that_fail_and_need_no_new_objects_are_played_again_each(monkeyp
 
     decisions = replays.advance(failures())
 
-    assert decisions == [Replay(env_id, 7, [], True) for env_id in range(2)]
+    assert decisions == [Replay(env_id, 7, [], False) for env_id in range(2)]
 
 
 def test_failed_replays_of_earlier_episodes_are_not_counted_any_more(monkeypatch: Any) -> None:
@@ -74,3 +89,26 @@ def test_failed_replays_of_earlier_episodes_are_not_counted_any_more(monkeypatch
         monkeypatch.setattr(FakeWorkers, "view_of", lambda _, env_id: view(env_id)._replace(episode=episode))  # noqa: B023
         assert all(isinstance(decision, Replay) for decision in replays.advance(failures()))
     assert len(replays._num_raised) == 2
+
+
+@pytest.mark.parametrize("num_failures", [1, MAX_PLAYS - 1])
+def test_the_failures_of_a_replay_are_forgotten_when_it_succeeds(monkeypatch: Any, num_failures: int) -> None:
+    replays = begin_two()
+    monkeypatch.setattr(replays, "needs_new_object", lambda view: False)
+    for _ in range(num_failures):
+        replays.advance(failures())
+
+    decisions = replays.advance([ReplayPlayed(env_id, 7, 3) for env_id in range(2)])
+
+    assert decisions == [ContinueReplay(env_id, 7) for env_id in range(2)]
+    assert not replays._num_raised
+
+
+def test_the_failures_of_a_replay_are_forgotten_when_it_is_cut(monkeypatch: Any) -> None:
+    replays = begin_two()
+    monkeypatch.setattr(replays, "needs_new_object", lambda view: False)
+    for _ in range(MAX_PLAYS):
+        decisions = replays.advance(failures())
+
+    assert all(isinstance(decision, Settle) and decision.remedy is Remedy.CUT for decision in decisions)
+    assert not replays._num_raised

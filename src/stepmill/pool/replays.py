@@ -3,8 +3,8 @@
     begin ─► calls before the episode ─► Replay ─► ReplayAt: calls after this step ─► ... ─► ReplayPlayed ─► ContinueReplay
                                             └─► ReplayDiffers, ReplayFailed: play again, or Settle(CUT)
 
-The core itself plays the log of an episode (`replay.cpp`). If a replay repeats no calls, the core also finishes it, and
-Python sees none of these events. No method waits or calls `apply`. A worker handles requests in the order in which they
+The core itself plays the log of an episode (`replay.cpp`). If a replay repeats no calls, and did not fail before, the core
+also finishes it, and Python sees none of these events. No method waits or calls `apply`. A worker handles requests in the order in which they
 were posted, between the commands of the core. Calls that precede a command are therefore posted before its decision is
 applied. After the log was played, the outcomes of the calls are compared with those of the first time.
 """
@@ -121,7 +121,7 @@ class Replays:
         self._ids = itertools.count(-1, -1)  # ids of repeated requests; those of the user count upwards
         self._failures = RepeatedFailures()
         self._replays: dict[int, EpisodeReplay] = {}  # by env; the core may have finished some of them
-        # By env, the (episode, length) of the last replay in which it raised, and how often it raised there.
+        # By env whose replay has not ended: the (episode, length) of the last play in which it raised, and how often there.
         self._num_raised: dict[int, tuple[tuple[int, int], int]] = {}
         self.reasons: dict[int, str] = {}  # by env: why its last replay that did not succeed was given up
         self._unverified: list[RepeatedCalls] = []  # those of envs that are not suspended
@@ -237,12 +237,13 @@ class Replays:
         replay.placed = since
         replay.first_ticket = (view.ticket + 1) % TICKETS
         if view.is_pending and view.is_between:  # the reset is repeated instead
-            del self._replays[replay.env_id]
+            self._end(replay)
             self._unverified.append(replay)
             self._post_later(view.server, [call for place, call in since if place > view.length])
             self._after_apply.append(partial(self._on_reset_repeated, replay.env_id))
         places = sorted({place for place, _ in since})
-        return [Replay(replay.env_id, view.ticket, places, not (since or replay.posted))]
+        is_finished_by_core = not (since or replay.posted or replay.env_id in self._num_raised)
+        return [Replay(replay.env_id, view.ticket, places, is_finished_by_core)]
 
     def _why_not(self, replay: EpisodeReplay, view: ServerView, placed: Sequence[tuple[int, LoggedCall]]) -> str | None:
         if not self.log.is_whole(replay.server):
@@ -303,7 +304,7 @@ class Replays:
                 return self._cut_short(replay, view, text)
         for _, text in differences:
             self._warn(f"env {replay.env_id} was rebuilt, but its state may differ: {text}")
-        del self._replays[replay.env_id]
+        self._end(replay)
         # These calls come after the pending command, which is sent again.
         self._post_later(view.server, [call for place, call in replay.placed if place > view.length])
         return [ContinueReplay(replay.env_id, view.ticket)]
@@ -315,11 +316,16 @@ class Replays:
             if id(call) not in made:
                 self._post(replay.server, call, 0)
         self._workers.reapply_settings(view.worker, [replay.server])
-        del self._replays[replay.env_id]
+        self._end(replay)
         self.reasons[replay.env_id] = reason
         if view.is_logged:
             self._warn(f"env {replay.env_id} is not replayable: {reason}; its episode is cut short")
         return [Settle(replay.env_id, view.ticket, Remedy.CUT, {**replay.info, "not_replayable": reason})]
+
+    def _end(self, replay: EpisodeReplay) -> None:
+        """Forget a replay that has ended, and how often the env raised in it."""
+        del self._replays[replay.env_id]
+        self._num_raised.pop(replay.env_id, None)
 
     def drop(self, worker: int) -> None:
         """Drop the replays of a worker that is about to be restarted, or stays dead."""
