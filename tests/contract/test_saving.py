@@ -127,6 +127,21 @@ def test_envs_with_spares_are_saved_with_the_order_of_the_spares(backend: Any) -
         assert play(pool, 41, 120) == expected
 
 
+def test_the_newest_batch_of_saved_envs_has_the_infos_of_episodes_that_ended_and_of_spares_that_began() -> None:
+    options: dict[str, Any] = {**SERIAL, "resets": {"spare_envs": 2}}
+    with stepmill.Pool([Wanderer] * 6, **options) as pool, stepmill.Pool([Wanderer] * 6, **options) as other:
+        pool.reset(seed=3)
+        has_ended = has_begun = False
+        for count in range(20):
+            newest = play(pool, count, count + 1)[0]
+            batch = stepmill.restore(other, stepmill.save(pool, None))
+            assert record(batch) == newest
+            has_ended |= bool(batch.terminated.any())
+            has_begun |= "seed" in batch.info
+        assert has_ended
+        assert has_begun
+
+
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 @pytest.mark.parametrize(("backend", "workers"), BACKENDS)
 def test_the_users_functions_save_envs_without_a_log(mode: Any, backend: Any, workers: Any) -> None:

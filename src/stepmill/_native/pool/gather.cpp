@@ -92,11 +92,11 @@ nb::object PoolState::newest_batch() {
     const InUse in_use(*this);
     const Ids ids = all_;  // another vector than all_, so that the batch has no views
     Payloads payloads;
-    Ids idle;
-    for (const std::uint32_t id : ids) {
-        if (envs_[id].phase() != EnvPhase::PENDING) idle.push_back(id);
-    }
-    if (idle.size() == ids.size() && !gather_payloads(ids, false, payloads)) return nb::none();
+    Ids known = ids;  // not the spares of ended episodes: their payloads are of other results
+    if (spares_.has_spares()) std::erase_if(known, [&](std::uint32_t id) { return spares_.is_staged(envs_[id].server) && !unclaimed_.is_unclaimed(id); });
+    const UnclaimedResults::Batch& last = unclaimed_.last();
+    if (last.has_payloads && last.ids == ids) payloads = last.payloads;
+    else if (pending_.empty() && !gather_payloads(known, true, payloads)) return nb::none();
     return gather_columns(ids, payloads, nullptr, true);
 }
 

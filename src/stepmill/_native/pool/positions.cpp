@@ -196,6 +196,7 @@ void PoolState::restore_positions(nb::handle env_ids, nb::list saved, nb::object
         raise(errors().usage, "the position of env " + std::to_string(ids[positions.size() % ids.size()]) + " does not fit these envs, or is damaged: " + error.what() + "; give one that was saved from envs of the same kind");
     }
     uniform_slot_ = NO_SLOT;
+    unclaimed_.pop_last();  // of the episodes before
     std::vector<std::pair<std::int64_t, std::uint32_t>> pending;
     for (std::size_t i = 0; i < ids.size(); ++i) {
         const bool is_replayed = positions[i].rest.is_replayed;

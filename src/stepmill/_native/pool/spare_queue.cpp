@@ -246,6 +246,9 @@ void SpareQueue::copy_staged(std::uint32_t server, std::uint32_t row, std::uint3
     for (const Column& column : plan.info) {
         std::memcpy(slab_.base + column.at(0, row), slab_.base + column.at(0, staged), column.row_bytes * plan.batch_size);
     }
+    const auto [words, local] = slab_.server_words(server);
+    const bool is_inline = (words.result[local] & RESULT_REMOTE) == 0;
+    if (is_inline) std::memcpy(slab_.payload(row), slab_.payload(staged), std::min<std::uint64_t>(words.payload_bytes[local], plan.payload.row_bytes));
     discard_staged(server);
 }
 

@@ -38,6 +38,7 @@ class UnclaimedResults {
         last_.has_payloads = has_payloads;
         PyList_SetItem(flag_.ptr(), 0, Py_NewRef(Py_True));
     }
+    const Batch& last() const noexcept { return last_; }
     Batch pop_last() { return std::exchange(last_, Batch()); }
 
     // Stores the results of a lost batch.
