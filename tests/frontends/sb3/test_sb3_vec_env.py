@@ -212,7 +212,7 @@ def test_too_few_actions_are_refused():
 @pytest.mark.parametrize("algorithm", [PPO, A2C])
 def test_policies_train_on_actions_of_many_bits_which_are_floats(algorithm):
     envs = SB3VecEnv([lambda: IdentityEnvMultiBinary(4)] * 2, backend="serial")
-    assert algorithm("MlpPolicy", envs, n_steps=16, device="cpu").learn(64).num_timesteps >= 64
+    assert algorithm("MlpPolicy", envs, n_steps=32, device="cpu").learn(64).num_timesteps >= 64
     with pytest.raises(UsageError, match="actions have numbers that int8 cannot hold"):
         envs.step(np.full((2, 4), 0.5, np.float32))
     envs.close()
@@ -231,7 +231,8 @@ def test_a_serial_envs_own_space_is_seeded_with_the_action_space():
 
 def test_the_envs_are_at_hand_on_the_serial_backend_and_elsewhere_named_as_unreachable(sb3_env_of):
     envs = sb3_env_of(make(2))
-    wrapped = VecMonitor(envs)
+    with pytest.warns(UserWarning, match="already wrapped with a `Monitor`"):
+        wrapped = VecMonitor(envs)
     if sb3_env_of.backend == "serial":
         assert [type(each) for each in wrapped.envs] == [Monitor, Monitor]
         envs.envs[1].unwrapped.note = "own"
