@@ -302,9 +302,14 @@ def test_actions_of_other_dtypes_and_strides_are_cast():
     assert torch.equal(strided, plain)
     env.close()
     discrete = MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs=THREADS, categorical_action_encoding=True)
-    for action in (torch.tensor([1, 0]), torch.tensor([[1, 7], [0, 7]])[:, :1], torch.tensor([1, 0], dtype=torch.int8)):
+    for action in (
+        torch.tensor([1, 0]),
+        torch.tensor([[1, 7], [0, 7]])[:, :1],
+        torch.tensor([1, 0], dtype=torch.int8),
+        torch.tensor([1.0, 0.0]),
+    ):
         assert discrete.step(discrete.reset().set("action", action))["next", "reward"].tolist() == [1, 1]
-    with pytest.raises(stepmill.UsageError, match="dtype"):
+    with pytest.raises(stepmill.UsageError, match="numbers that int64 cannot hold"):
         discrete.step(discrete.reset().set("action", torch.tensor([0.5, 1.0])))
     discrete.close()
 
