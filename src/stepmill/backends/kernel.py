@@ -27,9 +27,8 @@ from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSe
 from stepmill.worker.native_settings import native_settings
 
 _SNAPSHOT = "kernel snapshot"
-# Places in the state part of a snapshot (walk_snapshot in kernel_envs.cpp).
-_NUM_COMMANDS = slice(0, 8)
-_IS_OVER = -17  # from its end
+# A place in the state part of a snapshot, from its end (walk_snapshot in kernel_envs.cpp).
+_IS_OVER = -17
 
 
 class KernelBackend:
