@@ -54,7 +54,7 @@ def test_each_fault_is_raised_with_its_reason_and_a_reset_goes_on(
         for harmless in ("fork", "print_much", "fork_for_ever"):
             assert pool.step([harmless, "move"]).reward[0] > 0
         assert "x" * 1000 in capfd.readouterr().err
-    assert simulators() == []
+    assert wait_until_gone(simulators(), timeout_s=HANG_GUARD_S) == []
 
 
 @pytest.mark.parametrize("where", WHERE)

@@ -53,10 +53,11 @@ def test_a_killed_actor_is_named_with_its_envs_and_the_other_node_goes_on(ray_cl
         faults = [caught.value, *caught.value.others]
         assert [fault.env_ids for fault in faults] == [(2,), (3,)]
         assert all(fault.node.startswith("node 1") for fault in faults)
+        assert pool.recv(2).obs[:, 2].tolist() == [3, 3]
         batch = pool.reset(env_ids=lost)
         assert batch.env_id.tolist() == lost
         batch = pool.step(np.arange(4))
-        assert batch.obs[:, 2].tolist() == [3, 3, 1, 1]
+        assert batch.obs[:, 2].tolist() == [4, 4, 1, 1]
         assert [node.restarts for node in pool.stats().nodes] == [0, 1]
 
 
@@ -236,8 +237,9 @@ def test_the_death_of_a_worker_in_a_node_looks_as_on_one_machine(ray_cluster):
             pool.step(np.arange(4))
         assert caught.value.env_ids == (3,)
         assert caught.value.signal_name == "SIGKILL"
+        assert pool.recv(3).obs[:, 2].tolist() == [1, 1, 1]
         pool.reset(env_ids=[3])
-        assert pool.step(np.arange(4)).obs[:, 2].tolist() == [1, 1, 1, 1]
+        assert pool.step(np.arange(4)).obs[:, 2].tolist() == [2, 2, 2, 1]
         assert [node.restarts for node in pool.stats().nodes] == [0, 0]
 
 

@@ -111,8 +111,9 @@ def test_a_lost_node_costs_only_its_own_envs_and_is_named(ray_cluster):
         wait_lost(pool, 1)
         with pytest.raises(stepmill.WorkerDied, match=r"worker 1 on node 1 \(.*\) was lost .*envs \[2, 3\]"):
             pool.step(np.ones(4, np.int64))
+        assert pool.recv(2).obs[:, 2].tolist() == [1, 1]
         assert pool.reset(env_ids=lost).env_id.tolist() == lost
-        assert pool.step(np.ones(4, np.int64)).obs[:, 2].tolist() == [1, 1, 1, 1]
+        assert pool.step(np.ones(4, np.int64)).obs[:, 2].tolist() == [2, 2, 1, 1]
 
 
 def test_a_lost_node_of_kernels_is_replayed_bit_for_bit(ray_cluster):
