@@ -43,10 +43,10 @@ def starter_raises(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("error", [OSError(11, "no process"), UsageError("no executable")])
 def test_an_early_start_that_the_system_refuses_is_left_to_the_pool(starter_raises, error: Exception) -> None:
     starter_raises(error)
-    begin_start(2, PoolOptions(backend="process"))
+    begin_start([object] * 2, PoolOptions(backend="process"))
 
 
 def test_a_defect_in_the_early_start_is_raised(starter_raises) -> None:
     starter_raises(AttributeError("no such option"))
     with pytest.raises(AttributeError):
-        begin_start(2, PoolOptions(backend="process"))
+        begin_start([object] * 2, PoolOptions(backend="process"))

@@ -130,7 +130,7 @@ def test_a_spec_makes_the_same_vector_env_again(cartpoles):
     again = stepmill.make_vec(envs.spec)
     assert (again.num_envs, again.copy, again.spec) == (2, True, envs.spec)
     again.close()
-    assert repr(envs) == "VectorEnv(CartPole-v1, num_envs=2)"
+    assert repr(envs) == "VectorEnv(CartPole-v1, num_envs=2, backend='serial')"
     assert (
         gymnasium.spec("CartPole-v1").kwargs.keys()
         == {"sutton_barto_reward"} & gymnasium.spec("CartPole-v1").kwargs.keys()
@@ -169,14 +169,14 @@ def test_a_vectorization_mode_of_gymnasium_chooses_the_backend(mode, backend, as
         ({"num_envs": 8}, "serial"),
         ({"num_envs": 16, "copy": True, "sutton_barto_reward": True}, "serial"),
         ({"num_envs": 17}, "serial"),
-        ({"num_envs": 18}, "auto"),
-        ({"num_envs": 2, "on_fault": "truncate"}, "auto"),
-        ({"num_envs": 2, "num_workers": 2}, "auto"),
+        ({"num_envs": 18}, "process"),
+        ({"num_envs": 2, "on_fault": "truncate"}, "process"),
+        ({"num_envs": 2, "num_workers": 2}, "process"),
         ({"num_envs": 2, "backend": "process"}, "process"),
         ({"num_envs": 2, "vectorization_mode": "async"}, "process"),
-        ({"num_envs": 2, "wrappers": [gymnasium.Wrapper]}, "auto"),
-        ({"num_envs": 2, "render_mode": "rgb_array"}, "auto"),
-        ({"num_envs": 2, "id": "Acrobot-v1"}, "auto"),
+        ({"num_envs": 2, "wrappers": [gymnasium.Wrapper]}, "process"),
+        ({"num_envs": 2, "render_mode": "rgb_array"}, "process"),
+        ({"num_envs": 2, "id": "Acrobot-v1"}, "process"),
         ({"num_envs": 2, "options": stepmill.PoolOptions(backend="thread")}, "thread"),
     ],
 )

@@ -6,6 +6,7 @@ one.
     gymnasium            Gymnasium envs, and objects with their `reset` and `step`. Spaces are optional.
     gymnasium_vector     Gymnasium vector envs, as batched envs
     gymnasium_registry   Gymnasium's registry of envs, as bytes for fresh workers
+    known_steps          how long a step of a function's env takes, for `backend="auto"`
     mujoco_contexts      the OpenGL contexts of several MuJoCo envs in one process
     registered           adapters that a program registers, also for fresh workers
     old_gym              envs of gym, the predecessor of Gymnasium

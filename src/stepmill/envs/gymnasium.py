@@ -20,19 +20,6 @@ from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
 from stepmill.spec.tree import PLAIN_DTYPE_KINDS, DictNode, Leaf, LeafKind, Node, Opaque, TupleNode
 
-# Gymnasium's envs whose step takes 8 µs or less. Some of them are faster on the serial backend than in workers.
-_TINY_ENVS = frozenset(
-    {
-        "gymnasium.envs.classic_control.cartpole:CartPoleEnv",
-        "gymnasium.envs.classic_control.continuous_mountain_car:Continuous_MountainCarEnv",
-        "gymnasium.envs.classic_control.mountain_car:MountainCarEnv",
-        "gymnasium.envs.classic_control.pendulum:PendulumEnv",
-        "gymnasium.envs.toy_text.cliffwalking:CliffWalkingEnv",
-        "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv",
-        "gymnasium.envs.toy_text.taxi:TaxiEnv",
-    }
-)
-_TINY_STEP_S = 8e-6
 _WEIGHTED_SUM = "LinearReward"  # MO-Gymnasium's wrapper that converts a vector to a number
 _MAX_DIMS = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
 
@@ -199,9 +186,3 @@ class GymnasiumEnvMaker:
         for wrapper in self.wrappers:
             env = wrapper(env)
         return env
-
-
-def known_step_s(spec: GymnasiumSpec) -> float | None:
-    """Return how many seconds a step of a registered env takes at most, or None if that is not known in advance."""
-    is_known = spec.entry_point in _TINY_ENVS and not spec.additional_wrappers and "render_mode" not in spec.kwargs
-    return _TINY_STEP_S if is_known else None

@@ -81,6 +81,9 @@ class SB3VecEnv(VecEnv):
             super().__init__(self._pool.num_envs, *spaces)
             self._has_plain_actions = isinstance(self._pool.spec.action, Leaf)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._pool!r})"
+
     # ---- stepping and resetting ------------------------------------------------------------------------------------
 
     def reset(self) -> VecEnvObs:

@@ -87,7 +87,7 @@ def find_env(env_id: str, *, atari: bool | None = None, env_kwargs: Mapping[str,
     if is_ale and (atari or (atari is None and spec.kwargs.get("obs_type") != "ram")):
         _require_atari("cv2")
         return EnvChoice(spec.id, partial(make_atari, spec), is_atari=True, is_ale=True, env_kwargs=given)
-    from stepmill.envs.gymnasium import known_step_s
+    from stepmill.envs.known_steps import known_step_s
 
     make = partial(make_plain, spec)
     return EnvChoice(spec.id, make, is_atari=False, is_ale=is_ale, env_kwargs=given, known_step_s=known_step_s(spec))

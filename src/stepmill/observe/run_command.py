@@ -158,10 +158,7 @@ def after_frame(policy: Policy, record_frame: Callable[[], None]) -> Policy:
 
 def backend_of(pool: Pool) -> str:
     """Return the name of the backend that runs, even if the user chose "auto"."""
-    from stepmill.pool.plans import choose_backend
-
-    chosen = choose_backend(pool.num_envs, pool.options)
-    return chosen.value if isinstance(chosen, BackendName) else type(chosen).__name__
+    return pool.stats().backend
 
 
 @contextmanager

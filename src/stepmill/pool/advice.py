@@ -9,6 +9,7 @@ import logging
 from contextlib import suppress
 
 from stepmill.backends.base import traits_of
+from stepmill.pool.auto_backend import WAKING_S
 from stepmill.pool.start import PoolRuntime
 from stepmill.pool.stats import read_stats
 from stepmill.spec.errors import StepmillError
@@ -25,15 +26,29 @@ def advise(stats: PoolStats, options: PoolOptions, asleep_s: float) -> tuple[str
     """Return the option, and the advice with its reason; None if no option is known to help.
 
     Args:
-        stats: those of the whole life of a pool with worker processes.
-        options: the options of the pool.
+        stats: those of the whole life of a pool with worker processes, or of a serial one.
+        options: the options that the program gave.
         asleep_s: the seconds in which workers neither used a core nor waited for one, nor waited for commands.
     """
     waited_s, envs_s = stats.learner.wait_s, sum(worker.step_s + worker.reset_s for worker in stats.workers)
     has_default_workers = options.num_workers is None and options.envs_per_worker is None
     if stats.steps < MIN_STEPS * stats.num_envs or options.workers.threads_per_worker > 1:
         return None
-    if options.backend is BackendName.AUTO and envs_s + MIN_GAIN_S < waited_s and 2 * envs_s < waited_s:
+    is_auto = options.backend is BackendName.AUTO
+    if stats.backend == BackendName.SERIAL.value:
+        gain_s = envs_s / 2 - stats.steps / stats.num_envs * WAKING_S  # with two workers
+        if (
+            is_auto
+            and stats.num_envs > 1
+            and options.num_workers is None
+            and gain_s > max(MIN_GAIN_S, 0.1 * stats.elapsed_s)
+        ):
+            return "backend", (
+                f"the envs' own code took {envs_s:.1f} of {stats.elapsed_s:.1f} s in the program's own process; with backend='process', "
+                "workers divide that among the cores (backend='serial' ends this advice)"
+            )
+        return None
+    if is_auto and envs_s + MIN_GAIN_S < waited_s and 2 * envs_s < waited_s:
         return "backend", (
             f"the program waited {waited_s:.1f} s for workers, and the envs' own code took {envs_s:.1f} s in all of them together; "
             "with backend='serial' it does not wait for workers (backend='process' ends this advice)"
@@ -56,7 +71,7 @@ def advise(stats: PoolStats, options: PoolOptions, asleep_s: float) -> tuple[str
 def give_advice(runtime: PoolRuntime, options: PoolOptions) -> None:
     """Log the advice about a pool that is about to close, unless this program has had it."""
     traits = traits_of(runtime.backend)
-    if not traits.has_processes or traits.nodes is not None:
+    if traits.nodes is not None or not (traits.has_processes or options.backend is BackendName.AUTO):
         return
     with suppress(StepmillError, OSError, ValueError):  # another thread closes the pool
         stats = read_stats(runtime)

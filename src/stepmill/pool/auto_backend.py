@@ -3,20 +3,52 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import Protocol, cast
 
+from stepmill.backends.base import Backend
 from stepmill.backends.starter_client import prepare_starter
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import BackendName, PoolOptions
+from stepmill.spec.records import changed
 
+EnvFn = Callable[[], object]
 AUTO_WORKERS = 2
 # The cost of two workers for a step of all envs, if the learner computes for longer than workers spin and must then
 # wake them. See decision 0019.
 WAKING_S = 68e-6
+_SHORTEST_STEP_S = 4e-6  # of an env in Python
+# Options that say the same wherever envs run. A program that gives another one gets workers.
+_NEUTRAL = {"backend", "autoreset_mode", "seeding", "num_episodes", "copy", "episode_stats"}
+
+
+class KnownSteps(Protocol):
+    """The function of `stepmill.envs.known_steps`, which is imported by its name."""
+
+    def longest_step_s(self, env_fns: Iterable[EnvFn]) -> float | None:
+        """Return how many seconds a step of any of these envs takes at most, or None if that is not known."""
+
+
+def choose_backend(env_fns: Sequence[EnvFn], options: PoolOptions) -> BackendName | Backend:
+    """Return the backend of the options. The result of "auto" depends only on the arguments, and on no measurement.
+
+    "auto" is serial for one env, for no workers, and for a few envs that are known to be tiny unless an option is about workers
+    or faults. Else it is process.
+    """
+    if options.backend is not BackendName.AUTO:
+        return cast("BackendName | Backend", options.backend)
+    num_envs, step_s = len(env_fns), None
+    is_small = num_envs > 1 and auto_backend(num_envs, step_s=_SHORTEST_STEP_S) is BackendName.SERIAL
+    # A program that has not imported Gymnasium has no functions that name its envs.
+    if is_small and "gymnasium" in sys.modules and {*changed(options)} <= _NEUTRAL:
+        step_s = cast("KnownSteps", import_module("stepmill.envs.known_steps")).longest_step_s(env_fns)
+    return auto_backend(num_envs, num_workers=options.num_workers, step_s=step_s)
 
 
 def auto_backend(num_envs: int, *, num_workers: int | None = None, step_s: float | None = None) -> BackendName:
-    """Return the backend for "auto", serial or process. The result depends only on the arguments.
+    """Return the backend for "auto", serial or process.
 
     Args:
         num_envs: N.
@@ -32,12 +64,9 @@ def auto_backend(num_envs: int, *, num_workers: int | None = None, step_s: float
     return BackendName.SERIAL if is_serial_faster else BackendName.PROCESS
 
 
-def begin_start(num_envs: int, options: PoolOptions) -> None:
-    """Start the starter if a pool of N envs will need it. It imports modules while the caller imports the pool."""
-    choice = options.backend
-    if choice is BackendName.AUTO:
-        choice = auto_backend(num_envs, num_workers=options.num_workers)
-    if choice is BackendName.PROCESS:
+def begin_start(env_fns: Sequence[EnvFn], options: PoolOptions) -> None:
+    """Start the starter if a pool of these envs will need it. It imports modules while the caller imports the pool."""
+    if choose_backend(env_fns, options) is BackendName.PROCESS:
         environ = options.workers.env if isinstance(options.workers.env, Mapping) else {}
         with contextlib.suppress(OSError, UsageError):  # the start of the pool raises and explains the error
             prepare_starter(options.context, environ, options.workers.threads)

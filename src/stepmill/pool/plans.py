@@ -1,30 +1,16 @@
-"""Chooses the backend of a pool, and divides its envs among workers and their threads."""
+"""Divides the envs of a pool among workers and their threads."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Sequence
 
-from stepmill.backends.base import Backend
-from stepmill.pool.auto_backend import auto_backend
+from stepmill.pool.auto_backend import EnvFn, choose_backend
 from stepmill.pool.spinning import worker_cores
 from stepmill.spec.option_values import cores_of, environment_of
 from stepmill.spec.options import BackendName, PoolOptions
 from stepmill.spec.ray_options import hosts_kernels
 from stepmill.worker.messages import WorkerPlan
-
-EnvFn = Callable[[], object]
-
-
-def choose_backend(num_envs: int, options: PoolOptions) -> BackendName | Backend:
-    """Return the backend of the options. "auto" is serial for one env or no workers, and process otherwise.
-
-    The duration of a step is not known here. `make_vec` knows it for some envs.
-    """
-    if options.backend is BackendName.AUTO:
-        return auto_backend(num_envs, num_workers=options.num_workers)
-    return cast("BackendName | Backend", options.backend)
 
 
 def plan_workers(env_fns: Sequence[EnvFn], options: PoolOptions) -> list[WorkerPlan]:
@@ -32,7 +18,7 @@ def plan_workers(env_fns: Sequence[EnvFn], options: PoolOptions) -> list[WorkerP
 
     The spares come last, and are spread evenly.
     """
-    num_envs, choice = len(env_fns), choose_backend(len(env_fns), options)
+    num_envs, choice = len(env_fns), choose_backend(env_fns, options)
     max_lanes = options.workers.threads_per_worker if choice is BackendName.PROCESS else 1
     if choice in (BackendName.SERIAL, BackendName.ENVPOOL, BackendName.KERNEL):
         num_workers = 1

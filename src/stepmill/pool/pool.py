@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from stepmill.pool.advice import give_advice
 from stepmill.pool.arguments import checked_batch_size, checked_fns, checked_num_envs
+from stepmill.pool.auto_backend import choose_backend
 from stepmill.pool.call_log import Name
 from stepmill.pool.positions import Positions
 from stepmill.pool.receiving import EnvIds, Receiver
@@ -65,7 +67,9 @@ class Pool(CloseAtEnd):
         **keywords: Unpack[OptionKeywords],
     ) -> None:
         self._env_fns = env_fns = checked_fns(env_fns)
-        self.options = merge_options(options, keywords)
+        self._given = given = merge_options(options, keywords)
+        choice = choose_backend(env_fns, given)
+        self.options = given if given.backend is choice else replace(given, backend=choice)
         self._num_spares = self.options.resets.spare_envs
         self.num_envs = checked_num_envs(len(env_fns), self._num_spares)
         self.batch_size = checked_batch_size(batch_size, self.num_envs)
@@ -363,12 +367,14 @@ class Pool(CloseAtEnd):
         """Close the envs and end the workers, in at most 2 s. Any thread may call this. Later calls do nothing."""
         runtime = getattr(self, "_runtime", None)  # None if the start failed
         if runtime is not None and not self._resources.is_closed:
-            give_advice(runtime, self.options)
+            give_advice(runtime, self._given)
         self._resources.close()
         self._finalizer.detach()
 
     def __repr__(self) -> str:
-        return f"Pool(num_envs={self.num_envs}, num_workers={self.num_workers}{', closed' * self._resources.is_closed})"
+        backend = getattr(self.options.backend, "value", self.options.backend)
+        closed = ", closed" * self._resources.is_closed
+        return f"Pool(num_envs={self.num_envs}, backend={backend!r}, num_workers={self.num_workers}{closed})"
 
 
 def _declared(name: str, space: gymnasium.Space[Any] | None) -> gymnasium.Space[Any]:

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from stepmill import _native
 from stepmill.backends.base import traits_of
 from stepmill.pool.arguments import check_leaves, checked_count, checked_fns, checked_ids, select_rows, whole_ids
-from stepmill.pool.auto_backend import auto_backend, begin_start
+from stepmill.pool.auto_backend import begin_start, choose_backend
 from stepmill.pool.infos import OMITTED, merge, rows_of
 from stepmill.pool.payloads import reserved_keys
-from stepmill.pool.plans import choose_backend, plan_workers
+from stepmill.pool.plans import plan_workers
 from stepmill.pool.pool import Pool
 from stepmill.pool.positions import SavedEnvs, StateFunctions
 from stepmill.pool.receiving import READY, EnvIds
@@ -50,7 +50,7 @@ __all__ = [
     "StateFunctions",
     "StepTuple",
 ]
-__all__ += ["auto_backend", "begin_start", "checked_count", "checked_fns", "checked_ids", "choose_backend", "merge"]
+__all__ += ["begin_start", "checked_count", "checked_fns", "checked_ids", "choose_backend", "merge"]
 __all__ += ["plan_workers", "read_saved", "read_timers", "rows_of", "select_rows", "spread_seed", "whole_ids"]
 __all__ += ["worker_settings", "write_saved"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import errno
 import os
+import re
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +21,9 @@ from stepmill.backends.process import ProcessBackend
 from stepmill.backends.serial import SerialBackend
 from stepmill.backends.thread import ThreadBackend
 from stepmill.pool import events
+from stepmill.pool.auto_backend import EnvFn
 from stepmill.pool.payloads import InfoMaker, describe_unreadable, reserved_keys
-from stepmill.pool.plans import EnvFn, choose_backend, count_threads, plan_workers
+from stepmill.pool.plans import count_threads, plan_workers
 from stepmill.pool.receiving import PoolWait
 from stepmill.pool.recovery import Recovery
 from stepmill.pool.revival import Revival
@@ -138,8 +140,8 @@ class PoolRuntime:
 
 
 def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolResources) -> PoolRuntime:
-    """Build all envs, and start the backend that runs them. If this raises an exception, the caller closes `resources`."""
-    choice = choose_backend(len(env_fns), options)
+    """Build all envs, and start the backend that runs them, which is not "auto". If this raises, the caller closes `resources`."""
+    choice = options.backend
     _check_retries(choice, options)
     keeps_limits = all(getattr(env_fn, "keeps_time_limits", False) for env_fn in env_fns)
     _warn_unused(choice, options, _ONLY_PROCESSES if choice is BackendName.SERIAL and keeps_limits else None)
@@ -217,8 +219,8 @@ def _start(
     owned = [env_ids for plan in plans for env_ids in plan.lanes.values()]
     layout = lay_out(specs[0], owned, lease_slots=options.tuning.slots, num_spares=options.resets.spare_envs)
     layout.plan["lanes"] = [list(plan.lanes) for plan in plans]
-    name = type(backend).__name__.removesuffix("Backend").lower()
-    resources.slab = slab = SharedSlab(layout, len(owned), backend=name)
+    name = _name(options.backend)
+    resources.slab = slab = SharedSlab(layout, len(owned), backend=re.sub("[^a-z]", "", name.lower()))
     set_spinning(slab, options, len(owned))
     settings = _state_settings(specs, options, backend, len(owned))
     settings["pids"] = {lane: report.pid for plan, report in zip(plans, reports, strict=True) for lane in plan.lanes}
@@ -287,18 +289,18 @@ _BACKENDS: dict[BackendName, Callable[[WorkerSettings], Backend]] = {
 
 def _check_retries(choice: BackendName | Backend, options: PoolOptions) -> None:
     if options.resets.retries and options.resets.retry_in is RetryIn.NEW and choice in _WITHOUT_EFFECT:
-        text = f"resets.retry_in='new' needs processes, and the backend is {_name(choice)}"
+        text = f"resets.retry_in='new' needs processes, and the backend is {_name(choice)!r}"
         raise UsageError(f"{text}; use backend='process', or resets.retry_in='same'")
 
 
 def _check_recycling(backend: Backend, choice: BackendName | Backend, options: PoolOptions) -> None:
     if options.restarts.recycles and not traits_of(backend).can_restart_living:
         text = "restarts.recycle_after_episodes and restarts.recycle_above_mb restart worker processes, and the backend"
-        raise UsageError(f"{text} {_name(choice)} has none; use backend='process', or leave them out")
+        raise UsageError(f"{text} {_name(choice)!r} has none; use backend='process', or leave them out")
 
 
 def _name(choice: BackendName | Backend) -> str:
-    return repr(choice.value) if isinstance(choice, BackendName) else type(choice).__name__
+    return choice.value if isinstance(choice, BackendName) else type(choice).__name__
 
 
 def _warn_unused(choice: BackendName | Backend, options: PoolOptions, names: Sequence[str] | None = None) -> None:

@@ -238,6 +238,7 @@ class CounterReader:
             lease_copies=int(learner["num_lease_copies"]),
             leased_slots=leased_slots,
             replay_log_bytes=replay_log_bytes,
+            backend=about.backend,
         )
 
     def _read_worker(self, memory: SlabBytes, worker: int, servers: NDArray[Any]) -> WorkerStats:

@@ -54,7 +54,7 @@ class RetryIn(str, Enum):
 class BackendName(str, Enum):
     """Where envs run."""
 
-    AUTO = "auto"  #: SERIAL for one env or num_workers=0, and PROCESS otherwise.
+    AUTO = "auto"  #: SERIAL for one env, num_workers=0 or a few tiny envs, and PROCESS otherwise.
     SERIAL = "serial"  #: In the calling thread.
     THREAD = "thread"  #: In threads of the calling process.
     PROCESS = "process"  #: In worker processes.

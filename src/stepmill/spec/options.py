@@ -195,7 +195,8 @@ class PoolOptions(Record):
     resets={"spare_envs": 2})`.
 
     Attributes:
-        backend: where envs run, or a Backend object. "auto" means serial if there is one env or num_workers is 0, else process.
+        backend: where envs run, or a Backend object. "auto" means serial if there is one env, if num_workers is 0, or for
+            up to 17 of Gymnasium's tiny envs, such as CartPole, unless an option is about workers or faults; else process.
         num_workers: the number of workers; None means min(num_envs, usable cores). The serial backend has no workers and
             ignores it. With kernels it is the number of threads that run envs, including the caller's.
         envs_per_worker: the number of envs per worker, in place of num_workers. 1 isolates the envs

@@ -208,6 +208,7 @@ class PoolStats:
         leased_slots: the number of result slots that arrays of the user hold now.
         replay_log_bytes: the current size of the logs of `on_fault="replay"`.
         nodes: the traffic with each node of backend="ray"; empty on other backends.
+        backend: the name of the backend that runs the envs. For "auto", it is the one that was chosen.
     """
 
     elapsed_s: float
@@ -225,6 +226,7 @@ class PoolStats:
     leased_slots: int = 0
     replay_log_bytes: int = 0
     nodes: tuple[NodeStats, ...] = ()
+    backend: str = ""
 
     @property
     def steps(self) -> int:

@@ -14,12 +14,12 @@ from gymnasium import spec as find_spec
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id, registry
 
-from stepmill.envs.gymnasium import GymnasiumEnvMaker, known_step_s
+from stepmill.envs.gymnasium import GymnasiumEnvMaker
 from stepmill.envs.gymnasium_registry import portable_spec
 from stepmill.frontends.gymnasium.arguments import VECTOR_NAMES, VectorKeywords
 from stepmill.frontends.gymnasium.errors import MissingModuleError
 from stepmill.frontends.gymnasium.vector import VectorEnv
-from stepmill.pool.port import auto_backend, checked_count
+from stepmill.pool.port import checked_count
 from stepmill.spec.errors import ArgumentTypeError, EnvError, MissingExtraError, UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.options import BackendName, PoolOptions, merge_options, nearest_option
@@ -33,9 +33,6 @@ Mode: TypeAlias = "VectorizeMode | Literal['sync', 'async'] | None"
 _BACKEND_OF_MODE = {VectorizeMode.SYNC: BackendName.SERIAL, VectorizeMode.ASYNC: BackendName.PROCESS}
 _MAKE_NAMES = ("max_episode_steps", "disable_env_checker")  # arguments of gymnasium.make itself
 # Arguments that do not depend on where envs run. Another argument may be meant for workers.
-_NEUTRAL_NAMES = frozenset(
-    {"autoreset_mode", "copy", "daemon", "episode_stats", "observation_mode", "seeding", "shared_memory"}
-)
 _OWN_NAMES = (*VECTOR_NAMES, *_MAKE_NAMES, "num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "env_kwargs")
 _MIN_SIMILARITY = 0.85  # of 1, as difflib measures it: names that differ in a letter or two
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
@@ -70,7 +67,6 @@ def make_vec(
         id: an id; "module:id", which first imports the module that registers the id; or Gymnasium's EnvSpec.
         num_envs: the number of envs.
         vectorization_mode: "sync" means backend="serial", and "async" means backend="process". None uses the options.
-            If these name no backend, up to 17 of Gymnasium's tiny envs, such as CartPole, run on the serial backend.
         vector_kwargs: arguments of `VectorEnv`, as a mapping instead of keywords.
         wrappers: functions that are applied to each env in this order, so that the first wrapper is the innermost.
         env_kwargs: arguments of the env's constructor. Use this mapping for names that are also arguments of
@@ -96,8 +92,7 @@ def make_vec(
     arguments = _merge_once({**stored.pop("vector_kwargs", {}), **arguments}, _pop_named(kwargs))
     single_kwargs = {**stored, **_merge_once(kwargs, env_kwargs or {})}
     make_env = _env_maker(spec, wrappers, single_kwargs)
-    is_in_line = mode is None and arguments.keys() <= _NEUTRAL_NAMES and _is_faster_in_line(make_env, num_envs)
-    chosen = _with_backend(VectorizeMode.SYNC if is_in_line else mode, arguments)
+    chosen = _with_backend(mode, arguments)
     envs = _open([make_env] * (num_envs + _count_spares(arguments)), chosen, kwargs)
     envs.spec = replace(spec, kwargs=single_kwargs | _remembered(num_envs, wrappers, arguments, mode))
     return envs
@@ -144,12 +139,6 @@ def _open(env_fns: Sequence[GymnasiumEnvMaker], arguments: Mapping[str, Any], un
                 UserWarning,
             )
     return envs
-
-
-def _is_faster_in_line(make_env: GymnasiumEnvMaker, num_envs: int) -> bool:
-    """Return whether the steps of the envs are known to take less time than waking workers. See decision 19."""
-    step_s = None if make_env.wrappers else known_step_s(make_env.spec)
-    return step_s is not None and auto_backend(num_envs, step_s=step_s) is BackendName.SERIAL
 
 
 def _with_backend(mode: object, arguments: dict[str, Any]) -> dict[str, Any]:

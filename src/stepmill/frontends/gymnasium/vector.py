@@ -105,7 +105,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
     @staticmethod
     def _open(env_fns: Sequence[Callable[[], object]], options: PoolOptions) -> Pool:
         fns = checked_fns(env_fns)
-        begin_start(len(fns), options)
+        begin_start(fns, options)
         # Imported here, while the process that starts workers imports its own modules: the first pool of a program is ready sooner.
         from stepmill.pool.pool import Pool
 
@@ -383,6 +383,10 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        name = super().__repr__()
+        return name if self.closed else f"{name[:-1]}, backend={self._pool.stats().backend!r})"
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs and end the workers within 2 s; the serial backend has no limit. The arguments have no effect."""

@@ -41,7 +41,7 @@ def torchrl_options(options: PoolOptions | None, keywords: Mapping[str, Any], **
     return replace(options, autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
 
 
-def with_deadlines(options: PoolOptions, num_envs: int) -> PoolOptions:
+def with_deadlines(options: PoolOptions, env_fns: Sequence[Callable[[], object]]) -> PoolOptions:
     """Return options with the deadlines of BATCHED_PIPE_TIMEOUT, if they have none and the backend supports deadlines.
 
     Raises:
@@ -50,7 +50,7 @@ def with_deadlines(options: PoolOptions, num_envs: int) -> PoolOptions:
     text = os.environ.get("BATCHED_PIPE_TIMEOUT", "")
     if not text or options.step_timeout_s is not None or options.reset_timeout_s is not None:
         return options
-    choice = choose_backend(num_envs, options)
+    choice = choose_backend(env_fns, options)
     if choice not in (BackendName.THREAD, BackendName.PROCESS):
         return options
     try:

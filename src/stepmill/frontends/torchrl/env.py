@@ -124,7 +124,7 @@ class StepmillEnv(PoolEnv):
             opener, makers = opener_of_existing_pool(env_fns), None
         else:
             env_makers = makers = EnvMakers(checked_fns(env_fns), kwargs)
-            chosen = with_deadlines(torchrl_options(options, pool_options), len(env_makers.functions()))
+            chosen = with_deadlines(torchrl_options(options, pool_options), env_makers.functions())
 
             def opener() -> Pool:
                 return Pool(env_makers.functions(), options=chosen)

@@ -153,8 +153,8 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         else:
             bind = partial(_gymnasium_maker, disable_env_checker=disable_env_checker)
         self._env_name = env_name if isinstance(env_name, str) else getattr(env_name, "__name__", repr(env_name))
-        options = with_deadlines(options, num_workers)
         makers = EnvMakers([env_name] * num_workers, create_env_kwargs, bind=bind, is_uniform=is_envpool)
+        options = with_deadlines(options, makers.functions())
 
         def opener() -> Pool:
             return Pool(makers.functions(), options=options)
