@@ -372,7 +372,11 @@ def guard(pid: int, read_fd: int) -> None:
     """
 
     def end(*_: object) -> None:
-        os.kill(pid, signal.SIGKILL)
+        for kill in (os.kill, os.killpg):
+            try:
+                kill(pid, signal.SIGKILL)
+            except OSError:  # it has ended, or has not made its group yet
+                pass
 
     def watch() -> None:
         poller = select.poll()
@@ -384,10 +388,7 @@ def guard(pid: int, read_fd: int) -> None:
     signal.signal(signal.SIGTERM, end)
     threading.Thread(target=watch, daemon=True).start()
     status = os.waitpid(pid, 0)[1]
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except OSError:
-        pass
+    end()
     if os.WIFEXITED(status):
         os._exit(os.WEXITSTATUS(status))
     number = os.WTERMSIG(status)
