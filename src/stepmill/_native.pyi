@@ -335,7 +335,7 @@ class PoolState:
 
     def restore_positions(self, env_ids: object | None, saved: list[dict[str, Any]], spares: dict[str, Any] | None) -> None:
         """
-        Give envs saved positions. Envs whose position has `is_replayed` are suspended until their replay.
+        Give envs saved positions, or one to all of them. Envs whose position has `is_replayed` are suspended until their replay.
         """
 
     def newest_batch(self) -> tuple[Any, ...] | None:
@@ -559,11 +559,10 @@ class KernelLoop:
     def state_of(self, server: int) -> Any:
         """Return a view of the bytes of an env's state."""
 
-    def snapshot(self, server: int) -> bytes:
-        """Return a copy of the state of an env and of its newest result."""
-
-    def restore(self, server: int, snapshot: bytes) -> None:
-        """Restore a snapshot."""
+    def set_outside(self, outside: list[Any]) -> None:
+        """
+        Set for each env the OutsideMemory that is saved and restored with its state, or None.
+        """
 
     def clear(self) -> None:
         """Set all envs back to their state before the first reset."""

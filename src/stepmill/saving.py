@@ -86,11 +86,9 @@ def restore(
     """
     saved = source if isinstance(source, SavedEnvs) else read_saved(os.fspath(source), trust=trust)
     pool = _pool_of(envs)
-    if env_ids is not None and len(saved.envs) == 1 and len(env_ids) > 1:
-        saved = replace(saved, env_ids=tuple(env_ids), how=saved.how * len(env_ids), envs=saved.envs * len(env_ids))
     port = PoolPort(pool)
     try:
-        port.restore(saved, env_ids, state, strict=strict)
+        ids = port.restore(saved, env_ids, state, strict=strict)
         spaces = saved.front_end.get("spaces", {})
         for name, space in _spaces_of(envs):
             if spaces.get(name) is not None:
@@ -100,7 +98,7 @@ def restore(
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:  # only if the file was forged
         raise UsageError(f"the saved envs are damaged: {exc!r}; give an unchanged file") from exc
     if env_ids is not None or saved.whole.get("batch") is None:
-        return port.observe(saved.env_ids if env_ids is None else env_ids)
+        return port.observe(ids)
     batch = Batch(port.observe(), *saved.whole["batch"])
     as_returned = getattr(envs, "_as_returned", None)
     return batch if as_returned is None else as_returned(tuple(batch))

@@ -118,14 +118,16 @@ def test_a_damaged_snapshot_changes_no_env() -> None:
         snapshot = stepmill.save(pool, None)
         _play(pool, _actions("HalfCheetah-v5", 5))
         kept = stepmill.save(pool, None)
-        for cut in (b"", _memory(snapshot)[3][:10], _memory(snapshot)[3][:-8]):
-            damaged = _with_memory(snapshot, (*_memory(snapshot)[:3], cut))
-            with pytest.raises(stepmill.UsageError, match=r"is damaged|of another kernel"):
+        *others, (state, outside) = _memory(snapshot)
+        assert outside is not None
+        for cut in (b"", outside[:10], outside[:-8], None):
+            damaged = _with_memory(snapshot, (*others, (state, cut)))
+            with pytest.raises(stepmill.UsageError, match="does not fit these envs, or is damaged"):
                 stepmill.restore(pool, damaged)
             assert _memory(stepmill.save(pool, None)) == _memory(kept)
 
 
-def test_a_simulation_that_has_diverged_can_be_restored_after_its_reset() -> None:
+def test_a_simulation_that_has_diverged_can_be_restored() -> None:
     actions = _actions("HalfCheetah-v5", 20)
     with _pool("HalfCheetah-v5") as pool:
         pool.reset(seed=0)
@@ -135,9 +137,6 @@ def test_a_simulation_that_has_diverged_can_be_restored_after_its_reset() -> Non
         with pytest.raises(stepmill.EnvError, match="the simulation has diverged"):
             pool.step(actions[0])
         pool.recv(NUM_ENVS - 1)
-        with pytest.raises(stepmill.BusyEnvError, match=r"envs \[1\] are stepping.* or have a fault"):
-            stepmill.restore(pool, snapshot)
-        pool.reset(env_ids=[1])
         stepmill.restore(pool, snapshot)
         np.testing.assert_array_equal(_play(pool, actions), expected)
 
@@ -152,5 +151,5 @@ def test_a_model_whose_memory_mujoco_does_not_save_has_no_snapshots(tmp_path: Pa
     asleep.write_text(xml.read_text().replace("<option ", '<option><flag sleep="enable"/></option>\n  <option ', 1))
     with stepmill.Pool([stepmill.kernels.find("HalfCheetah-v5", xml_file=asleep)], backend="kernel") as pool:
         pool.reset(seed=0)
-        with pytest.raises(stepmill.EnvError, match="models that enable sleep or ipc have no snapshots"):
+        with pytest.raises(stepmill.UsageError, match="models that enable sleep or ipc have no snapshots"):
             stepmill.save(pool, None)

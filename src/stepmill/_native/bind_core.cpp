@@ -210,7 +210,7 @@ void bind_pool_state(nb::module_& module) {
         .def("spare_positions", &PoolState::spare_positions, nb::sig("def spare_positions(self) -> dict[str, typing.Any] | None"), "Return what is known of all servers, or None if there are no spares.")
         .def("restore_positions", &PoolState::restore_positions, "env_ids"_a.none(), "saved"_a, "spares"_a.none(),
              nb::sig("def restore_positions(self, env_ids: object | None, saved: list[dict[str, typing.Any]], spares: dict[str, typing.Any] | None) -> None"),
-             "Give envs saved positions. Envs whose position has `is_replayed` are suspended until their replay.")
+             "Give envs saved positions, or one to all of them. Envs whose position has `is_replayed` are suspended until their replay.")
         .def("newest_batch", &PoolState::newest_batch, nb::sig("def newest_batch(self) -> tuple[typing.Any, ...] | None"), "Return the newest results of all envs as collect() does, without receiving any.")
         .def("usage", &PoolState::usage, nb::sig("def usage(self) -> tuple[int, int]"), "Return how many result slots are leased, and the bytes of all episode logs.")
         .def("release_staged", &PoolState::release_staged, "env_ids"_a.none(), nb::kw_only(), "is_whole"_a,

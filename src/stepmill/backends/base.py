@@ -151,6 +151,7 @@ class BackendTraits:
         has_processes: whether envs run in processes, so that the pool's thread may keep the GIL while it spins.
         has_own_timers: whether the workers have their own timers, and do not use those of the calling thread.
         is_inline: whether envs run in the calling thread. No time limit can then be enforced.
+        identity: of a kernel: envs of pools with an equal identity can have each other's memory.
     """
 
     monitor: MonitoredBackend | None = None
@@ -161,6 +162,7 @@ class BackendTraits:
     has_processes: bool = False
     has_own_timers: bool = True
     is_inline: bool = False
+    identity: str = ""
 
 
 def traits_of(backend: Backend) -> BackendTraits:

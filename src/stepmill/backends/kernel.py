@@ -17,18 +17,12 @@ from stepmill import _native
 from stepmill.backends.base import BackendTraits, Future, serve_requests_here, worker_fault_error
 from stepmill.backends.serial import warn_of_use
 from stepmill.slab.memory import SharedSlab
-from stepmill.spec.choices import AutoresetMode
-from stepmill.spec.container import pack, unpack
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import ClosedPoolError, EngineBug, UsageError, join_errors
 from stepmill.spec.kernel import KernelMaker, KernelProgram, OutsideMemory, RowLayout, info_offsets, zero_infos
 from stepmill.worker.env_host import apply_requests
 from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSettings
 from stepmill.worker.native_settings import native_settings
-
-_SNAPSHOT = "kernel snapshot"
-# A place in the state part of a snapshot, from its end (walk_snapshot in kernel_envs.cpp).
-_IS_OVER = -17
 
 
 class KernelBackend:
@@ -56,7 +50,8 @@ class KernelBackend:
 
     @property
     def traits(self) -> BackendTraits:
-        return BackendTraits(driver={} if self._loop is None else {"kernel": self._loop})
+        identity = "" if self._program is None else f"{self._program.name} {self._program.digest}"
+        return BackendTraits(driver={} if self._loop is None else {"kernel": self._loop}, identity=identity)
 
     @property
     def loop(self) -> _native.KernelLoop:
@@ -110,14 +105,13 @@ class KernelBackend:
     def _prepare(self) -> None:
         assert self._program is not None
         self._envs = [
-            KernelEnvHandle(self.loop, self._program, local, env_id, self._settings.autoreset)
-            for local, env_id in enumerate(self._plan.env_ids)
+            KernelEnvHandle(self.loop, self._program, local, env_id) for local, env_id in enumerate(self._plan.env_ids)
         ]
-        if self._program.prepare is None:
-            return
-        for env in self._envs:
-            env.outside = self._program.prepare(env.state)
+        if self._program.prepare is not None:
+            for env in self._envs:
+                env.outside = self._program.prepare(env.state)
         self._prepared = [env.outside for env in self._envs]
+        self.loop.set_outside(list(self._prepared))
 
     def _report(self) -> WorkerReport:
         assert self._spec is not None
@@ -189,62 +183,17 @@ class KernelEnvHandle:
         outside: the memory of the env outside its state. None if there is none.
     """
 
-    def __init__(
-        self, loop: _native.KernelLoop, program: KernelProgram, local: int, env_id: int, autoreset: AutoresetMode
-    ) -> None:
-        self._loop, self._local, self.env_id, self._autoreset = loop, local, env_id, autoreset
-        self._program = program
+    def __init__(self, loop: _native.KernelLoop, program: KernelProgram, local: int, env_id: int) -> None:
+        self.env_id = env_id
         self._methods = program.methods
         self._fields = program.state.names or ()
-        self._state_bytes = len(loop.snapshot(local))  # a snapshot has the state first, and then the memory outside
         memory = loop.state_of(local).view(program.memory)
         self.state = (memory if program.infos is None else memory["state"]).view(np.recarray)[0]
         self.outside: OutsideMemory | None = None
 
-    def snapshot(self) -> bytes:
-        """Return a copy of the env's state and newest result, and of its memory outside the state."""
-        outside = b"" if self.outside is None else self.outside.save()
-        header = {"kernel": self._program.name, "digest": self._program.digest, "autoreset": self._autoreset.value}
-        return pack(_SNAPSHOT, header, self._loop.snapshot(self._local) + outside)
-
-    def refusal_of(self, snapshot: bytes) -> str | None:
-        """Return why a snapshot cannot be restored in an env of this kernel, or None if it can."""
-        try:
-            self._unpack(snapshot)
-        except UsageError as exc:
-            return str(exc)
-        return None
-
-    def restore(self, snapshot: bytes) -> None:
-        """Restore a snapshot.
-
-        Raises:
-            UsageError: the snapshot is of another kernel, damaged, or of an episode that ended in another autoreset mode.
-                The env is not changed.
-        """
-        memory = self._unpack(snapshot)
-        self._loop.restore(self._local, memory[: self._state_bytes])
-        if self.outside is not None:
-            self.outside.load(memory[self._state_bytes :])
-
-    def _unpack(self, snapshot: bytes) -> bytes:
-        header, memory = unpack(_SNAPSHOT, snapshot)
-        wanted = self._state_bytes + (0 if self.outside is None else self.outside.size_bytes)
-        if header["digest"] != self._program.digest or len(memory) != wanted:
-            raise UsageError(
-                f"the snapshot of {header['kernel']} is of another kernel or another model than {self._program.name}, which this "
-                "pool runs: spaces, state, tables, constants or code differ; restore it in a pool of the kernel that it is of"
-            )
-        if memory[self._state_bytes + _IS_OVER] and header["autoreset"] != self._autoreset.value:
-            raise UsageError(
-                f"the snapshot is of an episode that has ended, which autoreset_mode={header['autoreset']!r} continues in another "
-                f"way than {self._autoreset.value!r}, the mode of this pool; step or reset the env before you take its snapshot"
-            )
-        return memory
-
     def has_wrapper_attr(self, name: str) -> bool:
         """Return whether `get_wrapper_attr` finds this name."""
-        return name in self._methods or name in self._fields or name in ("state", "snapshot", "restore")
+        return name in self._methods or name in self._fields or name == "state"
 
     def get_wrapper_attr(self, name: str) -> Any:
         """Return a method, or the value of a field of the state.
@@ -252,8 +201,8 @@ class KernelEnvHandle:
         Raises:
             AttributeError: the kernel declares no method and no field of this name.
         """
-        if name in ("state", "snapshot", "restore"):
-            return getattr(self, name)
+        if name == "state":
+            return self.state
         if name in self._methods:
             method = self._methods[name]
             return lambda *args, **kwargs: method(self.state, *args, **kwargs)

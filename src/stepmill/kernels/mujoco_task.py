@@ -120,6 +120,7 @@ class Simulation(NamedTuple):
     def load(self, memory: bytes) -> None:
         """Restore what `save` has returned."""
         mujoco = import_mujoco()
+        mujoco.mj_resetData(self.model, self.data)  # forgets that a simulation has diverged
         state = np.frombuffer(memory, np.float64, self._state_size())
         mujoco.mj_setState(self.model, self.data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
         place = state.nbytes
@@ -129,8 +130,7 @@ class Simulation(NamedTuple):
             place += array.nbytes
 
     def _state_size(self) -> int:
-        mujoco = import_mujoco()
-        return int(mujoco.mj_stateSize(self.model, mujoco.mjtState.mjSTATE_INTEGRATION))
+        return int(import_mujoco().mj_stateSize(self.model, import_mujoco().mjtState.mjSTATE_INTEGRATION))
 
 
 class MujocoKernel(PythonKernel):

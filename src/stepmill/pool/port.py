@@ -279,9 +279,11 @@ class PoolPort:
         """Return the positions of envs; see `stepmill.save`."""
         return self.pool._positions.take(env_ids, state)
 
-    def restore(self, saved: SavedEnvs, env_ids: EnvIds | None, state: StateFunctions | None, *, strict: bool) -> None:
-        """Give envs saved positions; see `stepmill.restore`."""
-        self.pool._positions.restore(saved, env_ids, state, strict=strict)
+    def restore(
+        self, saved: SavedEnvs, env_ids: EnvIds | None, state: StateFunctions | None, *, strict: bool
+    ) -> NDArray[np.int64]:
+        """Give envs saved positions, and return the ids of the envs; see `stepmill.restore`."""
+        return self.pool._positions.restore(saved, env_ids, state, strict=strict)
 
     # ---- facts ---------------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill.backends.base import traits_of
+from stepmill.pool.arguments import whole_ids
 from stepmill.pool.events import ServerView
 from stepmill.pool.replays import INCOMPLETE_LOG
 from stepmill.pool.requests import EnvRequests
@@ -21,9 +27,8 @@ from stepmill.pool.resets import ResetPlanner
 from stepmill.pool.start import PoolRuntime
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import BusyEnvError, UsageError
-from stepmill.spec.options import BackendName, EnvState, PoolOptions
+from stepmill.spec.options import BackendName, PoolOptions
 from stepmill.spec.tree import leaves, opaques
-from stepmill.worker.calls import call_payload
 from stepmill.worker.messages import RequestKind
 
 StateFunctions: TypeAlias = "tuple[Callable[[Any], object], Callable[[Any, Any], object]]"
@@ -31,6 +36,7 @@ StateFunctions: TypeAlias = "tuple[Callable[[Any], object], Callable[[Any, Any],
 
 NOT_RESTORED = "not_restored"
 _COPIED = ("memory", "state")
+_OPTIONS = ("autoreset_mode", "seeding", "num_episodes", "spare_envs")
 _NO_LOG = (
     "its episode is not logged from its reset on: make the envs with on_fault='replay' and seeding='per_episode', which need "
     "envs whose randomness comes from reset(seed), or give state=(get_state, set_state)"
@@ -70,7 +76,8 @@ class Positions:
         self._recovery, self._replays = self._revival.recovery, self._revival.recovery.replays
         self._workers = self._recovery.workers
         self._requests, self._resets, self._options, self._num_envs = requests, resets, options, num_envs
-        self._facts = _facts(runtime.specs[0], options)
+        self._is_kernel = options.backend is BackendName.KERNEL
+        self._facts = _facts(runtime.specs[0], options) | {"kernel": traits_of(runtime.backend).identity}
 
     # ---- saving -------------------------------------------------------------------------------------------------------
 
@@ -89,11 +96,10 @@ class Positions:
         positions, views = self._state.positions(ids), self._state.view(env_ids=ids)
         how = [self._how(position, state) for position in positions]
         self._check_saved(ids, how, positions, views)
+        own = [env_id for env_id, way in zip(ids, how, strict=True) if way == "state"]
         values: dict[int, Any] = {}
-        for way, read in (("memory", _read_memory), ("state", state and state[0])):
-            own = [env_id for env_id, each in zip(ids, how, strict=True) if each == way]
-            if own:
-                values.update(zip(own, self._requests.send(RequestKind.GET_ATTR, own, read).result(), strict=True))
+        if state is not None and own:
+            values.update(zip(own, self._requests.send(RequestKind.GET_ATTR, own, state[0]).result(), strict=True))
         envs = tuple(
             {
                 "position": position | {"is_replayed": way in ("log", "reset")},
@@ -103,7 +109,14 @@ class Positions:
             for env_id, way, position, view in zip(ids, how, positions, views, strict=True)
         )
         whole = {} if env_ids is not None else self._take_whole()
-        return SavedEnvs(tuple(ids), tuple(how), self._facts, envs, whole, obs=self._state.observe(ids))
+        return SavedEnvs(tuple(ids), tuple(how), self._facts_of(positions), envs, whole, obs=self._state.observe(ids))
+
+    def _facts_of(self, positions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return what must be the same elsewhere. A kernel's memory fits all options, unless its episode has ended."""
+        if not self._is_kernel:
+            return self._facts
+        has_ended = any(position["outcome"][-1] for position in positions)
+        return {name: value for name, value in self._facts.items() if name not in _OPTIONS[has_ended:]}
 
     def _take_whole(self) -> dict[str, Any]:
         batch = self._state.newest_batch()
@@ -120,7 +133,7 @@ class Positions:
         return calls, self._workers.settings_of(server).saved(server)
 
     def _how(self, position: Mapping[str, Any], state: StateFunctions | None) -> str:
-        if self._options.backend is BackendName.KERNEL:
+        if self._is_kernel:
             return "memory"
         if not position["needs_state"]:
             return "reset"
@@ -146,33 +159,45 @@ class Positions:
 
     # ---- restoring ----------------------------------------------------------------------------------------------------
 
-    def restore(self, saved: SavedEnvs, env_ids: Any, state: StateFunctions | None, *, strict: bool) -> None:
-        """Give envs saved positions.
+    def restore(
+        self, saved: SavedEnvs, env_ids: Any, state: StateFunctions | None, *, strict: bool
+    ) -> NDArray[np.int64]:
+        """Give envs saved positions, or one position to all of them. Return their ids.
 
         Raises:
             UsageError: the positions do not fit these envs, and no env is changed; or, if `strict`, a replay gave another
                 result than before.
             BusyEnvError: an env is stepping, or has a result to be received. No env is changed.
         """
-        ids = self._requests.checked_ids(saved.env_ids if env_ids is None else env_ids)
+        ids = whole_ids(saved.env_ids if env_ids is None else env_ids)
         self._check_fits(saved, ids, state)
-        self._restore_memory(saved, ids)
         spares = saved.whole.get("spares") if len(ids) == self._num_envs else None
-        self._state.restore_positions(ids, [each["position"] for each in saved.envs], spares)
-        self._resets.unseeded.difference_update(ids)
+        rows = np.array(ids, np.int64)  # once, because converting the list takes as long as all else
+        self._state.restore_positions(rows, [each["position"] for each in saved.envs], spares)
+        if self._resets.unseeded:
+            self._resets.unseeded.difference_update(ids)
         self._resets.unseeded.update(saved.whole.get("unseeded", ()))
+        if not (self._is_kernel and not any(each["settings"] for each in saved.envs)):
+            self._restore_objects(saved, ids, state, strict=strict)
+        return rows
+
+    def _restore_objects(
+        self, saved: SavedEnvs, ids: Sequence[int], state: StateFunctions | None, *, strict: bool
+    ) -> None:
+        """Give env objects their calls, settings and states."""
         views = self._state.view(env_ids=ids)
-        for env_id, view, each in zip(ids, views, saved.envs, strict=True):
-            self._restore_calls(env_id, view.server, each["calls"], each["settings"])
+        for view, each in zip(views, cycle(saved.envs)):
+            self._restore_calls(view, each["calls"], each["settings"])
         for place, (calls, settings) in enumerate(saved.whole.get("queued", ())):
-            env_id = self._num_envs + place
-            self._restore_calls(env_id, self._state.view(env_ids=[env_id])[0].server, calls, settings)
+            view = self._state.view(env_ids=[self._num_envs + place])[0]
+            self._restore_calls(view, calls, settings)
         if state is not None:
             self._restore_states(saved, ids, state[1])
-        self._replay(ids, strict=strict)
+        if self._replays.is_on:
+            self._replay(ids, strict=strict)
 
     def _check_fits(self, saved: SavedEnvs, ids: Sequence[int], state: StateFunctions | None) -> None:
-        if len(ids) != len(saved.envs):
+        if len(ids) != len(saved.envs) != 1:
             raise UsageError(f"got {len(ids)} env_ids for {len(saved.envs)} saved envs; give one per saved env")
         for name, value in saved.facts.items():
             if self._facts.get(name) != value:
@@ -187,40 +212,24 @@ class Positions:
                 "saved episodes are replayed; make the envs with on_fault='replay', as those that were saved"
             )
 
-    def _restore_memory(self, saved: SavedEnvs, ids: Sequence[int]) -> None:
-        if "memory" not in saved.how:
-            return
-        states = self._state.states()
-        failed = [env_id for env_id in ids if states[env_id] in (EnvState.FAULTED, EnvState.BUSY, EnvState.READY)]
-        if failed:
-            text = f"envs {failed} are stepping, have results to be received, or have a fault; recv() or reset() them first"
-            raise BusyEnvError(text, env_ids=failed)
-        # All states are checked before the first env is changed. One env can check them all: the kernel is the same.
-        memory = tuple(each["value"] for each in saved.envs)
-        for refusal in self._requests.send(RequestKind.GET_ATTR, ids[:1], _FindRefusal(memory)).result():
-            if refusal is not None:
-                raise UsageError(refusal)
-        write = _WriteMemory(dict(zip(ids, memory, strict=True)))
-        self._requests.send(RequestKind.CALL, ids, call_payload(write)).result()
-
     def _restore_states(self, saved: SavedEnvs, ids: Sequence[int], set_state: Callable[[Any, Any], object]) -> None:
         values = {
             env_id: (each["value"], each["position"])
-            for env_id, each, way in zip(ids, saved.envs, saved.how, strict=True)
+            for env_id, each, way in zip(ids, cycle(saved.envs), cycle(saved.how))
             if way == "state"
         }
         if values:
             self._requests.send_each(RequestKind.RESTORE, values, lambda own: (set_state, own)).result()
 
-    def _restore_calls(self, env_id: int, server: int, calls: Sequence[Any], settings: Sequence[Any]) -> None:
+    def _restore_calls(self, view: ServerView, calls: Sequence[Any], settings: Sequence[Any]) -> None:
         """Record the calls and settings of an env object. Without a log of calls, apply the settings at once."""
         if self._replays.is_on:
-            self._replays.log.restore(server, calls)
+            self._replays.log.restore(view.server, calls)
         for kind, name, value in settings:
-            if self._replays.is_on:
-                self._workers.settings_of(server).put(RequestKind(kind), name, server, value)
+            if self._replays.is_on or self._is_kernel:  # a kernel's memory has what was set
+                self._workers.settings_of(view.server).put(RequestKind(kind), name, view.server, value)
             else:
-                self._requests.set(RequestKind(kind), name, [value], [env_id])
+                self._requests.set(RequestKind(kind), name, [value], [view.env_id])
 
     def _replay(self, ids: Sequence[int], *, strict: bool) -> None:
         replays, decisions = self._replays, []
@@ -231,8 +240,7 @@ class Positions:
         }
         replays.reasons.clear()
         views = self._state.view(env_ids=ids)
-        if replays.is_on:
-            replays.repeat_waiting(views)
+        replays.repeat_waiting(views)
         for view in views:
             if view.is_suspended:
                 decisions += replays.begin(view, info, is_new=True)
@@ -258,33 +266,5 @@ def _facts(spec: EnvSpec, options: PoolOptions) -> dict[str, Any]:
         "info": describe(spec.info),
     }
     facts |= {"agents": list(map(str, spec.agents)), "batch_size": spec.batch_size, "reward": spec.reward.dtype.str}
-    if options.backend is BackendName.KERNEL:  # its memory fits other options, unless its episode has ended
-        return facts
     facts |= {"autoreset_mode": options.autoreset_mode.value, "seeding": options.seeding.value}
     return facts | {"num_episodes": options.num_episodes, "spare_envs": options.resets.spare_envs}
-
-
-def _read_memory(env: Any) -> bytes:
-    memory: bytes = env.snapshot()
-    return memory
-
-
-class _FindRefusal:
-    """A function that returns why one of these states cannot be restored in an env, or None if all can."""
-
-    def __init__(self, memory: tuple[bytes, ...]) -> None:
-        self._memory = memory
-
-    def __call__(self, env: Any) -> str | None:
-        refusals = (env.refusal_of(memory) for memory in self._memory)
-        return next((refusal for refusal in refusals if refusal is not None), None)
-
-
-class _WriteMemory:
-    """A function that restores an env from the memory with its env_id."""
-
-    def __init__(self, memory: dict[int, bytes]) -> None:
-        self._memory = memory
-
-    def __call__(self, env: Any) -> None:
-        env.restore(self._memory[env.env_id])

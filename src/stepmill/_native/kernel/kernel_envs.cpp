@@ -230,35 +230,16 @@ std::vector<KernelFault> KernelEnvs::pop_faults() {
     return std::exchange(faults_, {});
 }
 
-// ---- snapshots --------------------------------------------------------------------------------------------------
+// ---- saved memory: the record, then the saved part of the state --------------------------------------------------
 
-// Record, state, and what the newest result says beside its observation.
-template <typename Move>
-void KernelEnvs::walk_snapshot(std::uint32_t local, Move move) noexcept {
-    const std::uint32_t row = slab_->plan.servers[0][local];  // of an env's only row
-    move(record_bytes(local), sizeof(KernelEnvRecord));
-    move(state(local), plan_.saved_bytes);
-    move(slab_->reward(row), sizeof(double));
-    move(slab_->terminated(row), 1);
-    move(slab_->truncated(row), 1);
-    move(slab_->over(row), 1);
-    move(slab_->episode_return(row), sizeof(double));
-    move(slab_->episode_length(row), sizeof(std::int64_t));
+void KernelEnvs::save(std::uint32_t local, std::byte* target) noexcept {
+    std::memcpy(target, record_bytes(local), sizeof(KernelEnvRecord));
+    std::memcpy(target + sizeof(KernelEnvRecord), state(local), plan_.saved_bytes);
 }
 
-std::size_t KernelEnvs::snapshot_bytes() noexcept {
-    std::size_t bytes = 0;
-    walk_snapshot(0, [&](void*, std::size_t size) { bytes += size; });
-    return bytes;
-}
-
-void KernelEnvs::write_snapshot(std::uint32_t local, std::byte* target) noexcept {
-    walk_snapshot(local, [&](void* memory, std::size_t size) { std::memcpy(target, memory, size), target += size; });
-}
-
-void KernelEnvs::read_snapshot(std::uint32_t local, const std::byte* source) noexcept {
-    walk_snapshot(local, [&](void* memory, std::size_t size) { std::memcpy(memory, source, size), source += size; });
-    write_infos(local, slab_->plan.servers[0][local]);
+void KernelEnvs::restore(std::uint32_t local, const std::byte* source) noexcept {
+    std::memcpy(record_bytes(local), source, sizeof(KernelEnvRecord));
+    std::memcpy(state(local), source + sizeof(KernelEnvRecord), plan_.saved_bytes);
 }
 
 }  // namespace stepmill

@@ -28,7 +28,7 @@ struct KernelPlan {
     void* reset = nullptr;
     void* step = nullptr;
     std::size_t state_bytes = 0;
-    std::size_t saved_bytes = 0;                     // of the state, from its beginning: those that a snapshot has
+    std::size_t saved_bytes = 0;                     // of the state, from its beginning: those that are saved
     std::int64_t max_episode_steps = 0;              // 0: no limit
     std::vector<std::size_t> obs_offsets, action_offsets;  // by leaf, in the row that the kernel sees
     std::vector<std::size_t> info_offsets;           // by leaf, in the state, which begins with the infos
@@ -41,7 +41,7 @@ struct KernelPlan {
     std::vector<std::size_t> final_offsets;          // by leaf of the infos: where in that payload its values are
 };
 
-// The engine's record of one env; the kernel's state follows it in memory. Plain memory: a snapshot is a copy of it.
+// The engine's record of one env; the kernel's state follows it in memory. Plain memory, which is saved as it is.
 struct KernelEnvRecord {
     std::uint64_t num_commands = 0;            // that were carried out
     stepmill_rng rng{};
@@ -91,9 +91,9 @@ class KernelEnvs final : public KernelWork {
     std::uint32_t env_id(std::uint32_t local) const { return slab_->plan.pool_server(slab_->plan.servers[0][local]); }
     std::byte* state(std::uint32_t local) noexcept { return record_bytes(local) + RECORD_BYTES; }
     std::size_t state_bytes() const noexcept { return plan_.state_bytes; }
-    std::size_t snapshot_bytes() noexcept;
-    void write_snapshot(std::uint32_t local, std::byte* target) noexcept;
-    void read_snapshot(std::uint32_t local, const std::byte* source) noexcept;
+    std::size_t saved_bytes() const noexcept { return sizeof(KernelEnvRecord) + plan_.saved_bytes; }
+    void save(std::uint32_t local, std::byte* target) noexcept;
+    void restore(std::uint32_t local, const std::byte* source) noexcept;
     void clear() noexcept;  // makes all envs as the constructor left them
 
    private:
@@ -130,9 +130,6 @@ class KernelEnvs final : public KernelWork {
     const void* action_memory(std::uint32_t local, std::uint32_t row) noexcept;
     void write_hash(std::uint32_t local, const void* obs) noexcept;
     void add_fault(std::uint32_t local, const Outcome& outcome) noexcept;
-
-    template <typename Move>
-    void walk_snapshot(std::uint32_t local, Move move) noexcept;
 
     std::shared_ptr<Slab> slab_;
     KernelPlan plan_;

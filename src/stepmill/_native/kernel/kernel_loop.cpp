@@ -89,10 +89,11 @@ KernelLoop::KernelLoop(std::shared_ptr<Slab> slab, nb::dict settings)
     if (limit_ns != 0) watch_ = std::make_unique<KernelWatch>(envs_, nb::cast<std::string>(settings["name"]), limit_ns);
 }
 
-void KernelLoop::release() { describe_.reset(), unpickler_.reset(); }
+void KernelLoop::release() { describe_.reset(), unpickler_.reset(), outside_ = nb::list(); }
 
 int KernelLoop::traverse(visitproc visit, void* arg) const {
     Py_VISIT(describe_.ptr());
+    Py_VISIT(outside_.ptr());
     Py_VISIT(unpickler_.ptr());
     Py_VISIT(encoder_.pickler());
     return 0;
@@ -252,17 +253,24 @@ nb::object KernelLoop::state_of(std::uint32_t local) {
     return array;
 }
 
-nb::bytes KernelLoop::snapshot(std::uint32_t local) {
-    if (local >= queued_tickets_.size()) throw std::out_of_range("no such env");
-    std::vector<std::byte> bytes(envs_->snapshot_bytes());
-    envs_->write_snapshot(local, bytes.data());
-    return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+nb::tuple KernelLoop::save(std::uint32_t local) {
+    const nb::object bytes = checked(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(envs_->saved_bytes())));
+    envs_->save(local, reinterpret_cast<std::byte*>(PyBytes_AS_STRING(bytes.ptr())));
+    const nb::object outside = outside_[local];
+    return nb::make_tuple(bytes, outside.is_none() ? outside : nb::object(outside.attr("save")()));
 }
 
-void KernelLoop::restore(std::uint32_t local, nb::bytes bytes) {
-    if (local >= queued_tickets_.size()) throw std::out_of_range("no such env");
-    if (bytes.size() != envs_->snapshot_bytes()) throw std::invalid_argument("the snapshot is of another kernel");
-    envs_->read_snapshot(local, reinterpret_cast<const std::byte*>(bytes.c_str()));
+void KernelLoop::check_saved(const nb::object& saved) const {
+    const nb::object bytes = saved[0], outside = saved[1], own = outside_[0];
+    const auto has_size = [](const nb::object& value, std::size_t size) { return PyBytes_Check(value.ptr()) && nb::len(value) == size; };
+    const bool has_outside = own.is_none() ? outside.is_none() : has_size(outside, nb::cast<std::size_t>(own.attr("size_bytes")));
+    if (!has_size(bytes, envs_->saved_bytes()) || !has_outside) throw std::invalid_argument("the size of its memory is wrong");
+}
+
+void KernelLoop::restore(std::uint32_t local, const nb::object& saved) {
+    envs_->restore(local, reinterpret_cast<const std::byte*>(PyBytes_AS_STRING(PyTuple_GET_ITEM(saved.ptr(), 0))));
+    const nb::object outside = outside_[local];
+    if (!outside.is_none()) outside.attr("load")(saved[1]);
 }
 
 // ---- watching ----------------------------------------------------------------------------------------------------

@@ -63,8 +63,10 @@ class KernelLoop {
     bool stop(double timeout_s);                       // false: a thread is still in an env; it is not joined
     nb::object last_reported() const;                  // env_id of the env that KernelWatch reported last, or None. For any thread with the GIL
     nb::object state_of(std::uint32_t local);          // [state_bytes] uint8, a view
-    nb::bytes snapshot(std::uint32_t local);
-    void restore(std::uint32_t local, nb::bytes bytes);
+    void set_outside(nb::list outside) { outside_ = std::move(outside); }  // by env: the memory outside its state, or None
+    nb::tuple save(std::uint32_t local);               // (memory, memory outside the state or None)
+    void check_saved(const nb::object& saved) const;   // throws invalid_argument if restore() cannot take it
+    void restore(std::uint32_t local, const nb::object& saved);
     void clear() { envs_->clear(); }
     void release();
     int traverse(visitproc visit, void* arg) const;
@@ -112,6 +114,7 @@ class KernelLoop {
     std::uint32_t num_seen_ = 0;                // num_finished() when advance() last returned
     std::vector<std::uint32_t> queued_tickets_;  // by env: the ticket of the command queued last
     std::vector<std::uint32_t> new_envs_;        // scratch of begin(): the envs to queue
+    nb::list outside_;                          // OutsideMemory of spec/kernel.py
     nb::object describe_, unpickler_;           // describe(is_reset, status, raised, message) -> record
     Encoder encoder_;
     PayloadWriter payloads_;

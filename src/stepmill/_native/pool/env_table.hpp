@@ -47,6 +47,16 @@ struct PendingCommand {
     Source source = Source::OWN_ROW;
 };
 
+// The replay of a suspended env. A copy of the env's record has none.
+struct OwnReplay : std::unique_ptr<Replay> {
+    OwnReplay() = default;
+    OwnReplay(OwnReplay&&) = default;
+    OwnReplay(const OwnReplay&) noexcept : unique_ptr() {}
+    OwnReplay& operator=(OwnReplay&&) = default;
+    OwnReplay& operator=(const OwnReplay&) noexcept { return reset(), *this; }
+    using unique_ptr::operator=;
+};
+
 // The pool's record of one env.
 struct alignas(CACHE_LINE) EnvRecord {
     // The fields that every step reads come first.
@@ -75,7 +85,7 @@ struct alignas(CACHE_LINE) EnvRecord {
     nb::object lost_info;        // of an object that is LOST or DOOMED: the later cut_info
     nb::object opaques;          // the newest opaque parts of the observation, a list
     nb::object fault_record;     // of a fault that the pool found when it read the result of command `recorded_ticket`
-    std::unique_ptr<Replay> replay;  // null: not suspended
+    OwnReplay replay;            // null: not suspended
     std::uint32_t recorded_ticket = 0;
     std::uint32_t counted_ticket = 0;  // of the last command whose fault was counted
     std::uint64_t num_ended = 0;  // episodes that ended, of the budget
@@ -122,8 +132,8 @@ class EnvTable {
         env.object_ = phase;
     }
     // Gives an env the phases and the record of a saved position. This is not a move of the table.
-    void restore(std::uint32_t id, EnvRecord record, EnvPhase phase, ObjectPhase object) {
-        records_[id] = std::move(record);
+    void restore(std::uint32_t id, const EnvRecord& record, EnvPhase phase, ObjectPhase object) {
+        records_[id] = record;
         records_[id].phase_ = phase;
         restore(id, object);
     }

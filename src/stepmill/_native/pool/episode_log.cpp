@@ -65,12 +65,13 @@ void EpisodeLog::begin(std::uint32_t id, bool has_seed, nb::object reset_blob) {
     episode.is_whole = has_seed;
 }
 
-void EpisodeLog::restore(std::uint32_t id, LoggedEpisode episode) {
-    episode.first = batches_.end();
-    episode.hash = episodes_[id].hash;
-    episode.is_whole &= is_on();
-    episodes_bytes_ += episode.size_bytes() - episodes_[id].size_bytes();
-    episodes_[id] = std::move(episode);
+void EpisodeLog::restore(std::uint32_t id, const LoggedEpisode& saved) {
+    LoggedEpisode& episode = episodes_[id];
+    const ObsHash* hash = episode.hash;
+    episodes_bytes_ -= episode.size_bytes();
+    episode = saved;
+    episodes_bytes_ += episode.size_bytes();
+    episode.first = batches_.end(), episode.hash = hash, episode.is_whole &= is_on();
     enforce_limit();
 }
 

@@ -26,7 +26,7 @@ class EpisodeLog {
     void begin(std::uint32_t id, bool has_seed, nb::object reset_blob);
     void set_blob(std::uint32_t id, std::span<const std::uint8_t> blob);  // of the step that is about to be sent
     void drop(std::uint32_t id) { drop(episodes_[id]); }
-    void restore(std::uint32_t id, LoggedEpisode episode);  // of a saved position
+    void restore(std::uint32_t id, const LoggedEpisode& saved);  // of a saved position
     void add_result(std::uint32_t id, bool is_in_batch);
     void count_in_batch(std::uint32_t id) {  // the fast case of add_result()
         ++episodes_[id].length;

@@ -112,7 +112,7 @@ class PoolState {
     }
     nb::dict position_of(std::uint32_t id);
     SavedPosition read_position(nb::handle fields) const;
-    void restore_position(std::uint32_t id, SavedPosition saved);
+    void restore_position(std::uint32_t id, const SavedPosition& saved);
     std::uint32_t num_unclaimed_ready() const;
     void restore_outcome(std::uint32_t id);
     void mask(std::uint32_t id);

@@ -8,6 +8,7 @@
 #include <string>
 #include <type_traits>
 
+#include "kernel/kernel_loop.hpp"
 #include "pool/pool_state.hpp"
 
 namespace stepmill {
@@ -78,6 +79,7 @@ struct PositionRest {
     std::uint64_t seed = 0, episode = 0;
     std::vector<std::byte> action, obs, outcome, sums;  // the rows of the env
     std::vector<std::uint8_t> ended, was_alive;
+    nb::object memory;            // of a kernel
     nb::object unclaimed;         // (payload, last observation) of a result that has not reached the user
 };
 
@@ -100,7 +102,7 @@ void visit_fields(Field& field, Env& env, Log& log, Rest& rest) {
     field("rewards", rest.rewards), field("hashes", rest.hashes), field("outcome_flags", rest.outcome_flags);
     field("command", rest.command), field("flags", rest.flags), field("seed", rest.seed), field("episode", rest.episode);
     field("action", rest.action), field("obs", rest.obs), field("outcome", rest.outcome), field("sums", rest.sums);
-    field("ended", rest.ended), field("was_alive", rest.was_alive), field("unclaimed", rest.unclaimed);
+    field("ended", rest.ended), field("was_alive", rest.was_alive), field("unclaimed", rest.unclaimed), field("memory", rest.memory);
 }
 
 // ---- saving ---------------------------------------------------------------------------------------------------------
@@ -141,6 +143,7 @@ nb::dict PoolState::position_of(std::uint32_t id) {
         const nb::object& final_obs = unclaimed_.final_obs(id);
         rest.unclaimed = nb::make_tuple(payload ? payload : nb::none(), final_obs ? final_obs : nb::none());
     }
+    if (kernel_ != nullptr) rest.memory = kernel_->save(local);
     FieldWriter field;
     visit_fields(field, env, log, rest);
     const bool is_in_episode = (is_pending && !env.begins_episode()) || env.phase() == EnvPhase::EXHAUSTED || (env.phase() == EnvPhase::IDLE && !spares_.is_staged(env.server));
@@ -172,23 +175,24 @@ SavedPosition PoolState::read_position(nb::handle fields) const {
     check(rest.hashes.size() == num && rest.outcome_flags.size() == num && log.actions.size() == num_steps * slab_->action_bytes(), "the size of its log");
     check(log.blob_ends.size() == (log_.has_blobs() ? num_steps : 0) && std::ranges::is_sorted(log.blob_ends) && (log.blob_ends.empty() || log.blob_ends.back() == log.blobs.size()), "its logged actions");
     check(!rest.is_replayed || (log.is_whole && num != 0) || env.begins_episode(), "its log");
+    check(kernel_ == nullptr || (rest.memory && PyTuple_CheckExact(rest.memory.ptr()) && PyTuple_GET_SIZE(rest.memory.ptr()) == 2), "its memory");
+    if (kernel_ != nullptr) kernel_->check_saved(rest.memory);
     for (std::size_t i = 0; i < num; ++i) log.outcomes.push_back({rest.rewards[i], rest.hashes[i], rest.outcome_flags[i]});
     return saved;
 }
 
-// Gives these envs their positions. Nothing has changed if this throws. An env with `is_replayed` is suspended: its replay must follow.
+// Gives these envs their positions, or one position to all of them. Nothing has changed if this throws. An env with `is_replayed` is suspended: its replay must follow.
 // spares: the positions of all servers, or None.
 void PoolState::restore_positions(nb::handle env_ids, nb::list saved, nb::object spares) {
     const InUse in_use(*this);
     Ids storage;
     const Ids& ids = parse_ids(env_ids, storage);
+    if (ids.empty()) return;
     check_idle(ids, CommandKind::RESET);
     std::vector<SavedPosition> positions;
     try {
-        for (std::size_t i = 0; i < ids.size(); ++i) {
-            check(!envs_[ids[i]].is_suspended(), "the state of the env");
-            positions.push_back(read_position(saved[i]));
-        }
+        for (const std::uint32_t id : ids) check(!envs_[id].is_suspended(), "the state of the env");
+        for (nb::handle each : saved) positions.push_back(read_position(each));
         if (!spares.is_none()) spares_.restore(nb::cast<nb::dict>(spares));
     } catch (nb::python_error&) {
         throw;
@@ -199,12 +203,12 @@ void PoolState::restore_positions(nb::handle env_ids, nb::list saved, nb::object
     unclaimed_.pop_last();  // of the episodes before
     std::vector<std::pair<std::int64_t, std::uint32_t>> pending;
     for (std::size_t i = 0; i < ids.size(); ++i) {
-        const bool is_replayed = positions[i].rest.is_replayed;
-        if (positions[i].rest.place >= 0) pending.emplace_back(positions[i].rest.place, ids[i]);
-        restore_position(ids[i], std::move(positions[i]));
+        const SavedPosition& position = positions[i % positions.size()];
+        if (position.rest.place >= 0) pending.emplace_back(position.rest.place, ids[i]);
+        restore_position(ids[i], position);
         const EnvRecord& env = envs_[ids[i]];
         const bool has_episode = env.phase() == EnvPhase::PENDING || env.phase() == EnvPhase::EXHAUSTED || (env.phase() == EnvPhase::IDLE && !spares_.is_staged(env.server));
-        if (is_replayed && has_episode && env.object() == ObjectPhase::CURRENT) suspend(ids[i], make_replay(ids[i]));
+        if (position.rest.is_replayed && has_episode && env.object() == ObjectPhase::CURRENT) suspend(ids[i], make_replay(ids[i]));
     }
     std::ranges::sort(pending);
     for (const auto& each : pending) pending_.push_back(each.second);
@@ -215,38 +219,37 @@ void PoolState::restore_positions(nb::handle env_ids, nb::list saved, nb::object
     scanned_ = 0;
 }
 
-void PoolState::restore_position(std::uint32_t id, SavedPosition saved) {
-    auto& [env, log, rest] = saved;
-    const EnvRecord& before = envs_[id];
+void PoolState::restore_position(std::uint32_t id, const SavedPosition& saved) {
+    const auto& [record, log, rest] = saved;
+    EnvRecord& env = envs_[id];
+    const std::uint8_t latest = env.latest < slab_->plan.private_slots ? env.latest : std::uint8_t{0};  // not a slot that is lent
+    const std::uint32_t server = spares_.has_spares() ? spares_.server_of(id) : env.server;
     unclaimed_.release(id);
-    leases_->unpin(before.latest);
-    env.latest = before.latest < slab_->plan.private_slots ? before.latest : std::uint8_t{0};  // not a slot that is lent
-    env.target = env.latest == 0 ? 1 : 0;
+    leases_->unpin(env.latest);
+    envs_.restore(id, record, rest.phase, rest.object);
+    env.latest = latest, env.target = latest == 0 ? 1 : 0;
     leases_->pin(env.latest);
     if (rest.place >= 0) leases_->pin(env.target);
-    const std::uint32_t server = spares_.has_spares() ? spares_.server_of(id) : before.server;
-    envs_.restore(id, std::move(env), rest.phase, rest.object);
-    const ObjectPhase object = rest.object;
-    const nb::object lost_info = envs_[id].lost_info;
     assign_server(id, server);  // forgets what has become of the object before
-    envs_.restore(id, object), envs_[id].lost_info = lost_info;
-    log_.restore(id, std::move(log));
+    envs_.restore(id, rest.object), env.lost_info = record.lost_info;
+    log_.restore(id, log);
     const auto [words, local] = slab_->server_words(server);
     set_command(words, local, rest.command);
     words.flags[local] = static_cast<std::uint8_t>(rest.flags & ~FLAG_BLOB);
     words.seed[local] = rest.seed, words.episode[local] = rest.episode;
     words.fault[local].store(0, std::memory_order_relaxed);
-    if (rest.place >= 0 && envs_[id].reset_blob) commands_.write_blob(server, envs_[id].reset_blob);
+    if (rest.place >= 0 && env.reset_blob) commands_.write_blob(server, env.reset_blob);
     slab_->write_action(id, rest.action.data());
     const auto write = [](const std::vector<std::byte>& bytes) {
         return [next = bytes.data()](std::byte* row, std::size_t size) mutable { std::memcpy(row, next, size), next += size; };
     };
-    visit_obs(id, envs_[id].latest, write(rest.obs));
+    visit_obs(id, env.latest, write(rest.obs));
     visit_outcome(id, write(rest.outcome));
     write_sums(id, rest.sums);
     std::ranges::copy(rest.ended, ended_.begin() + row_of(id));
     std::ranges::copy(rest.was_alive, was_alive_.begin() + static_cast<std::ptrdiff_t>(id * rest.was_alive.size()));
     if (rest.unclaimed) unclaimed_.put(id, rest.unclaimed[0], rest.unclaimed[1]);
+    if (kernel_ != nullptr) kernel_->restore(local, rest.memory);
 }
 
 }  // namespace stepmill
