@@ -113,7 +113,8 @@ class ProcessBackend:
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
         self._slab, self._ring = slab, ring
         with self._all_or_nothing(len(self._links)):
-            self._attach(self._links)
+            largest = max(self._links, key=lambda link: len(link.plan.env_ids))
+            self._attach(self._links, watched=largest if self._settings.watches_sharing else None)
 
     @contextlib.contextmanager
     def _all_or_nothing(self, num_workers: int) -> Iterator[None]:
@@ -179,14 +180,18 @@ class ProcessBackend:
         specs: dict[bytes, EnvSpec] = {}
         return [read_report(link, specs) for link in links]
 
-    def _attach(self, links: Sequence[WorkerLink], settings_requests: Sequence[Request] = ()) -> None:
+    def _attach(
+        self, links: Sequence[WorkerLink], settings_requests: Sequence[Request] = (), watched: WorkerLink | None = None
+    ) -> None:
         launcher, slab = self._require_launcher(), self._slab
         if slab is None:
             raise EngineBug("workers cannot attach before there is a slab")
         for link in links:
             link.setup_result = None
             lanes, num_posted = link.plan.lanes, tuple(link.num_posted.values())
-            message = Attach(slab.plan_for(lanes), slab.num_lanes, num_posted, tuple(settings_requests))
+            message = Attach(
+                slab.plan_for(lanes), slab.num_lanes, num_posted, tuple(settings_requests), link is watched
+            )
             link.send(dump(message), slab.fds_of(lanes))
         wait_setup(links, launcher, self._settings.start_timeout_s)
         for link in links:

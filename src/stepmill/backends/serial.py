@@ -22,6 +22,7 @@ from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import ClosedPoolError, EngineBug, join_errors
 from stepmill.worker.env_host import BuiltEnvs, apply_requests, build_envs, close_envs, make_inline_loop
 from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSettings
+from stepmill.worker.shared_state import Shares
 from stepmill.worker.signals import defer_signals
 
 
@@ -66,7 +67,8 @@ class SerialBackend:
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
         self._slab = slab
-        self._loop = make_inline_loop(slab.native, self._built, self._settings)
+        shares = Shares.of(len(self._plan.env_ids), is_watched=self._settings.watches_sharing)
+        self._loop = make_inline_loop(slab.native, self._built, self._settings, shares)
 
     def call(self, requests: Mapping[int, Request]) -> list[Future]:
         with self._calls:

@@ -48,6 +48,7 @@ from stepmill.worker.env_host import (
     worker_fault,
 )
 from stepmill.worker.messages import Reply, Request, WorkerPlan, WorkerReport, WorkerSettings
+from stepmill.worker.shared_state import Shares
 from stepmill.worker.signals import allow_signals, defer_signals, wait_event
 
 CANCEL_S = 0.3  # after a failed start, how long threads may take to close their envs
@@ -89,6 +90,8 @@ class ThreadBackend:
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
         self._slab, self._ring = slab, ring
+        if self._settings.watches_sharing and sum(len(worker.plan.env_ids) for worker in self._workers) > 1:
+            self._workers[0].shares = Shares.PATHS_AND_VARIABLES
         with defer_signals():
             self._attach(self._workers)
 
@@ -236,6 +239,7 @@ class ThreadWorker:
         self.has_ended = threading.Event()
         self.end_fd = OwnedFd.eventfd()  # readable once the thread has ended unexpectedly
         self.settings = settings
+        self.shares = Shares.NOTHING
         self.num_before = num_requests
         self._lock = threading.Lock()  # guards _requests, and the change of has_ended
         self._is_cancelled = False
@@ -318,7 +322,7 @@ class ThreadWorker:
 
     def serve_slab(self, slab: _native.Slab) -> None:
         """Attach to the slab, wait for `may_serve`, and serve until the stop word is set."""
-        loop = make_loop(slab, self.plan.worker, self.built, self.settings)
+        loop = make_loop(slab, self.plan.worker, self.built, self.settings, self.shares)
         self.crash = apply_requests(loop, self.plan.env_ids, self.built.envs, self.settings_requests)
         if self.crash:
             return

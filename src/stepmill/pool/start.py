@@ -365,6 +365,7 @@ def worker_settings(options: PoolOptions) -> WorkerSettings:
         call_timeout_s=options.workers.call_timeout_s,
         show_progress=options.start.show_progress,
         measures_memory=options.restarts.recycle_above_mb is not None,
+        watches_sharing=options.envs_per_worker is None,
         has_trace=options.crash_dir is not None,
     )
 

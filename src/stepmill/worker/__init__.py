@@ -3,6 +3,7 @@
     env_host            builds envs, makes their native loop, serves and closes; all backends share this code
     calls               makes slow requests, and serves them
     native_settings     the settings that the learner's and the workers' native code share
+    shared_state        finds in the first steps that an env changes what other envs of its process see
     build_progress      shows in shared memory which env each lane constructs
     messages            the messages between learner, launcher and workers
     by_value            classes that workers get without an import of their packages

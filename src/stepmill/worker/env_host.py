@@ -29,6 +29,7 @@ from stepmill.worker.channel import NO_FD
 from stepmill.worker.error_records import RaisePredicate, describe_error, raise_none
 from stepmill.worker.messages import ErrorRecord, Reply, Request, RequestKind, Value, WorkerPlan, WorkerSettings
 from stepmill.worker.native_settings import native_settings
+from stepmill.worker.shared_state import Shares, StateWatch
 from stepmill.worker.signals import allow_signals
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Mailbox(Protocol):
 class BuiltEnvs:
     """The envs of one worker. Without faults, all of them are built. If there are faults, all of them have been closed."""
 
+    env_ids: Sequence[int] = ()
     env_fns: Sequence[Callable[[], object]] = ()
     envs: list[object] = field(default_factory=list)
     specs: list[EnvSpec] = field(default_factory=list)
@@ -93,7 +95,7 @@ def build_envs(
         owners: the envs that the workers of this process have built, where others build envs at the same time.
     """
     owners = {} if owners is None else owners
-    built = BuiltEnvs(plan.env_fns, faults=list(call_worker_init(plan, on_begin, should_raise)))
+    built = BuiltEnvs(plan.env_ids, plan.env_fns, faults=list(call_worker_init(plan, on_begin, should_raise)))
     if built.faults:
         return built
     adapters = cast("AdapterPackage", import_module("stepmill.envs"))
@@ -167,11 +169,13 @@ def map_slab(plan: Mapping[str, object], num_lanes: int, lane: int, fds: Sequenc
     return _native.Slab(fds[0], dict(plan), commands, results, fds[3], writable[lane], lane)
 
 
-def make_loop(slab: _native.Slab, worker: int, built: BuiltEnvs, settings: WorkerSettings) -> WorkerLoop:
-    """Return the loop over a worker's envs, for `serve`."""
+def make_loop(
+    slab: _native.Slab, worker: int, built: BuiltEnvs, settings: WorkerSettings, shares: Shares = Shares.NOTHING
+) -> WorkerLoop:
+    """Return the loop over a worker's envs, for `serve`. `shares` is the state that they share and that is watched."""
     native = loop_settings(built.specs[0], settings)
     if not any(map(_is_coroutine_env, built.envs)):
-        return _native.Loop(slab, worker, built.envs, native)
+        return _watched_loop(slab, worker, built, native, shares)
     # Most workers need no asyncio, which takes 40 ms to import.
     from stepmill.worker.coroutine_server import CoroutineServer
 
@@ -187,7 +191,21 @@ def _make_again(built: BuiltEnvs, server: int) -> object:
     return adapters.adapt(made)
 
 
-def make_inline_loop(slab: _native.Slab, built: BuiltEnvs, settings: WorkerSettings) -> _native.Loop:
+def _watched_loop(
+    slab: _native.Slab, worker: int, built: BuiltEnvs, native: dict[str, object], shares: Shares
+) -> _native.Loop:
+    if shares is Shares.NOTHING:
+        return _native.Loop(slab, worker, built.envs, native)
+    adapters = cast("AdapterPackage", import_module("stepmill.envs"))
+    watch = StateWatch(built.env_ids, built.envs, [*map(adapters.innermost, built.envs)], shares)
+    loop = _native.Loop(slab, worker, watch.envs, native)
+    watch.refresh = loop.refresh
+    return loop
+
+
+def make_inline_loop(
+    slab: _native.Slab, built: BuiltEnvs, settings: WorkerSettings, shares: Shares = Shares.NOTHING
+) -> _native.Loop:
     """Return the native loop over the envs of the only worker, which the calling thread runs (serial backend).
 
     Raises:
@@ -195,13 +213,13 @@ def make_inline_loop(slab: _native.Slab, built: BuiltEnvs, settings: WorkerSetti
     """
     native = loop_settings(built.specs[0], settings)
     native |= {"inline": True, "describe": partial(describe_error, should_raise=_native.is_from_signal)}
-    envs = built.envs
-    if any(map(_is_coroutine_env, envs)):
+    if any(map(_is_coroutine_env, built.envs)):
         from stepmill.worker.coroutines import BlockingEnv, check_thread
 
         check_thread()
-        envs = [BlockingEnv(env) if _is_coroutine_env(env) else env for env in envs]
-    return _native.Loop(slab, 0, envs, native)
+        envs = [BlockingEnv(env) if _is_coroutine_env(env) else env for env in built.envs]
+        return _native.Loop(slab, 0, envs, native)
+    return _watched_loop(slab, 0, built, native, shares)
 
 
 def _is_coroutine_env(env: object) -> bool:

@@ -56,6 +56,7 @@ from stepmill.worker.messages import (
     load,
 )
 from stepmill.worker.module_contents import Contents
+from stepmill.worker.shared_state import Shares
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
@@ -232,7 +233,9 @@ class _Worker:
         def attach(lane: _Lane) -> tuple[Fault, ...]:
             at = self._lanes.index(lane)
             try:
-                lane.loop = make_loop(slabs[at], lane.number, lane.built, settings)
+                is_watched, has_threads = message.is_watched and at == 0, len(self._lanes) > 1
+                shares = Shares.of(len(lane.env_ids), is_watched=is_watched, has_threads=has_threads)
+                lane.loop = make_loop(slabs[at], lane.number, lane.built, settings, shares)
                 requests = [_load_payload(each) for each in message.settings_requests if each.lane == at]
                 faults = apply_requests(lane.loop, lane.env_ids, lane.built.envs, requests)
                 if not faults:

@@ -83,6 +83,7 @@ class WorkerSettings:
         step_timeout_s, reset_timeout_s, start_timeout_s, call_timeout_s: time limits in seconds; None means no limit.
         show_progress: whether the learner shows on a terminal how many envs are built.
         measures_memory: whether a worker reads the size of its process at the end of each episode.
+        watches_sharing: whether one worker of the pool watches what the envs of a process share; see `shared_state.py`.
         has_trace: whether Build comes with a further descriptor. A worker that crashes or hangs writes its traceback to
             it.
     """
@@ -105,6 +106,7 @@ class WorkerSettings:
     call_timeout_s: float | None = 120.0
     show_progress: bool = False
     measures_memory: bool = False
+    watches_sharing: bool = False
     has_trace: bool = False
 
     def limits_of_envs(self, *, ends_processes: bool = False) -> CallLimits:
@@ -266,12 +268,14 @@ class Attach(NamedTuple):
         num_lanes: the number of lanes of the pool.
         num_requests: for each lane of this worker, how many requests were posted to it before.
         settings_requests: requests that the worker does before it serves.
+        is_watched: whether the worker watches what its envs share; see `shared_state.py`.
     """
 
     plan: Mapping[str, object]
     num_lanes: int
     num_requests: tuple[int, ...]
     settings_requests: tuple[Request, ...] = ()
+    is_watched: bool = False
 
 
 # ---- worker to learner ----------------------------------------------------------------------------------------------

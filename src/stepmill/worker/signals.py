@@ -34,7 +34,7 @@ Handler = Callable[[int, "FrameType | None"], object]
 # The functions of `signal` make enum members of handlers, and first the text of an error, which contains the repr of the handler:
 # that of asyncio names its task and takes 20 us.
 _signals: Any = import_module("_signal")
-_getsignal: Callable[[int], Any] = _signals.getsignal
+read_handler: Callable[[int], Any] = _signals.getsignal
 _setsignal: Callable[[int, Handler], Any] = _signals.signal
 
 
@@ -77,7 +77,7 @@ class _Deferral:
     def _install(self) -> None:
         self.is_over = False
         for number in DEFERRED:
-            handler = _getsignal(number)
+            handler = read_handler(number)
             while isinstance(handler, _Deferral) and handler is not self:
                 handler = handler._handlers[number]
             if callable(handler) and handler is not self:
@@ -87,7 +87,7 @@ class _Deferral:
     def _uninstall(self) -> None:
         self.is_over = True
         for number, handler in self._handlers.items():
-            if _getsignal(number) is self:
+            if read_handler(number) is self:
                 _setsignal(number, handler)
 
 
@@ -152,7 +152,7 @@ def _is_main_thread() -> bool:
 
 def _find_deferral() -> _Deferral | None:
     for number in DEFERRED:
-        handler = _getsignal(number)
+        handler = read_handler(number)
         if isinstance(handler, _Deferral) and not handler.is_over:
             return handler
     return None
