@@ -166,8 +166,9 @@ bench: build  ## the tables of benchmarks/
 docs: build  ## the documentation site, in build/site/html; warnings are errors
 	scripts/build_docs.sh $(PY)
 
-docs-shots: docs  ## pictures of each page of the site, in build/shots; needs Chromium
+docs-shots: docs  ## pictures of each page of the site, in build/shots, and a check of its search; needs Chromium
 	PIP_CONSTRAINT= build/docs-venv/bin/python -m pip install -q playwright
+	build/docs-venv/bin/python scripts/docs_search.py build/site/html
 	build/docs-venv/bin/python scripts/docs_shots.py build/site/html build/shots
 
 dist: venv  ## build sdist and wheel, and test the wheel in an empty environment

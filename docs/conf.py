@@ -28,7 +28,7 @@ html_search_scorer = str(HERE / "search_scorer.js")
 html_copy_source = False
 html_show_sphinx = False
 templates_path: list[str] = []
-exclude_patterns = ["decisions/template.md", "requirements.txt"]
+exclude_patterns = ["decisions/template.md", "options.md", "requirements.txt"]
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.intersphinx", "sphinx_copybutton"]
 myst_enable_extensions = ["colon_fence", "deflist", "attrs_inline"]

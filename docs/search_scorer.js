@@ -3,8 +3,8 @@
 var Scorer = {
   score: ([page, , , , score]) => {
     if (/^(decisions|project)\/|^(ARCHITECTURE|MODEL|originals)$/.test(page)) return score - 20;
-    if (/^(index|installation|quickstart)$/.test(page)) return score + 3;
-    if (/^(guides\/|tutorial|which_class|concepts|POOL|TROUBLE|LIMITS|kernels|observe|performance|scaling)/.test(page)) return score + 2;
+    if (/^(index|installation|quickstart|faq)$/.test(page)) return score + 3;
+    if (/^(guides\/|tutorial|which_class|concepts|stepping|episodes|faults|results|TROUBLE|LIMITS|kernels|observe|performance|scaling)/.test(page)) return score + 2;
     return score;
   },
   objNameMatch: 11,

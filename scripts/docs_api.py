@@ -29,10 +29,10 @@ _ERRORS = (
     "WorkerDied", "LauncherDied", "EnvTimeout", "RecvTimeout", "EngineBug",
 )  # fmt: skip
 PAGES = (
-    Page("pool", "Pool", ":doc:`/POOL` describes it in full.", ("Pool", "monitor", "trace", "read_timers")),
+    Page("pool", "Pool", "Described in :doc:`/stepping`, :doc:`/episodes`, :doc:`/faults` and :doc:`/results`.", ("Pool", "monitor", "trace", "read_timers")),
     Page("saving", "save and restore", "The guide is :doc:`/guides/preempted`.", ("save", "restore", "SavedEnvs")),
     Page("vector_env", "VectorEnv and make_vec", "The differences to Gymnasium's classes are in :doc:`/switching/gymnasium`.", ("make_vec", "VectorEnv", "install_vector_entry_points")),
-    Page("options", "Options and states", "Each field of ``PoolOptions`` is also a keyword of ``Pool``, ``VectorEnv``, ``make_vec`` and the front-ends.", ("PoolOptions", "Restarts", "Resets", "Start", "Workers", "Tuning", "RayOptions", "AutoresetMode", "Context", "OnFault", "RetryIn", "Seeding", "EnvState")),
+    Page("options", "Options and states", ".. include:: ../options.md\n   :parser: myst_parser.sphinx_", ("PoolOptions", "Restarts", "Resets", "Start", "Workers", "Tuning", "RayOptions", "AutoresetMode", "Context", "OnFault", "RetryIn", "Seeding", "EnvState")),
     Page("results", "Batch, Rollout and EnvSpec", "What a pool returns, and what it knows about an env.", ("Batch", "Received", "EnvFault", "Rollout", "RolloutBatch", "EnvSpec")),
     Page("tune", "tune", "The guide is in :doc:`/observe`.", ("tune", "TuneResult")),
     Page("aio", "asyncio", "The guide is :doc:`/guides/text_and_tools`.", ("AsyncPool", "EnvLease")),
@@ -91,9 +91,9 @@ _ALIASES = {
 }
 _ALIAS_MODULES = {"stepmill.frontends.gymnasium"}
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
-_OPTION_TABLES = {"POOL": "", "scaling": "ray."}  # the pages that have them, and what their names begin with
+_OPTION_TABLES = {"options": "", "scaling": "ray."}  # the pages that have them, and what their names begin with
 _OPTION_ROW = re.compile(r"^\| `([\w.]+)` \|[^|]*\| (.*) \| (.*) \|$", re.MULTILINE)  # name, default, values, meaning
-_MARKDOWN_LINK = re.compile(r"\[([^]]+)\]\((?:([\w/]+)\.md)?(#[^)]*)?\)")
+_MARKDOWN_LINK = re.compile(r"\[([^]]+)\]\((?:([\w/-]+)\.md)?(#[^)]*)?\)")
 
 
 def api_pages() -> dict[str, str]:

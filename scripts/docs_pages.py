@@ -32,6 +32,7 @@ PAGES = {
     "benchmarks/README.md": "project/benchmarks.md",
     "examples": "examples/index.md",
     "docs/decisions": "decisions/README.md",
+    "docs/options.md": "api/options.rst",  # which has the rows of its tables as entries
 }
 _LINK = re.compile(r"(?<=\]\()([^)#\s]+)((?:#[^)]*)?)(?=\))")
 _IMAGE = re.compile(r"^!\[([^\]]*)\]\(([^)]+\.svg)\)$", re.MULTILINE)
@@ -67,7 +68,7 @@ def rewrite_links(text: str, path: str) -> str:
         page = target_of(named)
         if page is None:
             raise SystemExit(f"{path}: the link to {target} leads to no page of the site")
-        return f"/{page}{anchor}"
+        return f"/{page}{anchor if page.endswith('.md') else ''}"
 
     return _outside_code(text, lambda part: _LINK.sub(rewrite, part))
 
@@ -97,7 +98,9 @@ def copy_pages() -> None:
     shutil.copytree(ROOT / "docs", SITE)
     named = {f"docs/{path.relative_to(ROOT / 'docs')}": path.relative_to(ROOT / "docs") for path in _markdown("docs")}
     pages = {
-        source: Path(target) for source, target in PAGES.items() if source.endswith(".md") and source != "README.md"
+        source: Path(target)
+        for source, target in PAGES.items()
+        if source != "README.md" and source.endswith(".md") and target.endswith(".md")
     }
     for source, target in {**named, **pages}.items():
         text = (ROOT / source).read_text(encoding="utf-8")
@@ -105,6 +108,8 @@ def copy_pages() -> None:
         text = _PY_FENCE.sub("```python", rewrite_links(text, source))
         (SITE / target).parent.mkdir(parents=True, exist_ok=True)
         (SITE / target).write_text(text, encoding="utf-8")
+    options = SITE / "options.md"  # scripts/docs_api.py includes its prose
+    options.write_text(options.read_text(encoding="utf-8").partition("\n## ")[0].partition("\n")[2], encoding="utf-8")
 
 
 def list_decisions() -> None:

@@ -39,7 +39,7 @@ def test_every_link_of_the_readme_is_an_address(project):
     assert len(after) == len(before)
     assert all(link.startswith("https://") for link in after)
     assert f"({ADDRESS}/raw/v9.8.7/docs/plots/noop.svg)" in text
-    assert f"({ADDRESS}/blob/v9.8.7/docs/POOL.md#envpool)" in text
+    assert f"({ADDRESS}/blob/v9.8.7/docs/switching/envpool.md#envpools-envs)" in text
     assert f"({ADDRESS}/tree/v9.8.7/examples/)" in text
 
 
