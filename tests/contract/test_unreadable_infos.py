@@ -175,12 +175,16 @@ def test_ctrl_c_ends_an_unpickling_that_is_interrupted_each_time(pool_of):
     with pool_of(_two(None)) as pool:
         pool.reset(seed=0)
         batch = pool.step([READABLE, SHY])
-        loads.extend([lambda: signal.raise_signal(signal.SIGINT)] * 4)  # each look reads twice
+        loads.extend([lambda: signal.raise_signal(signal.SIGINT)] * 2)  # each look reads once
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 batch.info.get("shy")
         loads.clear()
         assert batch.info["shy"].tolist() == ["told", "read"]
+
+
+def _fail() -> None:
+    raise OwnError("once")
 
 
 def test_out_of_memory_is_no_fault_of_the_env(pool_of):
@@ -275,6 +279,16 @@ def test_an_observation_that_cannot_be_read_is_truncated_under_that_policy(pool_
         assert batch.truncated.tolist() == [False, True]
         assert batch.obs["view"] == ("step", "reset")  # the last good one
         assert "not here" in batch.info["fault"]["message"][1]
+
+
+def test_a_value_whose_unpickling_fails_once_is_of_its_env(pool_of):
+    with pool_of([lambda: ShyViewEnv(0, None)] * 2) as pool:
+        pool.reset(seed=0)
+        batch = pool.step([0, SHY])
+        loads.extend([_fail] * 2)
+        assert batch.info["omitted"][1][0].leaf == "info['shy']"
+        with pytest.raises(BadOutput, match="env 1 gave a wrong output of step: once"):
+            pool.step([0, OPAQUE])
 
 
 def test_ctrl_c_while_an_observation_is_read_loses_nothing(pool_of):

@@ -6,13 +6,11 @@ in the row of its env, and the logger "stepmill" logs it once.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
-import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
+from collections.abc import Iterator, Mapping, Sequence
+from opcode import opmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +32,7 @@ Info = Mapping[Any, Any]
 
 _PLAIN_KEYS = (str, int, bool, float, bytes, type(None), np.str_)
 
+_RAISE = opmap["RAISE_VARARGS"]
 _log = logging.getLogger("stepmill")
 _OVERWRITTEN = "its memory was overwritten, by its worker or by native code in one of the worker's envs"
 
@@ -176,46 +175,31 @@ class _Reader:
 
     def __init__(self) -> None:
         self.has_failed = False
-        self._passing: BaseException | None = None  # the exception of a signal handler, which the caller gets
 
     def read(self, payload: bytes | str, objects: list[object] | None) -> Sequence[Any]:
         """Return the info, and the final info if there is one, with `_Unreadable` in place of values that cannot be read."""
         self.has_failed = False
         try:
             values = _native.decode_all(payload, self._load, objects)  # type: ignore[arg-type]  # of a str below
-        except MemoryError:
-            raise
         except BaseException as error:
-            if error is self._passing:
-                raise
-            self.has_failed = True
-            return (_Unreadable(self._cause_of_all(payload, objects, error)),)
+            return (self._unreadable(error, payload),)
         is_whole = len(values) in (1, 2) and isinstance(values[0], (dict, _Unreadable))
         if is_whole and (len(values) == 1 or isinstance(values[1], (dict, _Unreadable))):
             return values
         self.has_failed = True
         return (_Unreadable(EngineBug(_OVERWRITTEN)),)
 
-    def _cause_of_all(self, payload: bytes | str, objects: list[object] | None, error: BaseException) -> BaseException:
-        if isinstance(payload, str):
-            return EngineBug(payload)
-        return find_cause(lambda: _native.decode_all(payload, self._load, objects), error)
-
     def _load(self, data: bytes) -> object:
         try:
             return load(data)
-        except MemoryError:
-            raise
         except BaseException as error:
-            self.has_failed = True
-            return _Unreadable(self._find_cause(data, error))
+            return self._unreadable(error)
 
-    def _find_cause(self, data: bytes, error: BaseException) -> BaseException:
-        try:
-            return find_cause(lambda: load(data), error)
-        except BaseException as passing:
-            self._passing = passing
-            raise
+    def _unreadable(self, error: BaseException, payload: bytes | str = b"") -> _Unreadable:
+        if is_of_caller(error):
+            raise error
+        self.has_failed = True
+        return _Unreadable(EngineBug(payload) if isinstance(payload, str) else error)
 
 
 def _without_unreadable(
@@ -257,19 +241,13 @@ def _has_odd_key(info: object) -> bool:
 
 def _find_problem(key: object, info: dict[Any, Any]) -> str | None:
     """Return why dicts cannot find a key, or None. A key is compared with those of other envs, and written as text."""
-    is_found = True
-
-    def compare() -> None:
-        nonlocal is_found
+    try:
         is_equal = bool(key == key) and bool(key != "") and key in info
         is_found = is_equal and hash(key) == hash(key) and f"_{key}{key!r}" != ""
-
-    try:
-        compare()
-    except MemoryError:
-        raise
     except BaseException as error:
-        return _text_of(find_cause(compare, error))
+        if is_of_caller(error):
+            raise
+        return _text_of(error)
     return None if is_found else "its hash changes, or it does not equal itself"
 
 
@@ -289,16 +267,14 @@ def _find_unreadable(value: object) -> _Unreadable | None:
     return None
 
 
-def describe_unreadable(error: BaseException, data: bytes, objects: list[object] | None) -> ErrorRecord:
+def describe_unreadable(error: BaseException) -> ErrorRecord:
     """Return the record of the fault of an env whose observation cannot be read. Native code calls this.
 
     Raises:
-        BaseException: `error`, if the env did not cause it: MemoryError, or an exception of a signal handler.
+        BaseException: `error`, if the env did not cause it.
     """
-    if isinstance(error, MemoryError):
+    if is_of_caller(error):
         raise error
-    if not isinstance(error, EngineBug):
-        error = find_cause(lambda: _native.decode_all(data, load, objects), error)
     return describe_error(error, "output of step")
 
 
@@ -307,50 +283,20 @@ def _text_of(error: BaseException) -> str:
     return f"{record['type']}: {record['message']}" if record["message"] else record["type"]
 
 
-def find_cause(read: Callable[[], object], error: BaseException) -> BaseException:
-    """Find out whether `read` raised `error`, or a signal handler raised it while `read` ran.
+def is_of_caller(error: BaseException) -> bool:
+    """Return whether an exception while a value was read is out of memory or of a signal handler, so that the caller gets it.
 
-    Reading runs code of the user's classes, which may raise any exception, including KeyboardInterrupt and SystemExit.
-    Signal handlers may raise the same exceptions. Therefore `read` is called again, and the handlers that run are
-    recorded.
-
-    Returns:
-        The exception of `read`.
-    Raises:
-        BaseException: the exception of a handler. It is `error` if `read` succeeds.
+    Reading runs code of the user's classes, which may raise any exception, including KeyboardInterrupt and SystemExit. Python's own
+    handler of Ctrl-C is native: it has no frame, and the newest frame does not raise.
     """
+    if isinstance(error, MemoryError):
+        return True
     if threading.current_thread() is not threading.main_thread():
-        return error  # handlers run only in the main thread
-    with _recorded_signals() as handled_signals:
-        try:
-            read()
-        except BaseException as again:
-            if handled_signals:
-                raise
-            return again
-    raise error
-
-
-@contextlib.contextmanager
-def _recorded_signals() -> Iterator[list[int]]:
-    """Yield a list of the signals that Python handlers handle in the block."""
-    seen: list[int] = []
-
-    def recorded(handler: Callable[[int, FrameType | None], object]) -> Callable[[int, FrameType | None], object]:
-        def handle(number: int, frame: FrameType | None) -> object:
-            seen.append(number)
-            return handler(number, frame)
-
-        return handle
-
-    handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
-    try:
-        for number in signal.valid_signals():
-            handler = signal.getsignal(number)
-            if callable(handler):
-                handlers[number] = handler
-                signal.signal(number, recorded(handler))
-        yield seen
-    finally:
-        for handled, handler in handlers.items():
-            signal.signal(handled, handler)
+        return False  # handlers run only in the main thread
+    if not isinstance(error, KeyboardInterrupt):
+        return _native.is_from_signal(error)
+    newest = error.__traceback__
+    while newest is not None and newest.tb_next is not None:
+        newest = newest.tb_next
+    is_raised = newest is not None and newest.tb_frame.f_code.co_code[newest.tb_lasti] == _RAISE
+    return not is_raised or _native.is_from_signal(Exception().with_traceback(error.__traceback__))

@@ -42,10 +42,9 @@ nb::object PoolState::objects_of(std::uint32_t env_id) const {
 // unreadable; the env then has a fault. Other exceptions, for example KeyboardInterrupt, are thrown and change nothing.
 bool PoolState::read_opaques(std::uint32_t id, OpaquePayload& payload) {
     const ServerLocation location = slab_->server_locations[envs_[id].server];
-    const nb::object objects = objects_of(id);
-    nb::bytes bytes;
     try {
-        bytes = read_payload(id);  // a copy: the unpickler may run user code that fetches another payload
+        const nb::object objects = objects_of(id);
+        const nb::bytes bytes = read_payload(id);  // a copy: the unpickler may run user code that fetches another payload
         std::size_t used = 0;
         const auto* data = static_cast<const std::uint8_t*>(bytes.data());
         const nb::object both = checked(decode_values(data, bytes.size(), 2, {unpickler_.ptr(), objects.ptr()}, used));
@@ -60,7 +59,7 @@ bool PoolState::read_opaques(std::uint32_t id, OpaquePayload& payload) {
         payload.info = bytes.size() == used ? nb::object() : nb::object(nb::bytes(data + used, bytes.size() - used));
         return true;
     } catch (nb::python_error& error) {
-        envs_[id].fault_record = describe_unreadable_(error.value(), bytes, objects);  // raises again what is not a fault of the env
+        envs_[id].fault_record = describe_unreadable_(error.value());  // raises again what is not a fault of the env
         envs_[id].recorded_ticket = *envs_[id].ticket;
     }
     slab_->words[location.worker].payload_bytes[location.local] = 0;
