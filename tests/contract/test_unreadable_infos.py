@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import weakref
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -47,6 +48,10 @@ def _load(what: object) -> object:
     if loads:
         loads.pop(0)()
     return "read"
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 class Shy:
@@ -183,18 +188,10 @@ def test_ctrl_c_ends_an_unpickling_that_is_interrupted_each_time(pool_of):
         assert batch.info["shy"].tolist() == ["told", "read"]
 
 
-def _fail() -> None:
-    raise OwnError("once")
-
-
 def test_out_of_memory_is_no_fault_of_the_env(pool_of):
-    def fail() -> None:
-        raise MemoryError
-
     with pool_of(_two(None)) as pool:
         pool.reset(seed=0)
-        batch = pool.step([READABLE, SHY])
-        loads.append(fail)
+        batch, loads[:] = pool.step([READABLE, SHY]), [partial(_raise, MemoryError())]
         with pytest.raises(MemoryError):
             batch.info.get("shy")
         assert batch.info["shy"].tolist() == ["told", "read"]
@@ -285,8 +282,9 @@ def test_a_value_whose_unpickling_fails_once_is_of_its_env(pool_of):
     with pool_of([lambda: ShyViewEnv(0, None)] * 2) as pool:
         pool.reset(seed=0)
         batch = pool.step([0, SHY])
-        loads.extend([_fail] * 2)
+        loads.append(partial(_raise, OwnError("once")))
         assert batch.info["omitted"][1][0].leaf == "info['shy']"
+        loads[:] = [partial(_raise, OwnError("once"))]
         with pytest.raises(BadOutput, match="env 1 gave a wrong output of step: once"):
             pool.step([0, OPAQUE])
 
