@@ -149,7 +149,9 @@ def test_ids_that_are_no_whole_numbers_are_refused(counting_pool, ids):
 
 
 @ONE_BACKEND
-@pytest.mark.parametrize("mask", [[True, False, True], np.array([True, False, True])], ids=["list", "array"])
+@pytest.mark.parametrize(
+    "mask", [[True, False, True], np.array([True, False, True]), [True, 2], (np.True_, 2)], ids=repr
+)
 def test_a_mask_in_place_of_ids_is_refused(counting_pool, mask):
     with pytest.raises(stepmill.UsageError, match="flatnonzero"):
         counting_pool.reset(env_ids=mask)

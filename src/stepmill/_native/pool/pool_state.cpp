@@ -158,8 +158,13 @@ const PoolState::Ids& PoolState::parse_ids(nb::handle env_ids, Ids& storage) con
     if (!env_ids.is_valid() || env_ids.is_none()) return all_;
     nb::object array = checked(PyArray_FROM_O(env_ids.ptr()));
     auto* source = reinterpret_cast<PyArrayObject*>(array.ptr());
-    const bool is_integer = PyArray_ISINTEGER(source) || PyArray_SIZE(source) == 0;
-    if (PyArray_NDIM(source) != 1 || !is_integer) raise(errors().usage, "env_ids must be a list or array of integers, one per env");
+    bool is_integer = PyArray_ISINTEGER(source) || PyArray_SIZE(source) == 0;
+    const bool is_list = PyList_Check(env_ids.ptr()) || PyTuple_Check(env_ids.ptr());  // NumPy makes integers of [True, 2]
+    for (Py_ssize_t i = 0; is_list && i < PySequence_Fast_GET_SIZE(env_ids.ptr()); ++i) {
+        PyObject* item = PySequence_Fast_GET_ITEM(env_ids.ptr(), i);
+        is_integer = is_integer && !PyBool_Check(item) && !PyArray_IsScalar(item, Bool);
+    }
+    if (PyArray_NDIM(source) != 1 || !is_integer) raise(errors().usage, "env_ids must be a list or array of integers, one per env; name the envs of a mask by number: np.flatnonzero(mask)");
     array = checked(PyArray_FROM_OTF(array.ptr(), NPY_INT64, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
     source = reinterpret_cast<PyArrayObject*>(array.ptr());
     const auto* ids = static_cast<const std::int64_t*>(PyArray_DATA(source));
