@@ -93,13 +93,13 @@ def restore(
         for name, space in _spaces_of(envs):
             if spaces.get(name) is not None:
                 space.np_random.bit_generator.state = spaces[name]
+        if env_ids is not None or saved.whole.get("batch") is None:
+            return port.observe(ids)
+        batch = Batch(port.observe(), *saved.whole["batch"])
     except StepmillError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:  # only if the file was forged
         raise UsageError(f"the saved envs are damaged: {exc!r}; give an unchanged file") from exc
-    if env_ids is not None or saved.whole.get("batch") is None:
-        return port.observe(ids)
-    batch = Batch(port.observe(), *saved.whole["batch"])
     as_returned = getattr(envs, "_as_returned", None)
     return batch if as_returned is None else as_returned(tuple(batch))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pickle
 import random
@@ -328,6 +329,23 @@ def test_files_with_forged_checksums_run_no_code_and_crash_nothing(tmp_path: Pat
         with contextlib.suppress(stepmill.StepmillError), stepmill.Pool([Wanderer] * 2, **SERIAL) as pool:
             stepmill.restore(pool, path, strict=False)
             pool.reset()
+
+
+def test_a_value_whose_pickle_has_wrong_attributes_is_a_usage_error() -> None:
+    with stepmill.Pool([Wanderer] * 2, **SERIAL) as pool:
+        pool.reset(seed=3)
+        pool.step([1, 2])
+        saved = stepmill.save(pool, None)
+    for name, value in [*itertools.product(vars(saved), [None, 5, ()]), ("whole", {**saved.whole, "batch": (1, 2)})]:
+        forged = pickle.loads(pickle.dumps(saved))
+        vars(forged)[name] = value
+        with contextlib.suppress(stepmill.UsageError), stepmill.Pool([Wanderer] * 2, **SERIAL) as pool:
+            stepmill.restore(pool, forged)
+    for name in ("env_ids", "facts", "envs", "whole"):
+        forged = pickle.loads(pickle.dumps(saved))
+        del vars(forged)[name]
+        with pytest.raises(stepmill.UsageError), stepmill.Pool([Wanderer] * 2, **SERIAL) as pool:
+            stepmill.restore(pool, forged)
 
 
 def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
