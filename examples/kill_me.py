@@ -1,6 +1,8 @@
 """A training that is killed by SIGKILL at random moments, 20 times, has the learning curve of one that was never killed.
 
-    python examples/kill_me.py [--kills 20] [--updates 80] [--plot FILE.svg]
+    python examples/kill_me.py [--kills 20] [--worker-kills 3] [--updates 80] [--plot FILE.svg]
+
+`--kills` are of the whole program, and `--worker-kills` of one of its worker processes while its envs step.
 
 The learner is PPO in NumPy on CartPole. After each update it writes one file: the running envs (`stepmill.save`), the network, the
 optimiser and the random generator. A program that finds the file goes on from there. The two curves are compared number by number.
@@ -9,6 +11,7 @@ optimiser and the random generator. A program that finds the file goes on from t
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import pickle
 import random
@@ -16,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,10 +85,11 @@ class Learner:
             self.weights[at] -= rate * mean / (np.sqrt(square) + 1e-8)
 
 
-def train(path: Path, num_updates: int) -> None:
-    """Train to the end, from the file if there is one. Write it after each update."""
+def train(path: Path, num_updates: int, worker_kills: int) -> None:
+    """Train to the end, from the file if there is one. Write it after each update. A worker is killed in the first updates."""
     make = partial(gymnasium.make, "CartPole-v1")
-    with stepmill.Pool([make] * NUM_ENVS, num_workers=2, on_fault="replay", seeding="per_episode") as pool:
+    options = {"backend": "process", "num_workers": 2, "on_fault": "replay", "seeding": "per_episode"}
+    with stepmill.Pool([make] * NUM_ENVS, **options) as pool:
         rollout, learner, curve = stepmill.Rollout(pool, NUM_STEPS), Learner(seed=1), []
         if path.exists():
             learner, curve, envs = pickle.loads(path.read_bytes())  # our own file
@@ -92,6 +97,8 @@ def train(path: Path, num_updates: int) -> None:
         else:
             rollout.reset(seed=1)
         while len(curve) < num_updates:
+            if len(curve) < worker_kills:
+                threading.Timer(0.02, os.kill, (pool.stats().workers[0].pid, signal.SIGKILL)).start()
             batch = rollout.collect(learner.act)
             learner.learn(batch)
             curve.append(float(np.mean([each["r"] for each in batch.episodes] or [NUM_STEPS])))
@@ -102,36 +109,50 @@ def train(path: Path, num_updates: int) -> None:
             path.with_suffix(".part").replace(path)  # the file is written as a whole or not at all
 
 
-def run(path: Path, num_updates: int, kills: int) -> Any:
+def run(path: Path, num_updates: int, kills: int, worker_kills: int) -> Any:
     """Run the training in a process, which is killed `kills` times. Return its curve, and then a number for each weight."""
     moments = random.Random(0)
+    command = [sys.executable, __file__, "--train", path, f"--updates={num_updates}", f"--worker-kills={worker_kills}"]
     for count in range(kills + 1):
-        with subprocess.Popen([sys.executable, __file__, "--train", path, "--updates", str(num_updates)]) as process:
+        with subprocess.Popen(command) as process:
             try:
                 process.wait(moments.uniform(0.5, 2.5) if count < kills else None)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGKILL)
         if process.returncode == 0:
-            print(f"{count} kills, then the end")
             learner, curve, _ = pickle.loads(path.read_bytes())
+            digest = hashlib.sha256(b"".join(each.tobytes() for each in learner.weights)).hexdigest()[:12]
+            killed = (
+                f"program killed {count} times, workers {worker_kills} times"
+                if count + worker_kills
+                else "never killed"
+            )
+            print(f"{killed:48}{drawn(curve)} {curve[0]:.0f} to {curve[-1]:.0f}, weights {digest}")
             return curve + [float(each) for weights in learner.weights for each in weights.flat]
     raise SystemExit(f"the training ended with status {process.returncode}")
+
+
+def drawn(curve: list[float]) -> str:
+    """Return a curve as text: a bar of one to eight eighths for each of 40 moments."""
+    points = [curve[place * len(curve) // 40] for place in range(40)]
+    return "".join("▁▂▃▄▅▆▇█"[int(7 * point / max(points))] for point in points)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--kills", type=int, default=20)
+    add("--worker-kills", type=int, default=3)
     add("--updates", type=int, default=80)
     add("--plot", help="draw both curves to this file, with matplotlib")
     add("--train", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.train:
-        train(args.train, args.updates)
+        train(args.train, args.updates, args.worker_kills)
         return
     with tempfile.TemporaryDirectory() as folder:
-        undisturbed = run(Path(folder, "undisturbed"), args.updates, 0)
-        killed = run(Path(folder, "killed"), args.updates, args.kills)
+        undisturbed = run(Path(folder, "undisturbed"), args.updates, 0, 0)
+        killed = run(Path(folder, "killed"), args.updates, args.kills, args.worker_kills)
     differing = sum(a != b for a, b in zip(undisturbed, killed, strict=True))
     first, last = undisturbed[0], undisturbed[args.updates - 1]
     print(f"mean return {first:.0f}, then {last:.0f}; {differing} of {len(killed)} numbers of curve and weights differ")
