@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,7 +30,16 @@ def test_bench_prints_bars(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0].startswith("2 x CartPole-v1")
-    assert {line.split("  ")[0] for line in lines[1:]} == ENGINES
+    assert {line.split("  ")[0] for line in lines[1:-1]} == ENGINES
+    fastest = {owner: next(line for line in lines[1:] if line.startswith(owner)) for owner in ("stepmill", "gymnasium")}
+    ours, theirs = (float(line.split()[-1].replace(",", "")) for line in fastest.values())
+    found = re.fullmatch(
+        r"Without a learner, (stepmill \w+) takes ([0-9.]+) times .* as (\w+), Gymnasium's .*", lines[-1]
+    )
+    assert found is not None
+    assert found[1] in fastest["stepmill"]
+    assert found[3] in fastest["gymnasium"]
+    assert float(found[2]) == pytest.approx(ours / theirs, rel=0.01)
 
 
 @pytest.mark.slow
