@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from stepmill.pool.events import (
@@ -35,8 +33,8 @@ def failed(policy: FaultPolicy, *, needs_new_object: bool = False) -> list[Decis
     return policy.env_failed(fault(), GENERATION, {"kind": "raised"}, needs_new_object=needs_new_object)
 
 
-def death(*, is_new: bool = True, is_dead: bool = True, kind: int = FaultKind.DIED) -> Death:
-    return Death(WORKER, GENERATION, [fault(4, kind), fault(6, FaultKind.NEIGHBOUR)], ERROR, is_new, is_dead)
+def death(*, kind: int = FaultKind.DIED) -> Death:
+    return Death(WORKER, GENERATION, [fault(4, kind), fault(6, FaultKind.NEIGHBOUR)], ERROR)
 
 
 def names(decisions: list[Decision]) -> list[str]:
@@ -72,34 +70,44 @@ def test_an_env_that_failed_gets_the_decision_of_its_row(
 
 
 @pytest.mark.parametrize(
-    ("policy", "known", "expected"),
+    ("policy", "expected"),
     [
-        (RAISE, death(), ["FailWorker", "Settle(RAISE)", "Settle(RAISE)"]),
-        (RAISE, death(is_new=False), ["FailWorker", "Settle(RAISE)", "Settle(RAISE)"]),
-        (RAISE, death(is_new=False, is_dead=False), ["Settle(RAISE)", "Settle(RAISE)"]),
-        (TRUNCATE, death(), ["BeginRestart(CUT)", "Settle(CUT)", "Settle(CUT)"]),
-        (TRUNCATE, death(is_new=False, is_dead=False), ["Settle(CUT)", "Settle(CUT)"]),
-        (REPLAY, death(), ["BeginRestart(KEEP)"]),
-        (REPLAY, death(is_new=False, is_dead=False), ["Settle(KEEP)", "Settle(KEEP)"]),
-        (SKIP, death(), ["BeginRestart(MASK)", "Settle(MASK)", "Settle(MASK)"]),
+        (RAISE, ["FailWorker", "Settle(RAISE)", "Settle(RAISE)"]),
+        (TRUNCATE, ["BeginRestart(CUT)", "Settle(CUT)", "Settle(CUT)"]),
+        (REPLAY, ["BeginRestart(KEEP)"]),
+        (SKIP, ["BeginRestart(MASK)", "Settle(MASK)", "Settle(MASK)"]),
     ],
 )
-def test_the_death_of_a_worker_gets_the_decisions_of_its_row(
-    policy: FaultPolicy, known: Death, expected: list[str]
+def test_the_death_of_a_worker_gets_the_decisions_of_its_row(policy: FaultPolicy, expected: list[str]) -> None:
+    assert names(policy.worker_died(death())) == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_dead", "expected"),
+    [
+        (RAISE, True, ["FailWorker", "Settle(RAISE)", "Settle(RAISE)"]),
+        (RAISE, False, ["Settle(RAISE)", "Settle(RAISE)"]),
+        (TRUNCATE, False, ["Settle(CUT)", "Settle(CUT)"]),
+        (REPLAY, False, ["Settle(KEEP)", "Settle(KEEP)"]),
+    ],
+)
+def test_commands_that_an_earlier_death_affects_get_the_decisions_of_their_row(
+    policy: FaultPolicy, is_dead: bool, expected: list[str]
 ) -> None:
-    assert names(policy.worker_died(known)) == expected
+    assert names(policy.commands_lost(death(), is_dead=is_dead)) == expected
 
 
 @pytest.mark.parametrize("policy", ALL, ids=name_of)
 def test_a_restart_that_the_pool_asks_for_raises_nothing(policy: FaultPolicy) -> None:
     remedy = "CUT" if policy is RAISE else policy.remedy.name
     ends = [] if policy is REPLAY else [f"Settle({remedy})"] * 2
-    assert names(policy.restart(death(is_dead=False))) == [f"BeginRestart({remedy})", *ends]
+    assert names(policy.restart(death())) == [f"BeginRestart({remedy})", *ends]
 
 
-@pytest.mark.parametrize(("policy", "is_new"), [*itertools.product(ALL, [True, False])])
-def test_each_decision_has_the_key_of_its_event(policy: FaultPolicy, is_new: bool) -> None:
-    for decision in (*policy.worker_died(death(is_new=is_new)), *policy.restart(death()), *failed(policy)):
+@pytest.mark.parametrize("policy", ALL, ids=name_of)
+def test_each_decision_has_the_key_of_its_event(policy: FaultPolicy) -> None:
+    lost = policy.commands_lost(death(), is_dead=False)
+    for decision in (*policy.worker_died(death()), *policy.restart(death()), *lost, *failed(policy)):
         if isinstance(decision, WorkerDecision):
             assert (decision.worker, decision.generation) == (WORKER, GENERATION)
         elif isinstance(decision, EnvDecision):

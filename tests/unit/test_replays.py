@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from stepmill.pool.call_log import CallLog
 from stepmill.pool.events import (
     BeginRestart,
     ContinueReplay,
@@ -30,6 +31,7 @@ class FakeWorkers:
     state = WorkerState.SERVING
     generation = 4
     plan = WorkerPlan(0, (0, 1), ())
+    log = CallLog(2, 1 << 20)
 
     @property
     def records(self) -> list[FakeWorkers]:

@@ -31,16 +31,12 @@ class Death:
         worker, generation: the number of the worker, and how often it was restarted.
         faults: the pending commands that were lost.
         error: the error that describes the death.
-        is_new: False if the death was handled before, and `faults` are further commands that it affects.
-        is_dead: whether no successor serves or is being started.
     """
 
     worker: int
     generation: int
     faults: Sequence[EnvFailed]
     error: StepmillError
-    is_new: bool
-    is_dead: bool
 
 
 @dataclass(frozen=True)
@@ -86,11 +82,13 @@ class FaultPolicy:
         return [Settle(fault.env_id, fault.ticket, self.remedy, info)]
 
     def worker_died(self, death: Death) -> list[Decision]:
-        """Decide about the envs of a worker that died."""
-        if death.is_new and not self.raises:
-            return self.restart(death)
+        """Decide about the envs of a worker that has just died."""
+        return self.commands_lost(death, is_dead=True) if self.raises else self.restart(death)
+
+    def commands_lost(self, death: Death, *, is_dead: bool) -> list[Decision]:
+        """Decide about commands that a death affects, which was handled before. `is_dead`: no successor is being started."""
         # If the worker stays dead, its other envs are FAULTED, too.
-        fail = [FailWorker(death.worker, death.generation)] if self.raises and death.is_dead else []
+        fail = [FailWorker(death.worker, death.generation)] if self.raises and is_dead else []
         return [*fail, *_settle(death, self.remedy)]
 
     def restart(self, death: Death) -> list[Decision]:

@@ -32,7 +32,7 @@ from stepmill.pool.faults import fault_error, fault_info, kind_name, late_error
 from stepmill.pool.limits import RETRYABLE, EnvErrorLimits, ResetAttempts
 from stepmill.pool.policies import POLICIES, RAISE, Death, FaultPolicy
 from stepmill.pool.replays import Effect, Replays
-from stepmill.pool.workers import WorkerState, WorkerSupervisor
+from stepmill.pool.workers import WorkerRecord, WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EnvTimeout, StepmillError, WorkerDied, add_clause, join_errors
 from stepmill.spec.notices import warn
 from stepmill.spec.options import AutoresetMode, OnFault, PoolOptions
@@ -60,7 +60,7 @@ class Recovery:
         # By env: faults that a call other than `recv` and `receive` has raised. `receive` returns them, too.
         self.raised: dict[int, EnvFault] = {}
         self.notices: list[str] = []  # warnings that the same call issues
-        self.policy = self.workers.policy = POLICIES[options.on_fault]  # for deaths
+        self.policy = self.workers.policy  # for deaths
         self._env_policy = POLICIES[OnFault(options.restarts.on_raise or options.on_fault)]
         self._limits = {"step": options.step_timeout_s, "reset": options.reset_timeout_s}
         self._env_errors = EnvErrorLimits(options)
@@ -76,7 +76,6 @@ class Recovery:
             on_reset_repeated=self._record_retry,
             warn=self.notices.append,
         )
-        self.workers.repeats_settings = self.replays.log.is_whole
 
     # ---- events to decisions ------------------------------------------------------------------------------------------
 
@@ -170,36 +169,42 @@ class Recovery:
 
     def decide_death(self, worker: int, faults: Sequence[EnvFailed] = ()) -> list[Decision]:
         """Decide about the death of a worker, or about commands that were lost in an earlier death."""
-        record, delay_s = self.workers.records[worker], 0.0
-        is_new = record.state is WorkerState.DEAD_UNREPORTED
-        is_reported = record.state is WorkerState.DEAD_REPORTED  # perhaps by a call, which does not change the envs
-        policy = self.policy
-        if is_reported:
+        record = self.workers.records[worker]
+        if record.state is WorkerState.DEAD_UNREPORTED:
+            return self._decide_new_death(record, faults)
+        policy, error = self.policy, record.error
+        lost = [fault.env_id for fault in faults] or self.workers.envs_of(worker)
+        is_dead = record.state is WorkerState.DEAD_REPORTED  # perhaps by a call, which does not change the envs
+        if is_dead:
             policy = RAISE
-        elif record.state is WorkerState.RESTARTING and policy.raises and record.remedy is Remedy.CUT:
+            if isinstance(error, WorkerDied) and not {*lost} <= {*error.env_ids}:
+                error = None  # its servers have become those of other envs
+        elif policy.raises and record.remedy is Remedy.CUT:
             policy = POLICIES[OnFault.TRUNCATE]  # it is restarted to repeat a reset
-        lost = self.workers.envs_of(worker) if is_new or not faults else [fault.env_id for fault in faults]
-        error = record.error
-        if is_reported and isinstance(error, WorkerDied) and not {*lost} <= {*error.env_ids}:
-            error = None  # its servers have become those of other envs
         if error is None:
             error = self._death_error(worker, faults)
-            if is_reported and not self.policy.raises:
+            if is_dead and not self.policy.raises:
                 error = self._over_limit(error, worker)
-        if is_new:
-            error = self.crash_reporter.report_death(error, worker, [fault.env_id for fault in faults])
-            if not policy.raises:
-                delay = self.workers.count_restart(worker, error)
-                if delay is None:
-                    error, policy = self._over_limit(error, worker), RAISE
-                elif policy.replays:
-                    self._record_failure_of_running_env(worker, error)
-                delay_s = delay or 0.0
-        decisions = policy.worker_died(Death(worker, record.generation, faults, error, is_new, is_new or is_reported))
-        self._add_death(policy, error, worker, lost, is_logged=is_new)
+        self._add_death(policy, error, worker, lost, is_logged=False)
+        death = Death(worker, record.generation, faults, error)
+        return self._follow(policy.commands_lost(death, is_dead=is_dead), error, is_new_object=True)
+
+    def _decide_new_death(self, record: WorkerRecord, faults: Sequence[EnvFailed]) -> list[Decision]:
+        worker, policy, delay_s = record.plan.worker, self.policy, 0.0
+        error = record.error or self._death_error(worker, faults)
+        error = self.crash_reporter.report_death(error, worker, [fault.env_id for fault in faults])
+        if not policy.raises:
+            delay = self.workers.count_restart(worker, error)
+            if delay is None:
+                error, policy = self._over_limit(error, worker), RAISE
+            elif policy.replays:
+                self._record_failure_of_running_env(worker, error)
+            delay_s = delay or 0.0
+        death = Death(worker, record.generation, faults, error)
+        self._add_death(policy, error, worker, self.workers.envs_of(worker))
         if policy.raises:
             self.workers.mark_reported(worker, error)
-        return self._follow(decisions, error, delay_s=delay_s, is_new_object=True)
+        return self._follow(policy.worker_died(death), error, delay_s=delay_s, is_new_object=True)
 
     def _record_failure_of_running_env(self, worker: int, error: StepmillError) -> None:
         """Count the failure of the env that a worker was running when it died, if there is exactly one such env."""
@@ -230,7 +235,7 @@ class Recovery:
             return decisions
         self._after_apply += [partial(self._record_retry, fault.env_id) for fault in retried]
         error = self._error_of(retried[0])
-        restart = self.policy.restart(Death(worker, record.generation, retried, error, is_new=True, is_dead=False))
+        restart = self.policy.restart(Death(worker, record.generation, retried, error))
         return decisions + self._follow(restart, error, {}, self._attempts.wait_s, settled=settled)
 
     def _record_retry(self, env_id: int) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from stepmill.backends.base import Backend, Future
-from stepmill.pool.call_log import CallLog, LoggedCall
+from stepmill.pool.call_log import LoggedCall
 from stepmill.pool.events import (
     BeginRestart,
     ContinueReplay,
@@ -84,7 +84,7 @@ class EpisodeReplay(RepeatedCalls):
 
 
 class Replays:
-    """The replays of a pool's envs, and the log of the calls that they repeat. Only the pool's thread uses it.
+    """The replays of a pool's envs, which repeat the calls in the log of its workers. Only the pool's thread uses it.
 
     `is_on` says whether the options ask for replays. If not, no call is logged.
     """
@@ -99,7 +99,7 @@ class Replays:
         on_reset_repeated: Callable[[int], object],
         warn: Callable[[str], object],
     ) -> None:
-        """Make the log.
+        """Store what replays need.
 
         Args:
             workers, backend, options: those of the pool.
@@ -125,7 +125,7 @@ class Replays:
         self._num_raised: dict[int, tuple[tuple[int, int], int]] = {}
         self.reasons: dict[int, str] = {}  # by env: why its last replay that did not succeed was given up
         self._unverified: list[RepeatedCalls] = []  # those of envs that are not suspended
-        self.log = CallLog(len(self._locations), options.restarts.replay_log_bytes // 2)
+        self.log = workers.log
 
     # ---- the log ----------------------------------------------------------------------------------------------------
 

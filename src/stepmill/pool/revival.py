@@ -72,7 +72,7 @@ class Revival:
         workers, recovery = self.workers, self.recovery
         workers.record_deaths()
         states = self.workers.state.states()
-        state_of = {env_id: workers.records[workers.worker_of(env_id)].state for env_id in env_ids}
+        state_of = {env_id: workers.records[worker].state for env_id, worker in workers.workers_of(env_ids).items()}
         reported = {env_id for env_id in env_ids if state_of[env_id] is WorkerState.DEAD_REPORTED}
         lost = [env_id for env_id in env_ids if states[env_id] == EnvState.FAULTED or env_id in reported]
         # Other policies handle all envs of a worker that the reset itself finds dead.
@@ -97,19 +97,19 @@ class Revival:
         the worker would be restarted even if it lived. The default of `reset_ids` is `env_ids`. With `wait`, the error of a
         worker that could not be started is stored in the faults.
         """
-        state = self.workers.state
-        owners = sorted({self.workers.worker_of(env_id) for env_id in env_ids})
+        state, worker_of = self.workers.state, self.workers.workers_of(env_ids)
+        owners = sorted({*worker_of.values()})
         # Each process is checked once. The next command for its envs finds a worker that dies later.
         dead = [worker for worker in owners if self.workers.check_process(worker).state in DEAD]
         reported = () if restart_living else self._report_losses(dead, env_ids if reset_ids is None else reset_ids)
-        for worker in (each for each in owners if each not in reported):
-            own = [env_id for env_id in env_ids if self.workers.worker_of(env_id) == worker]
+        asked = [worker for worker in owners if worker not in reported]
+        for worker in asked:
             if self.workers.records[worker].state is not WorkerState.RESTARTING and (restart_living or worker in dead):
                 self._fail_and_restart(worker, env_ids)
-            if wait and not self._wait_restart(worker):
-                continue
-            states = state.states()
-            state.apply([MarkNew(env_id) for env_id in own if states[env_id] == EnvState.FAULTED])
+        rebuilt = {worker for worker in asked if not wait or self._wait_restart(worker)}
+        states = state.states()
+        faulted = [each for each in env_ids if worker_of[each] in rebuilt and states[each] == EnvState.FAULTED]
+        state.apply([MarkNew(env_id) for env_id in faulted])
         recovery = self.recovery
         recovery.raised = {env_id: fault for env_id, fault in recovery.raised.items() if env_id not in env_ids}
 

@@ -30,10 +30,10 @@ from stepmill.backends.base import (
     worker_died_error,
 )
 from stepmill.pool import events as core_events
-from stepmill.pool.call_log import AppliedSettings
+from stepmill.pool.call_log import AppliedSettings, CallLog
 from stepmill.pool.events import BeginRestart, CancelRestart, Decision, Remedy, ServerView, ServeWorker
 from stepmill.pool.limits import FailureLimit
-from stepmill.pool.policies import FaultPolicy
+from stepmill.pool.policies import POLICIES
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, WorkerDied
 from stepmill.spec.options import PoolOptions
 from stepmill.worker.channel import wait_ready
@@ -150,8 +150,8 @@ class WorkerSupervisor:
     """Owns the records of a pool's workers, which other code only reads. Only the pool's thread uses it."""
 
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
-        self.policy: FaultPolicy  # the policy for deaths; set by `Recovery`
-        self.repeats_settings: Callable[[int], bool]  # whether a replay sets them on an env object; set by `Recovery`
+        self.policy = POLICIES[options.on_fault]  # for deaths
+        self.log = CallLog(sum(len(plan.env_ids) for plan in plans), options.restarts.replay_log_bytes // 2)
         self._backend = backend
         self._traits = traits_of(backend)
         is_remote = self._traits.nodes is not None  # a restart may then wait for a machine, and needs no core here
@@ -207,6 +207,10 @@ class WorkerSupervisor:
     def worker_of(self, env_id: int) -> int:
         """Return the worker that serves an env."""
         return self.view_of(env_id).worker
+
+    def workers_of(self, env_ids: Sequence[int]) -> dict[int, int]:
+        """Return the workers that serve envs, by env."""
+        return {env_id: view.worker for env_id, view in zip(env_ids, self.state.view(env_ids=env_ids), strict=True)}
 
     def record_deaths(self, events: Iterable[core_events.Event] | None = None) -> None:
         """Record the deaths among these events, or among those that the pool state has now."""
@@ -293,8 +297,7 @@ class WorkerSupervisor:
         """Return whether a worker served for as long as it took to start, or completed an episode."""
         if record.state is WorkerState.RESTARTING:  # the restart has failed
             return False
-        has_served = time.monotonic() - record.served_s >= record.start_s
-        return has_served or self.state.num_ended(record.plan.worker) > 0
+        return time.monotonic() - record.served_s >= record.start_s or self.state.num_ended(record.plan.worker) > 0
 
     def leave_core_free(self) -> None:
         """Let restarts build envs on one core less, if there are several, because the learner runs meanwhile."""
@@ -365,7 +368,7 @@ class WorkerSupervisor:
         def settings() -> Iterator[Request]:
             servers = record.plan.env_ids
             yield from record.settings.requests(
-                [each for each in servers if record.remedy is not Remedy.KEEP or not self.repeats_settings(each)]
+                [each for each in servers if record.remedy is not Remedy.KEEP or not self.log.is_whole(each)]
             )
 
         def restart(cancelled: threading.Event) -> WorkerReport:
