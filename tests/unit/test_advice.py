@@ -36,6 +36,7 @@ def stats_of(measured: PoolStats, *, step_s: float, wait_s: float, steps: int = 
     ("options", "times", "asleep_s", "named"),
     [
         ({}, {"step_s": 3.0, "wait_s": 9.0}, 0.0, "backend"),
+        ({}, {"step_s": 3.0, "wait_s": 9.0, "queued_s": 4.0}, 0.0, None),  # the machine was busy
         ({"backend": "process"}, {"step_s": 3.0, "wait_s": 9.0}, 0.0, None),
         ({}, {"step_s": 6.0, "wait_s": 9.0}, 0.0, None),
         ({}, {"step_s": 0.5, "wait_s": 1.5}, 0.0, None),
@@ -50,7 +51,8 @@ def stats_of(measured: PoolStats, *, step_s: float, wait_s: float, steps: int = 
 def test_an_option_that_is_not_given_is_advised_where_it_gains_seconds(
     measured: PoolStats, options: Any, times: Any, asleep_s: float, named: str | None
 ) -> None:
-    found = advice.advise(stats_of(measured, **times), stepmill.PoolOptions(**options), asleep_s)
+    queued_s = times.pop("queued_s", 0.0)
+    found = advice.advise(stats_of(measured, **times), stepmill.PoolOptions(**options), asleep_s, queued_s)
     assert (found and found[0]) == named
     assert found is None or "ends this advice" in found[1]
 
@@ -59,6 +61,7 @@ def test_a_pool_gives_its_advice_once_and_names_what_it_measured(
     measured: PoolStats, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(advice, "_given", set())
+    monkeypatch.setattr(advice, "_times_of", lambda _: (0.0, 0.0))
     monkeypatch.setattr(advice, "read_stats", lambda _: stats_of(measured, step_s=3.0, wait_s=9.0))
     with caplog.at_level(logging.WARNING, "stepmill"):
         for _ in range(2):

@@ -22,15 +22,16 @@ MIN_STEPS = 100  # of each env; fewer say little
 MIN_GAIN_S = 2.0
 
 
-def advise(stats: PoolStats, options: PoolOptions, asleep_s: float) -> tuple[str, str] | None:
+def advise(stats: PoolStats, options: PoolOptions, asleep_s: float, queued_s: float) -> tuple[str, str] | None:
     """Return the option, and the advice with its reason; None if no option is known to help.
 
     Args:
         stats: those of the whole life of a pool with worker processes, or of a serial one.
         options: the options that the program gave.
         asleep_s: the seconds in which workers neither used a core nor waited for one, nor waited for commands.
+        queued_s: the seconds in which workers waited for a core, because the machine was busy.
     """
-    waited_s, envs_s = stats.learner.wait_s, sum(worker.step_s + worker.reset_s for worker in stats.workers)
+    waited_s, envs_s = stats.learner.wait_s - queued_s, sum(worker.step_s + worker.reset_s for worker in stats.workers)
     has_default_workers = options.num_workers is None and options.envs_per_worker is None
     if stats.steps < MIN_STEPS * stats.num_envs or options.workers.threads_per_worker > 1:
         return None
@@ -75,18 +76,19 @@ def give_advice(runtime: PoolRuntime, options: PoolOptions) -> None:
         return
     with suppress(StepmillError, OSError, ValueError):  # another thread closes the pool
         stats = read_stats(runtime)
-        found = advise(stats, options, _asleep_s(stats))
+        found = advise(stats, options, *_times_of(stats))
         if found is not None and found[0] not in _given:
             _given.add(found[0])
             _log.warning("%s", found[1])
 
 
-def _asleep_s(stats: PoolStats) -> float:
-    """Return the seconds in envs less those in which the workers' main threads ran, or waited for a core; see proc(5), schedstat."""
-    asleep_s = 0.0
+def _times_of(stats: PoolStats) -> tuple[float, float]:
+    """Return the seconds in envs in which the workers' main threads did not run, and those in which they waited for a core; see proc(5)."""
+    asleep_s = all_queued_s = 0.0
     for worker in stats.workers:
         with suppress(OSError, ValueError):  # the worker has ended, or the kernel does not count
             with open(f"/proc/{worker.pid}/schedstat", encoding="ascii") as file:
                 ran_ns, queued_ns, _ = map(int, file.read().split())
             asleep_s += max(0.0, worker.step_s + worker.reset_s - (ran_ns + queued_ns) * 1e-9)
-    return asleep_s
+            all_queued_s += queued_ns * 1e-9
+    return asleep_s, all_queued_s
