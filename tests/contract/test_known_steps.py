@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -59,7 +61,24 @@ class Experiment:
         return make_env
 
 
+ARGS = Namespace(task=TINY, seed=1)
+
+
+@dataclass
+class Arguments:
+    """Arguments of a program."""
+
+    task: str = TINY
+    learning_rate: float = 1e-3
+
+
+def with_arguments(arguments: Arguments) -> Callable[[], gym.Env[Any, Any]]:
+    return lambda: gym.make(arguments.task)
+
+
 UNDERSTOOD = {
+    "namespace": lambda: gym.make(ARGS.task),
+    "dataclass": with_arguments(Arguments()),
     "lambda": lambda: gym.make("CartPole-v1"),
     "global": make_tiny,
     "helper": lambda: make_tiny(),
@@ -70,6 +89,7 @@ UNDERSTOOD = {
     "arguments": lambda: gym.make("Pendulum-v1", g=9.81),
 }
 UNKNOWN = {
+    "argument": lambda: gym.make(ARGS.task, max_episode_steps=ARGS.missing),
     "wrapper": lambda: Slow(gym.make("CartPole-v1")),
     "rendered": lambda: gym.wrappers.AddRenderObservation(gym.make("CartPole-v1", render_mode="rgb_array")),
     "no_tiny_env": lambda: gym.make("Acrobot-v1"),

@@ -10,7 +10,9 @@ Gymnasium's `make`, or a wrapper that adds little to a step. Functions of progra
 from __future__ import annotations
 
 import builtins
+from argparse import Namespace
 from collections.abc import Callable, Iterable
+from dataclasses import is_dataclass
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
 
@@ -30,40 +32,14 @@ _TINY_ENVS = frozenset(
     }
 )
 _TINY_STEP_S = 8e-6
-_CHEAP_WRAPPERS = [
-    "Autoreset",
-    "ClipAction",
-    "ClipReward",
-    "DtypeObservation",
-    "FilterObservation",
-    "FlattenObservation",
-    "NormalizeObservation",
-    "NormalizeReward",
-    "OrderEnforcing",
-    "PassiveEnvChecker",
-    "RecordEpisodeStatistics",
-    "RecordVideo",
-    "RescaleAction",
-    "TimeAwareObservation",
-    "TimeLimit",
-    "Monitor",
-]
-_CHEAP_NAMES = frozenset(
-    [
-        *_CHEAP_WRAPPERS,
-        "action_space",
-        "clip",
-        "gym",
-        "gymnasium",
-        "inf",
-        "make",
-        "np",
-        "observation_space",
-        "seed",
-        "spec",
-        "wrappers",
-    ]
-)
+_CHEAP_WRAPPERS = (
+    "Autoreset", "ClipAction", "ClipReward", "DtypeObservation", "FilterObservation", "FlattenObservation", "Monitor", "NormalizeObservation",
+    "NormalizeReward", "OrderEnforcing", "PassiveEnvChecker", "RecordEpisodeStatistics", "RecordVideo", "RescaleAction",
+    "TimeAwareObservation", "TimeLimit", "TransformAction", "TransformObservation", "TransformReward",
+)  # fmt: skip
+_CHEAP_NAMES = {
+    *_CHEAP_WRAPPERS, "action_space", "clip", "gym", "gymnasium", "inf", "make", "np", "observation_space", "seed", "spec", "wrappers",
+}  # fmt: skip
 _SB3 = "stable_baselines3.common.env_util"  # its functions add a Monitor, and the wrapper that they were given
 _MAX_DEPTH = 4  # of functions that call functions
 
@@ -129,6 +105,13 @@ def _read_function(function: FunctionType, found: list[float | None], depth: int
             codes += [each for each in code.co_consts if isinstance(each, CodeType)]
             values += [each for each in code.co_consts if not isinstance(each, CodeType) and each != function.__doc__]
     known = {name: function.__globals__[name] for name in names & function.__globals__.keys()}
-    others = names - known.keys() - _CHEAP_NAMES - vars(builtins).keys()
     values += [function.__defaults__, function.__kwdefaults__, *known.values()]
-    return not others and all(_read(each, found, depth + 1) for each in values)
+    parsed = [each for each in values if isinstance(each, Namespace) or _is_record(each)]  # arguments of the program
+    fields = [(name, vars(each)[name]) for each in parsed for name in names & vars(each).keys()]
+    others = names - known.keys() - dict(fields).keys() - _CHEAP_NAMES - vars(builtins).keys()
+    read = [*(each for each in values if not any(each is one for one in parsed)), *(value for _, value in fields)]
+    return not others and all(_read(each, found, depth + 1) for each in read)
+
+
+def _is_record(value: object) -> bool:
+    return is_dataclass(value) and not isinstance(value, (type, GymnasiumSpec)) and not hasattr(value, "spec")

@@ -38,7 +38,6 @@ class EnvChoice:
         is_atari: whether the env gets the Atari preprocessing.
         is_ale: whether the env is one of ale_py.
         env_kwargs: arguments of the env's constructor that the user gave.
-        known_step_s: how many seconds a step takes at most; None if that is not known before the env runs.
         is_function: whether the id names a class or function of a module, which is not registered.
     """
 
@@ -47,7 +46,6 @@ class EnvChoice:
     is_atari: bool
     is_ale: bool = False
     env_kwargs: tuple[tuple[str, object], ...] = ()
-    known_step_s: float | None = None
     is_function: bool = False
 
 
@@ -87,18 +85,18 @@ def find_env(env_id: str, *, atari: bool | None = None, env_kwargs: Mapping[str,
     if is_ale and (atari or (atari is None and spec.kwargs.get("obs_type") != "ram")):
         _require_atari("cv2")
         return EnvChoice(spec.id, partial(make_atari, spec), is_atari=True, is_ale=True, env_kwargs=given)
-    from stepmill.envs.known_steps import known_step_s
+    from stepmill.envs.gymnasium import GymnasiumEnvMaker
 
-    make = partial(make_plain, spec)
-    return EnvChoice(spec.id, make, is_atari=False, is_ale=is_ale, env_kwargs=given, known_step_s=known_step_s(spec))
+    # As Gymnasium does, but without the passive checker: stepmill checks every result.
+    make = partial(make_ale, spec) if is_ale else GymnasiumEnvMaker(spec, disable_env_checker=True)
+    return EnvChoice(spec.id, make, is_atari=False, is_ale=is_ale, env_kwargs=given)
 
 
-def make_plain(spec: GymnasiumSpec) -> gymnasium.Env[object, object]:
-    """Build the env as Gymnasium does, in a worker, but without the passive checker: stepmill checks every result."""
+def make_ale(spec: GymnasiumSpec) -> gymnasium.Env[object, object]:
+    """Build an env of ale_py as Gymnasium does, in a worker."""
     import gymnasium
 
-    if str(spec.entry_point).startswith(f"{ATARI_MODULE}."):
-        _silence_ale()
+    _silence_ale()
     return cast("gymnasium.Env[object, object]", gymnasium.make(spec, disable_env_checker=True))
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import gymnasium
     from gymnasium.vector import VectorEnv
 
-BASELINE = "gymnasium AsyncVectorEnv"
 UNIT = "env-steps per second, automatic resets included"
 NUM_DRAWS = 64
 WARM_UP_S = 0.1
@@ -60,7 +59,7 @@ def engines_for(choice: EnvChoice, num_envs: int) -> list[Engine]:
     open_stepmill = partial(stepmill.VectorEnv, env_fns, start={"show_progress": False})
     return [
         # By force: after a Ctrl-C its workers may be in the middle of a step.
-        Engine(BASELINE, partial(_open_async, env_fns), methodcaller("close", terminate=True)),
+        Engine("gymnasium AsyncVectorEnv", partial(_open_async, env_fns), methodcaller("close", terminate=True)),
         Engine("gymnasium SyncVectorEnv", partial(SyncVectorEnv, env_fns, copy=False), close),
         Engine("stepmill serial", partial(open_stepmill, backend="serial"), close),
         Engine("stepmill process", partial(open_stepmill, backend="process"), close),
@@ -194,13 +193,13 @@ def run_bench(
 
 def _conclude(rates: Mapping[str, float]) -> Iterator[str]:
     """Yield a sentence that compares stepmill's faster backend with the fastest of Gymnasium's classes."""
-    ours, theirs = (
-        max(((rate, name) for name, rate in rates.items() if name.startswith(owner)), default=None)
-        for owner in ("stepmill", "gymnasium")
-    )
-    if ours and theirs:
-        gain, other = ours[0] / theirs[0], theirs[1].removeprefix("gymnasium ")
-        yield f"Without a learner, {ours[1]} takes {gain:.2f} times as many steps per second as {other}, Gymnasium's fastest class here."
+    owned = [
+        [(rate, name) for name, rate in rates.items() if name.startswith(owner)] for owner in ("stepmill", "gymnasium")
+    ]
+    if all(owned):
+        (ours, name), (theirs, other) = map(max, owned)
+        gain, other = ours / theirs, other.removeprefix("gymnasium ")
+        yield f"Without a learner, {name} takes {gain:.2f} times as many steps per second as {other}, Gymnasium's fastest class here."
 
 
 def text_bars(values: Mapping[str, float], width: int = 40) -> Sequence[str]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import cloudpickle
 
 from stepmill import _native
+from stepmill.envs.known_steps import longest_step_s
 from stepmill.observe.catalog import find_env
 from stepmill.observe.tune_choice import (
     SERIAL,
@@ -147,7 +148,7 @@ def make_request(
         name, source = choice.env_id, code_of_id(env, choice)
         make: EnvFn = choice.make
         if not choice.is_atari and not of_id.get("env_kwargs"):
-            kernel, known_s = find_kernel(choice.env_id), choice.known_step_s
+            kernel, known_s = find_kernel(choice.env_id), longest_step_s([make])
     else:
         name, make, source = getattr(env, "__name__", type(env).__name__), env, code_of_function(env)
     can_pickle = why_unpicklable(make) is None

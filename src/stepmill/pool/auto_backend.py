@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Any, cast
 
 from stepmill.backends.base import Backend
 from stepmill.backends.starter_client import prepare_starter
@@ -24,13 +24,6 @@ _SHORTEST_STEP_S = 4e-6  # of an env in Python
 _NEUTRAL = {"backend", "autoreset_mode", "seeding", "num_episodes", "copy", "episode_stats"}
 
 
-class KnownSteps(Protocol):
-    """The function of `stepmill.envs.known_steps`, which is imported by its name."""
-
-    def longest_step_s(self, env_fns: Iterable[EnvFn]) -> float | None:
-        """Return how many seconds a step of any of these envs takes at most, or None if that is not known."""
-
-
 def choose_backend(env_fns: Sequence[EnvFn], options: PoolOptions) -> BackendName | Backend:
     """Return the backend of the options. The result of "auto" depends only on the arguments, and on no measurement.
 
@@ -43,7 +36,8 @@ def choose_backend(env_fns: Sequence[EnvFn], options: PoolOptions) -> BackendNam
     is_small = num_envs > 1 and auto_backend(num_envs, step_s=_SHORTEST_STEP_S) is BackendName.SERIAL
     # A program that has not imported Gymnasium has no functions that name its envs.
     if is_small and "gymnasium" in sys.modules and {*changed(options)} <= _NEUTRAL:
-        step_s = cast("KnownSteps", import_module("stepmill.envs.known_steps")).longest_step_s(env_fns)
+        known_steps: Any = import_module("stepmill.envs.known_steps")  # adapters are imported by name
+        step_s = known_steps.longest_step_s(env_fns)
     return auto_backend(num_envs, num_workers=options.num_workers, step_s=step_s)
 
 
