@@ -38,6 +38,7 @@ NEEDED = [
     "pathspec",
     "packaging",
     "typing-extensions",
+    "griffelib",
 ]
 OPTIONAL = (
     "dm-env",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import numpy as np
@@ -141,4 +142,8 @@ def test_a_run_says_why_there_are_no_frames(arguments, text, tmp_path):
 def test_a_run_whose_ffmpeg_ends_says_why_a_frame_could_not_be_written(tmp_path):
     done = run_env("my_envs:Coloured-v0", "--video", "all.unknown", cwd=tmp_path)
     assert done.returncode == 2
-    assert "cannot write the video 'all.unknown': [Errno 32] Broken pipe; choose another path" in done.stderr
+    # The pipe breaks while a frame is written, or ffmpeg has ended when the file is closed.
+    assert re.search(
+        "cannot write the video 'all.unknown': .*Broken pipe|the video 'all.unknown' is incomplete: ", done.stderr
+    )
+    assert "choose a" in done.stderr
