@@ -171,23 +171,33 @@ class RayBackend:
         return link
 
     def _wait_started(self, links: Sequence[NodeLink]) -> list[WorkerReport]:
-        errors: list[StepmillError] = []
-        limit_s = self._settings.start_timeout_s
-        deadline = time.monotonic() + (1e9 if limit_s is None else limit_s + REPLY_SLACK_S)
+        self._wait_all(
+            links, [_begun(link) for link in links]
+        )  # the limit counts from here: Ray starts processes slowly under load
         reports: list[WorkerReport] = []
-        for link in links:
+        for link, started in zip(
+            links, self._wait_all(links, [link.start_ref for link in links], REPLY_SLACK_S), strict=True
+        ):
+            link.started = started
+            reports += [dataclasses.replace(each, worker=link.workers[each.worker]) for each in started.reports]
+        return reports
+
+    def _wait_all(self, links: Sequence[NodeLink], refs: Sequence[Any], slack_s: float = 0.0) -> list[Any]:
+        """Wait for a result of each node within the limit of the start. If one fails, kill all actors."""
+        errors: list[StepmillError] = []
+        results: list[Any] = []
+        limit_s = self._settings.start_timeout_s
+        deadline = time.monotonic() + (1e9 if limit_s is None else limit_s + slack_s)
+        for link, ref in zip(links, refs, strict=True):
             try:
-                link.started = link.wait(link.start_ref, max(0.1, deadline - time.monotonic()))
+                results.append(link.wait(ref, max(0.1, deadline - time.monotonic())))
             except StepmillError as error:
                 errors.append(error)
-                continue
-            found = () if link.started is None else link.started.reports
-            reports += [dataclasses.replace(each, worker=link.workers[each.worker]) for each in found]
         if errors:
             for link in links:
                 cluster.kill(self._ray, link.actor)
             raise join_errors(errors)
-        return reports
+        return results
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
         self._slab, self._ring = slab, ring
@@ -407,7 +417,7 @@ class RayBackend:
     def _wait_placed(self, link: NodeLink, search: PlaceSearch) -> list[str]:
         """Wait until an actor runs or is late. Return any machines among which its workers are divided instead."""
         deadline = time.monotonic() + (self._settings.start_timeout_s or math.inf)
-        runs = link.actor.ping.options(concurrency_group="ping").remote()
+        runs = _begun(link)
         while not self._ray.wait([runs], timeout=CHECK_S)[0]:
             if self._is_closed:
                 raise closed_error()
@@ -462,3 +472,8 @@ class RayBackend:
             for link in links:
                 link.close_stream()
         self._slab = self._ring = None
+
+
+def _begun(link: NodeLink) -> Any:
+    """Return a reference that is ready once a process runs the actor of a node."""
+    return link.actor.ping.options(concurrency_group="ping").remote()
