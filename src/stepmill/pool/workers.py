@@ -166,6 +166,7 @@ class WorkerSupervisor:
             )
             for plan in plans
         ]
+        self._has_spares = options.resets.spare_envs > 0
         self._worker_of_server = {server: plan.worker for plan in plans for server in plan.env_ids}
 
     def attach(self, state: _native.PoolState, reaper: _native.Reaper | None = None) -> None:
@@ -206,10 +207,12 @@ class WorkerSupervisor:
 
     def worker_of(self, env_id: int) -> int:
         """Return the worker that serves an env."""
-        return self.view_of(env_id).worker
+        return self.workers_of([env_id])[env_id]
 
     def workers_of(self, env_ids: Sequence[int]) -> dict[int, int]:
         """Return the workers that serve envs, by env."""
+        if not self._has_spares:  # the server of an env has its number
+            return {env_id: self._worker_of_server[env_id] for env_id in env_ids}
         return {env_id: view.worker for env_id, view in zip(env_ids, self.state.view(env_ids=env_ids), strict=True)}
 
     def record_deaths(self, events: Iterable[core_events.Event] | None = None) -> None:
