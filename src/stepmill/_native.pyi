@@ -338,9 +338,9 @@ class PoolState:
         Give envs saved positions, or one to all of them. Envs whose position has `is_replayed` are suspended until their replay.
         """
 
-    def newest_batch(self) -> tuple[Any, ...] | None:
+    def newest_batch(self) -> tuple[bool, tuple[Any, ...] | None]:
         """
-        Return the newest results of all envs as collect() does, without receiving any.
+        Return the newest results of all envs as collect() does, without receiving any, after whether there was a result since the start or a restore.
         """
 
     def usage(self) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -17,6 +17,7 @@ from stepmill.pool.port import PoolPort, SavedEnvs, StateFunctions, read_saved, 
 
 EnvIds: TypeAlias = "Sequence[int] | NDArray[np.integer[Any]]"
 
+_HOLDERS = ("_pool", "pool", "_engine", "_port", "env", "venv", "envs")  # attributes that lead to the pool
 _SPACES = ("observation_space", "action_space", "single_observation_space", "single_action_space")
 
 
@@ -34,8 +35,9 @@ def save(
     the actions of the episode are saved, and the episode is replayed. This needs on_fault="replay" and seeding="per_episode".
 
     Args:
-        envs: a `Pool`, or a front-end with a pool, such as `VectorEnv`, `SB3VecEnv` or `Rollout`, also in wrappers. Their own
-            states, such as the averages of a normalising wrapper, are not saved.
+        envs: a `Pool`, `VectorEnv`, `SB3VecEnv`, `Rollout`, `AsyncPool`, ALF's `FastParallelEnvironment`, PettingZoo's, Tianshou's or
+            TorchRL's classes, also in wrappers of Gymnasium or SB3. The states of wrappers, such as averages, are not saved. Others
+            are refused: the managers of DI-engine and ML-Agents and actorcritic's `MultiEnv` have a state of their own per env.
         path: the file to write. It is replaced as a whole, or not at all. None writes none.
         env_ids: which envs; None is all. What belongs to the whole pool, such as spares, is only saved with all.
         state: (get_state, set_state), which run in the workers. `get_state(env)` returns the whole state of an env and its
@@ -47,7 +49,7 @@ def save(
         BusyEnvError: an env has a fault that was not received; or it is stepping, and its state would be copied.
         OSError: the file cannot be written. A file that was there before is not changed.
     """
-    saved = PoolPort(_pool_of(envs)).save(env_ids, state)
+    saved = PoolPort(_find_pool(envs)[0]).save(env_ids, state)
     saved = replace(saved, front_end={"spaces": {path: _generator(space) for path, space in _spaces_of(envs)}})
     if path is not None:
         write_saved(os.fspath(path), saved)
@@ -78,14 +80,15 @@ def restore(
         trust: whether pickled parts of a file are loaded, which can run any code that is in the file.
     Returns:
         what the last `step` returned before all envs were saved, in the form of the front-end, or a `Batch`. Envs that were
-        stepping have their newest observation in it. For some envs, the `Batch` has only their observations.
+        stepping have their newest observation in it. TorchRL's envs return what `reset` does, ALF's a TimeStep, and an `AsyncPool`
+        a `Batch`. For some envs, only their observations are returned.
     Raises:
         UsageError: the file is damaged, has another version, or needs `trust`; or the positions do not fit these envs. No env is
             changed. If a replay gives another result, other envs have been restored.
         BusyEnvError: an env is stepping, or has a result to be received. No env is changed.
     """
     saved = source if isinstance(source, SavedEnvs) else read_saved(os.fspath(source), trust=trust)
-    pool = _pool_of(envs)
+    pool, as_returned = _find_pool(envs)
     port = PoolPort(pool)
     try:
         ids = port.restore(saved, env_ids, state, strict=strict)
@@ -100,21 +103,25 @@ def restore(
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:  # only if the file was forged
         raise UsageError(f"the saved envs are damaged: {exc!r}; give an unchanged file") from exc
-    as_returned = getattr(envs, "_as_returned", None)
-    return batch if as_returned is None else as_returned(tuple(batch))
+    return as_returned(batch)
 
 
-def _pool_of(envs: Any) -> Pool:
-    """Return the pool of a front-end, which may be in wrappers."""
-    found = envs
+def _find_pool(envs: Any) -> tuple[Pool, Callable[[Batch], Any]]:
+    """Return the pool of a front-end, which may be in wrappers, and the function that returns a batch in the front-end's form."""
+    found, as_returned = envs, None
     for _ in range(100):
         if found is None or isinstance(found, Pool):
             break
-        inner = (getattr(found, "__dict__", {}).get(name) for name in ("_pool", "pool", "env", "venv", "envs"))
+        as_returned = as_returned or getattr(found, "_as_returned", None)
+        inner = (getattr(found, "__dict__", {}).get(name) for name in _HOLDERS)
         found = next((each for each in inner if each is not None), None)
-    if not isinstance(found, Pool):
-        raise UsageError(f"a {type(envs).__name__} has no pool; give a Pool, or a front-end of stepmill that is open")
-    return found
+    is_own = type(envs).__module__.startswith("stepmill.") and envs is not found
+    if not isinstance(found, Pool) or (is_own and as_returned is None):
+        raise UsageError(
+            f"a {type(envs).__name__} has no pool that can be saved; give a Pool, or a front-end that `stepmill.save` names, and "
+            "that is open"
+        )
+    return found, as_returned or (lambda batch: batch)
 
 
 # ---- generators of spaces --------------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def record(values: Any) -> Any:
         return values.dtype.str, values.shape, values.tobytes()
     if isinstance(values, Mapping):
         return {name: record(each) for name, each in values.items()}
-    if isinstance(values, (tuple, list, np.ndarray)):
+    if isinstance(values, (tuple, list, np.ndarray, stepmill.Batch)):
         return [record(each) for each in values]
     return repr(values)
 

@@ -211,7 +211,7 @@ void bind_pool_state(nb::module_& module) {
         .def("restore_positions", &PoolState::restore_positions, "env_ids"_a.none(), "saved"_a, "spares"_a.none(),
              nb::sig("def restore_positions(self, env_ids: object | None, saved: list[dict[str, typing.Any]], spares: dict[str, typing.Any] | None) -> None"),
              "Give envs saved positions, or one to all of them. Envs whose position has `is_replayed` are suspended until their replay.")
-        .def("newest_batch", &PoolState::newest_batch, nb::sig("def newest_batch(self) -> tuple[typing.Any, ...] | None"), "Return the newest results of all envs as collect() does, without receiving any.")
+        .def("newest_batch", &PoolState::newest_batch, nb::sig("def newest_batch(self) -> tuple[bool, tuple[typing.Any, ...] | None]"), "Return the newest results of all envs as collect() does, without receiving any, after whether there was a result since the start or a restore.")
         .def("usage", &PoolState::usage, nb::sig("def usage(self) -> tuple[int, int]"), "Return how many result slots are leased, and the bytes of all episode logs.")
         .def("release_staged", &PoolState::release_staged, "env_ids"_a.none(), nb::kw_only(), "is_whole"_a,
              "Before a reset: make the staged episodes of these envs their next results. is_whole: first assign each env to the server of its number, and queue the spares.")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stepmill import ClosedPoolError, Pool, Received, UsageError
+from stepmill import Batch, ClosedPoolError, Pool, Received, UsageError
 from stepmill.aio.batches import Batches, check_loop
 from stepmill.aio.lease import EnvLease
 from stepmill.aio.leases import Leases
@@ -88,6 +88,10 @@ class AsyncPool:
             await self.close()
             raise
         return self
+
+    def _as_returned(self, batch: Batch) -> Batch:
+        """Return what `stepmill.restore` returns: the newest results. `receive` goes on from there; a lease begins with a reset."""
+        return batch
 
     def _start(self) -> None:
         pool = self._make_pool()

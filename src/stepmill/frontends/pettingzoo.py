@@ -109,7 +109,13 @@ class StepmillParallelEnv(ParallelEnv):
         batched = stack_rows(self._pool.spec.action, [self._zero_actions | {agent: actions[agent] for agent in acting}])
         self.agents = []  # if an error interrupts this step, reset() must come next
         self._pool.send(batched)
-        batch = self._pool.recv(1)
+        return self._results(self._pool.recv(1), acting)
+
+    def _as_returned(self, batch: Batch) -> tuple[dict[Agent, Any], ...]:
+        """Return what `stepmill.restore` returns: the results of the last step before the env was saved, or of the reset."""
+        return self._results(batch, ())
+
+    def _results(self, batch: Batch, acting: Sequence[Agent]) -> tuple[dict[Agent, Any], ...]:
         self.agents = self._alive(batch)
         # An agent that joined has a flag, too, if the same step ended it. A fault gives the flags of the whole env.
         ended = (
@@ -262,7 +268,10 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         Returns:
             observations [N * A, ...], rewards [N * A] float64, terminations and truncations [N * A] bool, infos.
         """
-        batch = self._pool.step(self._by_env(self._pool.spec.action, actions))
+        return self._as_returned(self._pool.step(self._by_env(self._pool.spec.action, actions)))
+
+    def _as_returned(self, batch: Batch) -> StepResult:
+        """Return a batch as `step` does; also for `stepmill.restore`."""
         flags = batch.terminated.reshape(-1), batch.truncated.reshape(-1)
         obs = self._rows(self._pool.spec.observation, batch.obs)
         return obs, batch.reward.reshape(-1), *flags, self._infos(batch)

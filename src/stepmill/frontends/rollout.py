@@ -170,14 +170,14 @@ class Rollout:
         self._is_over[:] = False
         self._can_continue = True
 
-    def _as_returned(self, result: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Go on with restored envs: the next `collect` begins with their newest observations. Return `result`."""
-        obs, _, terminated, truncated, _ = result
+    def _as_returned(self, batch: Batch) -> Batch:
+        """Go on with restored envs: the next `collect` begins with their newest observations. Return `batch`."""
+        obs, _, terminated, truncated, _ = batch
         for buffer, newest in zip(self._obs, flatten(self.pool.spec.observation, obs), strict=True):
             buffer[-1] = newest
         self._is_over[:] = (terminated | truncated) & (self.pool.options.autoreset_mode is AutoresetMode.NEXT_STEP)
         self._can_continue = True
-        return result
+        return batch
 
     def collect(self, policy: Policy) -> RolloutBatch:
         """Run T steps. They continue the episodes of the last `collect`.

@@ -11,7 +11,7 @@ happens in this case.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -22,6 +22,7 @@ from stepmill.frontends.batch_rows import stack_rows
 from stepmill.frontends.gymnasium.spaces import SpacePair, check_spaces, read_spaces
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import PoolPort, rows_of, whole_ids
+from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import EnvError, UsageError, needs_extra, rebuild_error
 from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords, PoolOptions, merge_options
@@ -129,12 +130,12 @@ class SB3VecEnv(VecEnv):
             raise UsageError(f"got {len(actions)} actions for {self.num_envs} envs; give one for each env")
         return stack_rows(self._pool.spec.action, list(actions))
 
-    def _as_returned(self, result: tuple[Any, ...]) -> VecEnvStepReturn:
+    def _as_returned(self, batch: Batch) -> VecEnvStepReturn:
         """Return what `stepmill.restore` returns: the results of the last step before the envs were saved."""
         self._is_stepping = bool(self._port.num_pending)
-        return self._as_sb3(result)
+        return self._as_sb3(batch)
 
-    def _as_sb3(self, result: tuple[Any, ...]) -> VecEnvStepReturn:
+    def _as_sb3(self, result: Iterable[Any]) -> VecEnvStepReturn:
         obs, reward, terminated, truncated, info = result
         done = terminated | truncated
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]

@@ -129,17 +129,26 @@ class StepmillVectorEnv(BaseVectorEnv):
             states = self._pool.states
             self._mark_idle({each for each in self.waiting_id if states[each] not in (EnvState.BUSY, EnvState.READY)})
             raise
-        infos = _own_infos(batch)
-        received = batch.env_id.tolist()
-        for row, env_id in enumerate(received):
-            infos[row]["env_id"] = env_id
-        result = self._as_array(batch.obs, len(received)), batch.reward, batch.terminated, batch.truncated, infos
+        result, received = self._as_tianshou(batch), batch.env_id.tolist()
         requested = self.waiting_id if self.is_async else self._idle_ids(id)
         self._mark_idle(set(received))
         if self.is_async or requested == received:
             return result
         rows = _places_of(requested)
         return tuple(column[rows] for column in result)  # type: ignore[return-value]
+
+    def _as_tianshou(self, batch: Batch) -> StepResult:
+        infos = _own_infos(batch)
+        for info, env_id in zip(infos, batch.env_id.tolist(), strict=True):
+            info["env_id"] = env_id
+        return self._as_array(batch.obs, len(infos)), batch.reward, batch.terminated, batch.truncated, infos
+
+    def _as_returned(self, batch: Batch) -> StepResult:
+        """Return what `stepmill.restore` returns: the newest results of all envs."""
+        states = self._pool.states
+        self.waiting_id = [env_id for env_id, state in enumerate(states) if state in (EnvState.BUSY, EnvState.READY)]
+        self.ready_id = [env_id for env_id in range(self.env_num) if env_id not in self.waiting_id]
+        return self._as_tianshou(batch)
 
     def _send(self, action: Any, id: EnvIds) -> None:  # noqa: A002
         ids = self._idle_ids(id)

@@ -76,6 +76,7 @@ class Positions:
         self._recovery, self._replays = self._revival.recovery, self._revival.recovery.replays
         self._workers = self._recovery.workers
         self._requests, self._resets, self._options, self._num_envs = requests, resets, options, num_envs
+        self._restored: Any = None  # the newest batch of the last restore, if it was of all envs
         self._is_kernel = options.backend is BackendName.KERNEL
         self._facts = _facts(runtime.specs[0], options) | {"kernel": traits_of(runtime.backend).identity}
 
@@ -119,13 +120,14 @@ class Positions:
         return {name: value for name, value in self._facts.items() if name not in _OPTIONS[has_ended:]}
 
     def _take_whole(self) -> dict[str, Any]:
-        batch = self._state.newest_batch()
+        has_results, batch = self._state.newest_batch()
+        newest = None if batch is None else batch[1:]  # the observations are in the positions
         queued = [view.server for view in self._state.view(env_ids=range(self._num_envs, self._requests.num_servers))]
         return {
             "spares": self._state.spare_positions(),
             "unseeded": sorted(self._resets.unseeded),
             "queued": [self._calls_and_settings(server) for server in queued],
-            "batch": None if batch is None else batch[1:],  # the observations are in the positions
+            "batch": newest if has_results or self._restored is None else self._restored,
         }
 
     def _calls_and_settings(self, server: int) -> tuple[list[Any], list[Any]]:
@@ -174,6 +176,7 @@ class Positions:
         spares = saved.whole.get("spares") if len(ids) == self._num_envs else None
         rows = np.array(ids, np.int64)  # once, because converting the list takes as long as all else
         self._state.restore_positions(rows, [each["position"] for each in saved.envs], spares)
+        self._restored = saved.whole.get("batch") if len(ids) == self._num_envs else None
         if self._resets.unseeded:
             self._resets.unseeded.difference_update(ids)
         self._resets.unseeded.update(saved.whole.get("unseeded", ()))

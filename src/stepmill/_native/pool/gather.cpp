@@ -87,17 +87,19 @@ nb::object PoolState::gather_columns(const Ids& ids, const Payloads& payloads, c
     return checked(PyTuple_Pack(6, obs.ptr(), reward.ptr(), terminated.ptr(), truncated.ptr(), info.ptr(), env_id.ptr()));
 }
 
-// Of envs that are stepping, the observation is the newest that was received, and the rest is not defined.
-nb::object PoolState::newest_batch() {
+// Of envs that are stepping, the observation is the newest that was received, and the rest is not defined. Before the first result, also
+// after a restore, there are no infos: the payloads are those of other results.
+nb::tuple PoolState::newest_batch() {
     const InUse in_use(*this);
     const Ids ids = all_;  // another vector than all_, so that the batch has no views
     Payloads payloads;
     Ids known = ids;  // not the spares of ended episodes: their payloads are of other results
     if (spares_.has_spares()) std::erase_if(known, [&](std::uint32_t id) { return spares_.is_staged(envs_[id].server) && !unclaimed_.is_unclaimed(id); });
     const UnclaimedResults::Batch& last = unclaimed_.last();
+    const bool has_results = !last.ids.empty();
     if (last.has_payloads && last.ids == ids) payloads = last.payloads;
-    else if (pending_.empty() && !gather_payloads(known, true, payloads)) return nb::none();
-    return gather_columns(ids, payloads, nullptr, true);
+    else if (has_results && pending_.empty() && !gather_payloads(known, true, payloads)) return nb::make_tuple(true, nb::none());
+    return nb::make_tuple(has_results, gather_columns(ids, payloads, nullptr, true));
 }
 
 // Returns the env of each row of a batch.

@@ -73,7 +73,7 @@ class PoolState {
     nb::list positions(nb::handle env_ids);                       // of each env all that restore_positions() needs, as a dict
     nb::object spare_positions() { return spares_.has_spares() ? nb::object(spares_.positions()) : nb::none(); }
     void restore_positions(nb::handle env_ids, nb::list saved, nb::object spares);
-    nb::object newest_batch();                                    // the newest results of all envs, in the form of collect()
+    nb::tuple newest_batch();                                     // whether a result was received; the newest results of all envs, in the form of collect()
     std::vector<int> states();                                            // an EnvState per env
     std::uint32_t num_pending();
     nb::tuple usage() const { return nb::make_tuple(leases_ ? leases_->num_held() : 0, log_.size_bytes()); }  // leased slots, bytes of logs

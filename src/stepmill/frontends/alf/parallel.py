@@ -16,6 +16,7 @@ from stepmill.frontends.alf.nests import check_actions, converter, fields_conver
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs, check_specs
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import PoolPort
+from stepmill.spec.batch import Batch
 from stepmill.spec.closing import CloseAtEnd, close_on_error
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, SpecMismatch, StepmillError, UsageError, raising_as
 from stepmill.spec.options import Context, PoolOptions
@@ -167,6 +168,11 @@ class FastParallelEnvironment(CloseAtEnd, HasSpecs):
         except (StepmillError, LookupError, TypeError, ValueError) as error:
             raise self._explained(error, action) from error
         return self._to_tensor(time_step) if self._must_convert else time_step
+
+    def _as_returned(self, batch: Batch) -> Any:
+        """Return what `stepmill.restore` returns: the newest TimeStep."""
+        self._current_time_step = time_step = self._to_tensor(batch.obs) if self._must_convert else batch.obs
+        return time_step
 
     def current_time_step(self) -> Any:
         """Return the newest TimeStep; reset the envs if there is none."""

@@ -27,6 +27,7 @@ from stepmill.frontends.gymnasium.errors import (
 )
 from stepmill.frontends.gymnasium.spaces import SpacePair, batch_observations, check_spaces, read_spaces
 from stepmill.pool.port import Seed, begin_start, checked_fns, select_rows
+from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import ArgumentTypeError, EnvTimeout, RecvTimeout, SpecMismatch, UsageError
@@ -207,11 +208,12 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
             infos = {**infos, "kept": kept, "_kept": kept.copy()}
         return obs, reward, terminated, truncated, infos
 
-    def _as_returned(self, result: StepResult) -> StepResult:
+    def _as_returned(self, batch: Batch) -> StepResult:
         """Return what `stepmill.restore` returns: the results of the last step before the envs were saved."""
         is_stepping = any(state in _PENDING for state in self._pool.states)
         self._waiting = _Waiting.STEP if is_stepping else _NOTHING
-        return result
+        obs, reward, terminated, truncated, info = batch
+        return obs, reward, terminated, truncated, info
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
         """Return the results of `step_async`, or of a `step` that Ctrl-C interrupted; see `step`.

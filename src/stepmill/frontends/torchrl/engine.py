@@ -20,9 +20,10 @@ from stepmill.frontends.torchrl.makers import EnvMakers, Kwargs
 from stepmill.frontends.torchrl.states import States
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import PoolPort, Seed, choose_backend, spread_seed
+from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError, raising_as
-from stepmill.spec.options import AutoresetMode, BackendName, PoolOptions, merge_options
+from stepmill.spec.options import AutoresetMode, BackendName, EnvState, PoolOptions, merge_options
 from stepmill.spec.tree import map_nest
 
 Mask = NDArray[np.bool_]
@@ -233,6 +234,12 @@ class Engine:
         """Begin resets; the caller receives the results from the pool."""
         pool = self._open_for(len(ids))
         pool.reset_async(seed=self._take_seeds(ids.tolist(), None), env_ids=ids)
+
+    def mark_restored(self, batch: Batch) -> None:
+        """Go on with restored envs, whose newest results these are."""
+        self._fresh = np.array([state is EnvState.NEEDS_RESET for state in self.pool.states])
+        self.terminated, self.truncated = batch.terminated, batch.truncated
+        self.store_infos(batch.info)
 
     def mark_reset(self, mask: Any) -> None:
         """Clear the flags of envs, given by a mask or by ids, that have been reset."""

@@ -23,6 +23,7 @@ from stepmill.frontends.torchrl.specs import ActionReader, action_spec, observat
 from stepmill.frontends.torchrl.views import EnvView, PoolEnv
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import Seed, checked_fns
+from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import ArgumentTypeError, UsageError
 from stepmill.spec.notices import warn
@@ -189,6 +190,11 @@ class StepmillEnv(PoolEnv):
             obs = self._engine.reset_each(mask, list_of_kwargs)
         self.is_closed = False
         return self._to_tensordict({**self._observation_tensors(obs), **self._flag_tensors()})
+
+    def _as_returned(self, batch: Batch) -> TensorDictBase:
+        """Return what `stepmill.restore` returns: the newest observations and flags, as `reset` does."""
+        self._engine.mark_restored(batch)
+        return self._to_tensordict({**self._observation_tensors(batch.obs), **self._flag_tensors()})
 
     def step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Step the envs, and return the tensordict with "next" in it, like `EnvBase.step` without checks that cannot fail here.
