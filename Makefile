@@ -126,6 +126,7 @@ soak: build  ## 10 million steps without growth, 30 minutes of chaos, 106,000 ra
 	$(PY) -m tests.fuzz --programs 100000
 	$(PY) -m tests.fuzz.doors --programs 2000
 	$(PY) -m tests.aio.soak
+	$(PY) -W ignore::RuntimeWarning -m tests.kills --minutes 60
 	$(PY) -m pytest -m soak --timeout 3600 || test $$? -eq 5
 
 test-torch: build  ## the tests marked torch, in a separate environment

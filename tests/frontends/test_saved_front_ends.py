@@ -68,6 +68,7 @@ def play_alf(env: Any, newest: Any, first: int, last: int) -> list[Any]:
 
 
 def make_torchrl(name: str) -> Any:
+    pytest.importorskip("torchrl")
     torchrl = pytest.importorskip("stepmill.frontends.torchrl")
     return getattr(torchrl, name)([make] * 3, backend="process", num_workers=2, **LOGGED)
 
