@@ -1,8 +1,10 @@
 """Sphinx's settings. `make docs` builds from build/site/source, where scripts/docs_pages.py puts this folder and the generated pages."""
 
+import html
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Collection
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
+
+from docutils import nodes  # noqa: E402
 
 import stepmill  # noqa: E402
 from stepmill.spec.records import Record  # noqa: E402
@@ -28,7 +32,7 @@ html_search_scorer = str(HERE / "search_scorer.js")
 html_copy_source = False
 html_show_sphinx = False
 templates_path: list[str] = []
-exclude_patterns = ["decisions/template.md", "options.md", "requirements.txt"]
+exclude_patterns = ["decisions/template.md", "options.md", "api_examples.md", "requirements.txt"]
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.intersphinx", "sphinx_copybutton"]
 myst_enable_extensions = ["colon_fence", "deflist", "attrs_inline"]
@@ -90,7 +94,9 @@ def _as_rst(lines: list[str]) -> list[str]:
     for line in lines:
         text = re.sub(r"(?<![`\w*\\])\*\*(?=[a-z_])", r"\\*\\*", line)  # `**keywords` is not bold
         text = re.sub(r"(`\w+`)s\b", r"\1\\ s", text)
-        text = re.sub(r"^ +\w+(, \w+)+(?=: )", lambda names: names[0].replace(", ", ","), text)  # several names, one text
+        text = re.sub(
+            r"^ +\w+(, \w+)+(?=: )", lambda names: names[0].replace(", ", ","), text
+        )  # several names, one text
         is_code = text.startswith("    ") and not changed[-1] and not last.startswith(" ") and not last.endswith(":")
         changed += ["::", "", text] if is_code else [text]
         last = text or last
@@ -128,7 +134,24 @@ def _restore_text(_app: object, _what: str, name: str, _obj: object, _options: o
         lines[:] = _texts.pop(name)
 
 
+def _without_misplaced(
+    _app: object, _what: str, _name: str, _obj: object, _options: object, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None] | None:
+    """Leave out the arguments that catch positions which a class does not take."""
+    return signature and (re.sub(r"\*misplaced: [^,)]+", "*", signature), returns)
+
+
+def _describe(_app: object, _page: str, _template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Give a page a description for search engines: the beginning of its first paragraph."""
+    first = next(iter(doctree.findall(nodes.paragraph)), None) if doctree else None
+    if first is not None:
+        text = html.escape(textwrap.shorten(first.astext(), 160, placeholder=" …"))
+        context["metatags"] = f'{context.get("metatags", "")}\n<meta name="description" content="{text}" />'
+
+
 def setup(app: Any) -> None:
-    """Connect the two functions before and after napoleon."""
+    """Connect the functions that change docstrings and signatures."""
+    app.connect("html-page-context", _describe)
+    app.connect("autodoc-process-signature", _without_misplaced)
     app.connect("autodoc-process-docstring", _keep_text, priority=400)
     app.connect("autodoc-process-docstring", _restore_text, priority=600)

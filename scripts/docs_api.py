@@ -91,6 +91,12 @@ _ALIASES = {
 }
 _ALIAS_MODULES = {"stepmill.frontends.gymnasium"}
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
+_IMPORT = re.compile(r"^(?:import|from) .*\b(\w+)$", re.MULTILINE)
+# Methods that users call and a class of another library defines, with text of our own.
+_INHERITED = {
+    "stepmill.VectorEnv": ("close(timeout=None, terminate=False)", "Close the envs and end the workers; see `close_extras`. A second call does nothing.")
+}  # fmt: skip
+_EXAMPLE = re.compile(r"^## ([^\n]+)\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)  # names, program
 _OPTION_TABLES = {"options": "", "scaling": "ray."}  # the pages that have them, and what their names begin with
 _OPTION_ROW = re.compile(r"^\| `([\w.]+)` \|[^|]*\| (.*) \| (.*) \|$", re.MULTILINE)  # name, default, values, meaning
 _MARKDOWN_LINK = re.compile(r"\[([^]]+)\]\((?:([\w/-]+)\.md)?(#[^)]*)?\)")
@@ -103,18 +109,58 @@ def api_pages() -> dict[str, str]:
         SystemExit: a public name is on no page, or an option is in no table.
     """
     names = {name.path: name for name in all_names()}
+    examples = _examples(names)
     shown = {path for page in PAGES for path in _paths(page, names)} | _ALIASES
     missing = [path for path, name in names.items() if path not in shown and name.module not in _ALIAS_MODULES]
     if missing:
         raise SystemExit(f"on no page of the API reference: {', '.join(missing)}; add them to scripts/docs_api.py")
-    pages = {f"{page.file}.rst": _page(page, names) for page in PAGES}
-    files = "\n".join(f"   {name}" for name in [*(page.file for page in PAGES), "types"])
+    pages = {f"{page.file}.rst": _page(page, names, examples) for page in PAGES}
     pages["types.rst"] = "\n".join(
         [_title("Other types"), "What some of the public names return or take.", ""]
         + [line for path in TYPES for line in (f".. autoclass:: {path}", "   :members:", "")]
     )
-    index = f"{_title('API reference')}\nEvery public name. Other names may change without notice.\n\n.. toctree::\n   :maxdepth: 2\n\n{files}\n"
-    return {**pages, "index.rst": index}
+    return {**pages, "index.rst": _index(names)}
+
+
+def _index(names: dict[str, PublicName]) -> str:
+    """Return the index: a line for each class and function, below the title of its page."""
+    lines = [_title("API reference"), "Every public name. Other names may change without notice.", ""]
+    lines += [".. toctree::", "   :hidden:", "", *(f"   {page.file}" for page in PAGES), "   types", ""]
+    for page in PAGES:
+        lines += [f".. rubric:: :doc:`{page.title} <{page.file}>`", ""]
+        for path in _paths(page, names):
+            found = names[path].definition
+            is_shown = path not in _ALIASES or names[path].module == "stepmill"
+            if is_shown and isinstance(found, (griffe.Class, griffe.Function)):
+                text = (found.docstring.value if found.docstring else "").partition("\n\n")[0].replace("*", "\\*")
+                lines += [f"* :py:obj:`{path.removeprefix('stepmill.')} <{path}>`: {' '.join(text.split())}"]
+        lines += [""]
+    lines += [".. rubric:: :doc:`Other types <types>`", "", "What some of the public names return or take."]
+    return "\n".join(lines) + "\n"
+
+
+def _examples(names: dict[str, PublicName]) -> dict[str, str]:
+    """Return the program of docs/api_examples.md for each name, with all imports that it needs.
+
+    Raises:
+        SystemExit: a class of `stepmill` itself has none, or a name is unknown.
+    """
+    text = (_DOCS / "api_examples.md").read_text(encoding="utf-8")
+    lines = {match[1]: match[0] for match in _IMPORT.finditer(text)}
+    found = {}
+    for listed, code in _EXAMPLE.findall(text):
+        body = _IMPORT.sub("", code).strip()
+        used = [line for name, line in lines.items() if re.search(rf"\b{name}\b", body)]
+        whole = "\n".join([*sorted(used, key=lambda line: (line.startswith("from"), line)), "", body])
+        found.update({f"stepmill.{name}": whole for name in listed.split(", ")})
+    classes = {
+        path for path, name in names.items() if name.module == "stepmill" and isinstance(name.definition, griffe.Class)
+    }
+    if wrong := sorted((classes - found.keys()) | (found.keys() - names.keys())):
+        raise SystemExit(
+            f"docs/api_examples.md needs an example of each class of stepmill, and no other: {', '.join(wrong)}"
+        )
+    return found
 
 
 def _title(text: str) -> str:
@@ -126,23 +172,28 @@ def _paths(page: Page, names: dict[str, PublicName]) -> list[str]:
     return [*own, *(path for path, name in names.items() if name.module in page.modules)]
 
 
-def _page(page: Page, names: dict[str, PublicName]) -> str:
+def _page(page: Page, names: dict[str, PublicName], examples: dict[str, str]) -> str:
     parts = [_title(page.title), page.intro, ""]
     for path in _paths(page, names):
         if path not in _ALIASES or names[path].module == "stepmill":
-            parts += _directive(names[path])
+            parts += _directive(names[path], examples.get(path, ""))
     return "\n".join(parts) + "\n"
 
 
-def _directive(name: PublicName) -> list[str]:
+def _directive(name: PublicName, example: str) -> list[str]:
     found = name.definition
+    code = [f"      {line}" for line in example.splitlines()]
+    shown = ["   .. rubric:: Example", "", "   .. code-block:: python", "", *code, ""] if code else []
     if isinstance(found, griffe.Class):
         if options := _options(found.name):
-            return [f".. autoclass:: {name.path}(**options)", "   :members:", "", *options]
+            return [f".. autoclass:: {name.path}(**options)", "   :members:", "", *shown, *options]
         bases = ["   :show-inheritance:"] * bool(found.bases)
-        return [f".. autoclass:: {name.path}", "   :members:", *bases, ""]
+        if name.path in _INHERITED:
+            signature, text = _INHERITED[name.path]
+            shown += [f"   .. py:method:: {signature}", "", f"      {text}", ""]
+        return [f".. autoclass:: {name.path}", "   :members:", *bases, "", *shown]
     if isinstance(found, griffe.Function):
-        return [f".. autofunction:: {name.path}", ""]
+        return [f".. autofunction:: {name.path}", "", *shown]
     if not isinstance(found, griffe.Attribute):
         return []
     return [f".. py:data:: {name.path}", "", f"   ``{found.value}``", ""]

@@ -71,6 +71,16 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         **keywords: fields of PoolOptions by name, in place of `options` or in addition: backend, num_workers,
             autoreset_mode (stepmill's or Gymnasium's), copy, on_fault and so on; and arguments of `AsyncVectorEnv`.
 
+    Attributes:
+        num_envs: the number of envs, which is that of the rows.
+        observation_space: the space of all observations together, with a leading dimension of num_envs.
+        action_space: the space of all actions together.
+        single_observation_space: the space of one env's observations.
+        single_action_space: the space of one env's actions.
+        metadata: the metadata of the first env, and "autoreset_mode".
+        render_mode: the render mode of the envs, or None.
+        closed: whether `close` was called.
+
     Raises:
         EnvError: a constructor raised an exception.
         SpaceMismatchError: the envs' spaces cannot be batched.
