@@ -171,20 +171,28 @@ def write_gallery() -> None:
         if printed.exists():
             shown = printed.read_text(encoding="utf-8").rstrip()
             page += ["## What it prints", "", "```text", shown, "```", ""]
-        curve = outputs / f"{program.stem}.svg"
-        if curve.exists():
-            page += ["## Learning curve", "", f"![Learning curve of {program.name}](output/{curve.name})", ""]
+        picture = next((path for path in _pictures_of(program) if path.exists()), None)
+        if picture is not None:
+            shown = os.path.relpath(picture, ROOT / "examples")
+            page += ["## Result", "", f"![Result of {program.name}]({shown})", ""]
+            shutil.copy(picture, folder / picture.name)
+        thumbnail = f"![]({picture.name}){{width=160px}}" if picture else ""
         page += ["## The program", "", "```python", source.rstrip(), "```", ""]
         body = inline_drawings("\n".join(page), ROOT / "examples")
         (folder / f"{program.stem}.md").write_text(body, encoding="utf-8")
-        rows.append(f"| [{program.name}]({program.stem}.md) | {title} |")
+        rows.append(f"| {thumbnail} | [{program.name}]({program.stem}.md) | {title} |")
     names = [f"{path.stem}" for path in sorted((ROOT / "examples").glob("*.py"))]
     notebooks = [path.stem for path in sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))]
-    links = [f"| [{name}.ipynb]({name}.ipynb) | notebook, run when this site is built |" for name in notebooks]
+    links = [f"| | [{name}.ipynb]({name}.ipynb) | notebook, run when this site is built |" for name in notebooks]
     index = (ROOT / "docs" / "gallery.txt").read_text(encoding="utf-8")
-    table = "\n".join(["| program | |", "|---|---|", *links, *rows])
+    table = "\n".join(["| | program | |", "|---|---|---|", *links, *rows])
     toctree = "\n".join(["```{toctree}", ":hidden:", *notebooks, *names, "```"])
     (folder / "index.md").write_text(f"{index}\n{table}\n\n{toctree}\n", encoding="utf-8")
+
+
+def _pictures_of(program: Path) -> list[Path]:
+    """Return where a picture of an example may be: a learning curve, or a picture of another page."""
+    return [ROOT / "examples" / "output" / f"{program.stem}.svg", ROOT / "docs" / "pictures" / f"{program.stem}.svg"]
 
 
 def _docstring_as_markdown(text: str) -> str:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-WIDTHS = (400, 1280, 1440)
+WIDTHS = (400, 900, 1440)
 THEMES = ("light", "dark")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 MAX_HEIGHT = 16_000  # Chromium repeats a picture's beginning below that
