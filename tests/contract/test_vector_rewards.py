@@ -114,16 +114,18 @@ def test_a_reward_of_one_number_in_an_array_is_a_number():
 
 
 class Undeclared(TwoGoals):
-    def __init__(self):
+    def __init__(self, reward):
         super().__init__()
         del self.reward_space
+        self.reward = reward
 
     def step(self, action):
-        return np.zeros(1, np.float32), np.array([1.0, 2.0]), False, False, {}
+        return np.zeros(1, np.float32), self.reward, False, False, {}
 
 
-def test_a_vector_without_a_reward_space_is_refused_with_the_remedy():
-    with make_vector_env("serial", [Undeclared]) as envs:
+@pytest.mark.parametrize("reward", [np.array([1.0, 2.0]), [1.0, 2.0], (1.0, 2.0)], ids=["array", "list", "tuple"])
+def test_a_vector_without_a_reward_space_is_refused_with_the_remedy(reward):
+    with make_vector_env("serial", [functools.partial(Undeclared, reward)]) as envs:
         envs.reset(seed=0)
         with pytest.raises(stepmill.BadOutput, match=r"the reward must be a number.*has a Box as its reward_space"):
             envs.step([1])

@@ -95,6 +95,27 @@ def test_steps_and_resets_are_those_of_the_librarys_own_vector_env(envs_of, is_d
     both[1].close()
 
 
+class Team(Counter):
+    """Rewards each of its two agents, in a list."""
+
+    def step(self, action):
+        return self._obs(), [int(action), self.offset], False, False, {}
+
+
+class DeclaredTeam(Team):
+    reward_space = gymnasium.spaces.Box(0, 50, (2,), np.float64)
+
+
+def test_rewards_may_be_lists_if_the_env_declares_their_space(envs_of):
+    both = [envs_of([DeclaredTeam] * 3), DummyVectorEnv([Team] * 3)]
+    for each in both:
+        each.reset(seed=4)
+    rewards = [each.step(np.array([0, 1, 0]))[1] for each in both]
+    assert rewards[0].shape == (3, 2)
+    np.testing.assert_array_equal(*rewards)
+    both[1].close()
+
+
 def test_each_env_of_a_kernel_has_its_infos_as_in_python():
     pytest.importorskip("numba")
 

@@ -43,7 +43,8 @@ bool read_reward(PyObject* value, double& reward) {
     if (read_number(value, reward)) return true;
     if (!is_refusal()) return false;
     PyErr_Clear();
-    const char* hint = PyArray_Check(value) ? " (an env whose rewards are vectors has a Box as its reward_space)" : "";
+    const bool has_parts = PyArray_Check(value) || PyList_Check(value) || PyTuple_Check(value);
+    const char* hint = has_parts ? " (an env whose rewards are vectors has a Box as its reward_space)" : "";
     PyErr_Format(PyExc_TypeError, "the reward must be a number, got %R%s", reinterpret_cast<PyObject*>(Py_TYPE(value)), hint);
     return false;
 }
