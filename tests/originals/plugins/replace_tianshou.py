@@ -1,4 +1,4 @@
-"""A pytest plugin: replaces Tianshou's two vector envs of processes with stepmill's, before its tests import them."""
+"""A pytest plugin: replaces Tianshou's vector envs of processes and of this process with stepmill's, before its tests import them."""
 
 from __future__ import annotations
 
@@ -17,5 +17,13 @@ class ForkedVectorEnv(StepmillVectorEnv):
         super().__init__(*args, **{"context": "fork", "envs_per_worker": 1, **keywords})
 
 
+class SerialVectorEnv(StepmillVectorEnv):
+    """Runs its envs in this process."""
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **{"backend": "serial", **keywords})
+
+
 for _home in (env, venvs):
+    _home.DummyVectorEnv = SerialVectorEnv
     _home.SubprocVectorEnv = _home.ShmemVectorEnv = ForkedVectorEnv
