@@ -322,6 +322,15 @@ def test_loaded_state(make: Maker) -> None:
     assert ("7." in str(env.state_dict())) is make.is_ours
 
 
+@row("The entry of an env in `state_dict()`")
+def test_the_form_of_a_state(make: Maker) -> None:
+    env = make.here(scaled)
+    env.reset()
+    entry = env.state_dict()["worker0"]
+    assert sorted(entry["TransformedEnv"] if make.is_ours else entry) == ["loc", "scale", "standard_normal"]
+    assert [*entry] == ["TransformedEnv"] or not make.is_ours
+
+
 @row("`load_state_dict()`")
 def test_what_loading_a_state_returns(make: Maker) -> None:
     for env, is_none in ((make.parallel(cartpole), True), (make.threaded(2, "CartPole-v1"), make.is_ours)):
