@@ -349,3 +349,23 @@ def test_a_stopped_worker_is_killed_too(pool_in: Callable[..., stepmill.Pool]) -
     with pytest.warns(RuntimeWarning, match="it was killed"):
         pool.close()
     assert not leaks.is_running(pid)
+
+
+class ClosingEnv(CountingEnv):
+    """Action 7 closes all descriptors of its process, as native code that makes a daemon does."""
+
+    def step(self, action: Any) -> Any:
+        if action == 7:
+            os.closerange(3, 4096)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_a_worker_whose_env_closed_all_descriptors_is_replaced_at_the_next_call(pool_in, context):
+    pool = pool_in([ClosingEnv], context, on_fault="truncate", workers=stepmill.Workers(call_timeout_s=HANG_GUARD_S))
+    pool.reset(seed=0)
+    assert pool.step([7]).reward.tolist() == [7.0]
+    with pytest.raises(stepmill.WorkerDied):
+        pool.get_attr("count")
+    assert pool.step([1]).truncated.tolist() == [True]
+    assert pool.step([1]).truncated.tolist() == [False]

@@ -241,9 +241,11 @@ class ProcessBackend:
                 link.handle_messages()
                 link.fail_futures(lambda: self.died(future.worker, "the call has no result"))
                 future.fail(self.died(future.worker, "the call has no result"))
-            elif deadline is not None and time.monotonic() >= deadline:
-                return
             else:
+                if link.has_hung_up:  # an env has closed the descriptors of its process, which can answer nothing more
+                    link.kill()
+                if deadline is not None and time.monotonic() >= deadline:
+                    return
                 wait_ready(link.fds, deadline)
 
     # ---- deaths ---------------------------------------------------------------------------------------------------
