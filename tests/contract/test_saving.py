@@ -279,6 +279,39 @@ def test_pickled_values_are_loaded_only_if_they_are_trusted(tmp_path: Path) -> N
         assert flag.exists()
 
 
+def test_pickled_options_of_a_reset_are_loaded_only_if_they_are_trusted(tmp_path: Path) -> None:
+    path, flag = tmp_path / "envs", tmp_path / "ran"
+    with stepmill.Pool([Wanderer], **SERIAL) as pool:
+        pool.reset(seed=3, options={"start": 1, "other": _Unpickled(str(flag))})
+        play(pool, 0, 2)
+        stepmill.save(pool, path)
+        expected = play(pool, 2, 9)
+    flag.unlink()
+    _, payload = unpack("file of saved envs", path.read_bytes())
+    forged = tmp_path / "forged"
+    forged.write_bytes(pack("file of saved envs", {"pickled": []}, payload))
+    with stepmill.Pool([Wanderer], **SERIAL) as pool:
+        with pytest.raises(stepmill.UsageError, match=r"pickled values of the types \['_Unpickled'\].*trust=True"):
+            stepmill.restore(pool, path)
+        with pytest.raises(stepmill.UsageError, match="a pickled value is not named in the header"):
+            stepmill.restore(pool, forged)
+        assert not flag.exists()
+        stepmill.restore(pool, path, trust=True)
+        assert flag.exists()
+        assert play(pool, 2, 9) == expected
+
+
+class _Unpickled:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        self.__dict__ = state
+        Path(self.path).touch()
+
+
 class _Touch:
     def __init__(self, path: str) -> None:
         self.path = path

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,12 @@ def write_saved(path: str, saved: SavedEnvs) -> None:
         pickled.append(type(value).__name__)
         return dump(value)
 
+    def name(data: bytes) -> object:
+        value = load(data)
+        pickled.append(type(value).__name__)
+        return value
+
+    _decode_parts(saved, name)
     values = {each.name: getattr(saved, each.name) for each in fields(saved) if each.name != "obs"}
     payload = _native.encode(_without_objects(values), pickle)
     data = pack(_KIND, {"pickled": sorted(set(pickled))}, payload)
@@ -76,11 +84,28 @@ def read_saved(path: str, *, trust: bool) -> SavedEnvs:
         )
     try:
         values: Any = _native.decode(payload, load if trust else _refuse)
-        return SavedEnvs(**_with_objects(values))
+        saved = SavedEnvs(**_with_objects(values))
+        if not trust:
+            _decode_parts(saved, _refuse)
+        return saved
     except UsageError:
         raise
     except Exception as exc:
         raise UsageError(f"{path} is not a {_KIND}, or cannot be loaded here: {exc!r}; give another file") from exc
+
+
+def _decode_parts(saved: SavedEnvs, unpickle: Callable[[bytes], object]) -> None:
+    """Decode the parts that stay encoded until the pool or a worker reads them: reset options, opaque actions and unclaimed infos."""
+    for each in saved.envs:
+        position = each["position"]
+        ends = np.frombuffer(position["blob_ends"], np.uint64).tolist()
+        parts = [position["blobs"][begin:end] for begin, end in pairwise([0, *ends])]
+        for part in [*parts, *(position[name] for name in ("newest_blob", "reset_blob", "begin_blob"))]:
+            if part:
+                _native.decode(part, unpickle)
+        infos = None if position["unclaimed"] is None else position["unclaimed"][0]
+        if infos is not None and isinstance(infos[0], bytes):
+            _native.decode_all(infos[0], unpickle, infos[2])
 
 
 def _without_objects(value: Any) -> Any:
