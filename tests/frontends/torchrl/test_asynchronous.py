@@ -53,6 +53,12 @@ def test_torchrls_own_checker_passes(where):
     env.close()
 
 
+def test_the_number_of_envs_has_the_name_of_torchrl():
+    env = make(3, 5, "serial")
+    assert env.num_envs == env.num_workers == 3
+    env.close()
+
+
 @pytest.mark.covers("T-12")
 @pytest.mark.parametrize("where", BACKENDS)
 def test_results_carry_what_was_sent_and_which_env_they_are_of(where):

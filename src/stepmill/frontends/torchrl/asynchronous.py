@@ -54,6 +54,11 @@ class AsyncStepmillEnv(StepmillEnv):
             raise UsageError(f"min_get={min_get} must be 1 to the number of envs, {self.num_workers}")
         self.min_get = min_get
 
+    @property
+    def num_envs(self) -> int:
+        """The number of envs, by AsyncEnvPool's name for it."""
+        return self.num_workers
+
     def _set_up(self, engine: Engine, **kwargs: Any) -> None:
         self._tasks: dict[int, _TaskKind] = {}  # the tasks of busy envs, until their results are received
         self._roots: dict[int, tuple[TensorDictBase, int]] = {}  # by env, the tensordict of its step, and its row in it
