@@ -61,6 +61,17 @@ class Clock:
         print(json.dumps({**{k: v for k, v in vars(self).items() if k[0] != "_"}, "learned": digest}))
 
 
+def class_of(name: str) -> tuple[Any, dict[str, Any]]:
+    """Return a vector env class for Stable-Baselines3, and its arguments."""
+    if name == "stepmill":
+        from stepmill.frontends.sb3 import SB3VecEnv
+
+        return SB3VecEnv, {}
+    from stable_baselines3.common import vec_env
+
+    return getattr(vec_env, name), {"start_method": "fork"} if name == "SubprocVecEnv" else {}
+
+
 def sb3(
     env_id: str | Callable[[], Any],
     num_envs: int,
@@ -73,19 +84,9 @@ def sb3(
     import stable_baselines3
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_atari_env, make_vec_env
-    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
+    from stable_baselines3.common.vec_env import VecFrameStack
 
-    kwargs: dict[str, Any] = {}
-    if name == "SubprocVecEnv":
-        cls: Any = SubprocVecEnv
-        kwargs = {"start_method": "fork"}
-    elif name == "DummyVecEnv":
-        cls = DummyVecEnv
-    else:
-        from stepmill.frontends.sb3 import SB3VecEnv
-
-        cls = SB3VecEnv
-
+    cls, kwargs = class_of(name)
     clock = Clock()
 
     class Callback(BaseCallback):  # type: ignore[misc]  # mypy does not see the library
