@@ -1,13 +1,16 @@
-"""The same policy in the same 16 tasks, counted in five ways, beside the mean of all episodes played one after the other.
+"""SB3's evaluation says 9 %, and every seed played once says 31 %: the same policy in the same 16 tasks, counted in several ways.
 
-    python examples/evaluate_counting.py
+    python examples/evaluate_counting.py [--bars FILE.csv]
 
-The env is a climb of eight steps. In task t each step slips with a chance of (t + 1) / 40, which ends the episode without success, so
-that failures are shorter than successes. It needs stable-baselines3.
+The 9 % are those of `evaluate_policy` with its default of 10 episodes, which leaves out the first six of 16 envs. The env is a climb of
+eight steps. In task t each step slips with a chance of (t + 1) / 40, which ends the episode without success, so that failures are shorter
+than successes. It needs stable-baselines3.
 """
 
 from __future__ import annotations
 
+import argparse
+import csv
 import warnings
 from functools import partial
 from typing import Any
@@ -109,6 +112,9 @@ def first_to_end(num_episodes: int) -> float:
 
 def main() -> None:
     """Print a line for each way of counting."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bars", help="write the ways of counting and their means, in percent, to this CSV file")
+    args = parser.parse_args()
     warnings.filterwarnings("ignore", ".*is not wrapped with a ``Monitor`` wrapper")
     returns = [play(task, seed) for task in range(NUM_TASKS) for seed in range(NUM_SEEDS)]
     exact = float(np.mean(returns))
@@ -130,6 +136,10 @@ def main() -> None:
     }
     for name, mean in rows.items():
         print(f"{name:50} {mean:.3f}")
+    if args.bars:
+        with open(args.bars, "w", encoding="utf-8", newline="") as file:
+            percent = [(name, f"{100 * mean:.1f}") for name, mean in rows.items()]
+            csv.writer(file, lineterminator="\n").writerows([("way of counting", "mean success, %"), *percent])
     print(f"n_eval_episodes=10 counts the tasks {sorted(counted)}")
     assert counted == {*range(6, 16)}
 

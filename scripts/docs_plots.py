@@ -79,7 +79,7 @@ def render_all() -> dict[Path, str]:
             PLOTS / "frontends.svg": plot_ratios(tables(text, "bench")[1], "times the class that it replaces"),
         }
         for path in sorted(CURVES.glob("*.csv")):
-            plots[path.with_suffix(".svg")] = plot_curve(path)
+            plots[path.with_suffix(".svg")] = plot_bars(path) if is_of_bars(path) else plot_curve(path)
     return plots
 
 
@@ -209,6 +209,27 @@ def plot_curve(path: Path) -> str:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e3:g}k" if value >= 1e3 else f"{value:g}")
     axes.grid(axis="y", color=FAINT, alpha=0.25)
     return _svg(figure, path.stem, f"Learning curve of {path.stem}")
+
+
+def is_of_bars(path: Path) -> bool:
+    """Return whether the first column has names, and not numbers of env-steps."""
+    return path.read_text(encoding="utf-8").startswith("way of")
+
+
+def plot_bars(path: Path) -> str:
+    """A bar for each row: a name and a percentage."""
+    with path.open(encoding="utf-8", newline="") as file:
+        head, *rows = list(csv.reader(file))
+    names, values = [row[0] for row in reversed(rows)], [float(row[1]) for row in reversed(rows)]
+    figure, axes = plt.subplots(figsize=(6.0, 0.5 + 0.42 * len(rows)))
+    colours = [SERIES[0] if "once" in name or name.startswith("stepmill") else FAINT for name in names]
+    axes.barh(range(len(rows)), values, color=colours, height=0.4)
+    for position, value in enumerate(values):
+        axes.annotate(f"{value:g} %", (value, position), (4, 0), textcoords="offset points", va="center", fontsize=9)
+    _name_bars(axes, names, 0.22)
+    axes.set_xlim(0, max(values) * 1.15)
+    axes.set_xlabel(head[1])
+    return _svg(figure, path.stem, f"{head[1].partition(',')[0].capitalize()} by {head[0]}")
 
 
 def _svg(figure: Any, name: str, title: str) -> str:

@@ -23,7 +23,7 @@ RUNS = {
     "ppo_atari.py": (("torch", "ale_py"), ("--steps", "256", "--envs", "2")),
     "pettingzoo_agents.py": (("pettingzoo",), ("--rounds", "10")),
     "evaluate.py": (("stable_baselines3",), ()),
-    "evaluate_counting.py": (("stable_baselines3",), ()),
+    "evaluate_counting.py": (("stable_baselines3",), ("--bars", "{file}")),
     "sb3_ppo.py": (("stable_baselines3",), ("--steps", "1024")),
     "ray_cartpole.py": (("ray",), ("--rounds", "20")),
     "action_chunks.py": ((), ()),
