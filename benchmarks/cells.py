@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from benchmarks.engines import ENGINES, PIPES, PUFFERS, EngineSpec
 
 NUM_CORES = 2
+IN_LINE = ("gym-sync", "sb3-dummy")  # envs in the program's own process
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def _pick(names: Iterable[str], num_envs: int) -> tuple[EngineSpec, ...]:
 
 def _overhead() -> list[Cell]:
     names = (
-        *("bare", "gym-sync", *PIPES, *PUFFERS),
+        *("bare", *IN_LINE, *PIPES, *PUFFERS),
         *("stepmill-serial", "stepmill-thread", "stepmill-1w", "stepmill-2w", "stepmill-async"),
         *("stepmill-deadlines", "stepmill-replay", "stepmill-8w"),
     )
@@ -58,7 +59,8 @@ def _overhead() -> list[Cell]:
 
 
 def _bandwidth() -> list[Cell]:
-    names = ("gym-async-copy", *PIPES[1:], *PUFFERS, "stepmill-1w", "stepmill-2w")
+    gymnasiums = ("gym-sync-copy", "gym-async-copy", "gym-async-2", "gym-async")
+    names = (*IN_LINE, *gymnasiums, *PIPES[1:], *PUFFERS, "stepmill-serial", "stepmill-1w", "stepmill-2w")
     shapes = (("image84", "84x84x4 u8"), ("image210", "210x160x3 u8"))
     return [Cell(2, f"{env}-{n}", f"{title} n={n}", env, n, _pick(names, n)) for env, title in shapes for n in (8, 32)]
 
@@ -102,7 +104,7 @@ def _computing_engines(num_envs: int, batch: int) -> tuple[EngineSpec, ...]:
     """Return engines for envs that compute, with two workers if the engine lets the user choose."""
     return (
         ENGINES["ceiling"],
-        *(ENGINES[name] for name in PIPES),
+        *(ENGINES[name] for name in (*IN_LINE, *PIPES)),
         ENGINES["puffer-2w-sync"],
         *_async_peers(batch, num_envs // batch),
         ENGINES["stepmill-2w"].with_options("**stepmill** 2 workers, sync"),
@@ -135,10 +137,10 @@ def _spared_engines(num_envs: int, num_spares: int) -> tuple[EngineSpec, ...]:
 
 
 def _real() -> list[Cell]:
-    python = ("ceiling", *PIPES, *PUFFERS[:2])
+    python = ("ceiling", *IN_LINE, "gym-sync-copy", "gym-async-2", *PIPES, *PUFFERS[:2])
     ours = ("stepmill-serial", "stepmill-2w", "stepmill-async")
     cpp = ("envpool-sync", "envpool-async")
-    cartpole = (*python, "gym-sync", "gym-numpy", *cpp, *ours)
+    cartpole = (*python, "gym-numpy", *cpp, *ours)
     return [
         Cell(4, "cartpole-8", "CartPole n=8", "cartpole", 8, _pick(cartpole, 8)),
         Cell(4, "cartpole-64", "CartPole n=64", "cartpole", 64, _pick(cartpole, 64)),

@@ -34,12 +34,23 @@ _ALL = (
     EngineSpec("bare", "bare loop, one core", "bare"),
     EngineSpec("ceiling", "**ceiling** (two pinned loops)", "ceiling"),
     EngineSpec("gym-sync", "Gymnasium Sync", "gym_sync", packages=("gymnasium",)),
+    EngineSpec(
+        "gym-sync-copy", "Gymnasium Sync, copy=True", "gym_sync", options={"copy": True}, packages=("gymnasium",)
+    ),
+    EngineSpec(
+        "gym-async-2",
+        "Gymnasium Async, max_concurrency=2",
+        "gym_async",
+        options={"max_concurrency": 2},
+        packages=("gymnasium",),
+    ),
     EngineSpec("gym-async", "Gymnasium Async, copy=False", "gym_async", packages=("gymnasium",)),
     EngineSpec(
         "gym-async-copy", "Gymnasium Async, copy=True", "gym_async", options={"copy": True}, packages=("gymnasium",)
     ),
     EngineSpec("gym-numpy", "Gymnasium make_vec, NumPy batch", "gym_numpy", packages=("gymnasium",)),
     EngineSpec("sb3", "SB3 SubprocVecEnv", "sb3", packages=("stable-baselines3",)),
+    EngineSpec("sb3-dummy", "SB3 DummyVecEnv", "sb3", options={"in_line": True}, packages=("stable-baselines3",)),
     EngineSpec("tianshou", "Tianshou ShmemVectorEnv", "tianshou_venv", packages=("tianshou",)),
     EngineSpec("torchrl", "TorchRL ParallelEnv", "torchrl_parallel", packages=("torchrl", "torch")),
     EngineSpec("diengine", "DI-engine subprocess", "diengine", DIENGINE, packages=("di-engine",)),

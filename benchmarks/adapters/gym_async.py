@@ -1,4 +1,4 @@
-"""Gymnasium's AsyncVectorEnv: options `copy`, `context`."""
+"""Gymnasium's AsyncVectorEnv: options `copy`, `context`, `max_concurrency`."""
 
 from __future__ import annotations
 
@@ -15,5 +15,8 @@ class Engine(SyncEngine):
     def make(self) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
         options = self.job.options
         return gymnasium.vector.AsyncVectorEnv(
-            self.job.env_fns, copy=options.get("copy", False), context=options.get("context")
+            self.job.env_fns,
+            copy=options.get("copy", False),
+            context=options.get("context"),
+            max_concurrency=options.get("max_concurrency"),
         )
