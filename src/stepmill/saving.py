@@ -86,6 +86,7 @@ def restore(
         UsageError: the file is damaged, has another version, or needs `trust`; or the positions do not fit these envs. No env is
             changed. If a replay gives another result, other envs have been restored.
         BusyEnvError: an env is stepping, or has a result to be received. No env is changed.
+        WorkerDied, EnvError, EnvTimeout: an env had a fault, and its worker could not be restarted.
     """
     saved = source if isinstance(source, SavedEnvs) else read_saved(os.fspath(source), trust=trust)
     pool, as_returned = _find_pool(envs)

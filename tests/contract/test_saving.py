@@ -21,6 +21,7 @@ from gymnasium import spaces
 import stepmill
 from stepmill.spec.container import pack, unpack
 from tests.harness.effort import examples
+from tests.harness.pools import kill_worker, make_pool
 from tests.harness.scripts import run_source
 
 LOGGED: dict[str, Any] = {"on_fault": "replay", "seeding": "per_episode"}
@@ -467,3 +468,22 @@ def test_a_program_that_is_killed_again_and_again_ends_with_the_same_numbers(tmp
     for last in (47, 99, 150):
         assert run_source(_PROGRAM, path, str(last)).returncode == -9
     assert run_source(_PROGRAM, path, "-1").stdout == whole.stdout != ""
+
+
+def test_envs_with_a_fault_are_restored_and_their_dead_worker_is_started_again() -> None:
+    options: dict[str, Any] = {"num_workers": 2, "restarts": {"max_restarts": 0}, **LOGGED}
+    with make_pool("fork", [Wanderer] * 4, **options) as pool:
+        pool.reset(seed=3)
+        for _ in range(5):
+            pool.step(np.arange(4))
+        saved = stepmill.save(pool, None)
+        expected = pool.step(np.arange(4))
+        kill_worker(pool, 1)
+        with pytest.raises(stepmill.WorkerDied):
+            pool.step(np.arange(4))
+        pool.recv(2)
+        assert [state.name for state in pool.states] == ["IDLE", "IDLE", "FAULTED", "FAULTED"]
+
+        stepmill.restore(pool, saved)
+
+        assert record(pool.step(np.arange(4))) == record(expected)

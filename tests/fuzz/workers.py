@@ -70,7 +70,13 @@ class Workers:
             text = f"saved.append(stepmill.save(pool, None, env_ids={to}))"
             saved = self.calls.request("save", text, lambda: stepmill.save(self.pool, None, env_ids=to))
             kept = [
-                (env.rows[0].place, env.rows[0].is_over, env.rows[0].object.seed, env.rows[0].object.count)
+                (
+                    env.rows[0].place,
+                    env.rows[0].is_over,
+                    env.rows[0].object.seed,
+                    env.rows[0].object.count,
+                    env.num_ended,
+                )
                 for env in envs
             ]
             self._saved.append((saved, kept))
@@ -83,14 +89,15 @@ class Workers:
         saved, kept = self._saved[place]
         envs = [self.model.envs[env_id] for env_id in saved.env_ids]
         text = f"stepmill.restore(pool, saved[{place}])"
-        if any(env.is_pending or env.status == FAULTED for env in envs):
+        if any(env.is_pending for env in envs):
             self.calls.make(text, lambda: stepmill.restore(self.pool, saved), None, BusyEnvError)
             return
-        if any(env.status != IDLE for env in envs):
+        if any(env.status not in (IDLE, FAULTED) for env in envs):
             return
         obs = self.calls.request("restore", text, lambda: stepmill.restore(self.pool, saved))
-        for row, env, (then, is_over, seed, count) in zip(obs.tolist(), envs, kept, strict=True):
+        for row, env, (then, is_over, seed, count, num_ended) in zip(obs.tolist(), envs, kept, strict=True):
             require(tuple(row) == then.obs, f"{row} was restored, not {then}")
+            env.status, env.num_ended = IDLE, num_ended
             env.rows[0].place, env.rows[0].is_over = then, is_over
             env.rows[0].object.seed, env.rows[0].object.count = seed, count
             env.is_unknown |= self.program.options["seeding"] != "continue"

@@ -27,7 +27,7 @@ from stepmill.pool.resets import ResetPlanner
 from stepmill.pool.start import PoolRuntime
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import BusyEnvError, UsageError
-from stepmill.spec.options import BackendName, PoolOptions
+from stepmill.spec.options import BackendName, EnvState, PoolOptions
 from stepmill.spec.tree import leaves, opaques
 from stepmill.worker.messages import RequestKind
 
@@ -36,6 +36,7 @@ StateFunctions: TypeAlias = "tuple[Callable[[Any], object], Callable[[Any, Any],
 
 NOT_RESTORED = "not_restored"
 _COPIED = ("memory", "state")
+_FAULTED = int(EnvState.FAULTED)
 _OPTIONS = ("autoreset_mode", "seeding", "num_episodes", "spare_envs")
 _NO_LOG = (
     "its episode is not logged from its reset on: make the envs with on_fault='replay' and seeding='per_episode', which need "
@@ -170,9 +171,11 @@ class Positions:
             UsageError: the positions do not fit these envs, and no env is changed; or, if `strict`, a replay gave another
                 result than before.
             BusyEnvError: an env is stepping, or has a result to be received. No env is changed.
+            WorkerDied, EnvError, EnvTimeout: a worker that had died could not be restarted.
         """
         ids = whole_ids(saved.env_ids if env_ids is None else env_ids)
         self._check_fits(saved, ids, state)
+        self._revive_faulted(ids)
         spares = saved.whole.get("spares") if len(ids) == self._num_envs else None
         rows = np.array(ids, np.int64)  # once, because converting the list takes as long as all else
         self._state.restore_positions(rows, [each["position"] for each in saved.envs], spares)
@@ -183,6 +186,14 @@ class Positions:
         if not (self._is_kernel and not any(each["settings"] for each in saved.envs)):
             self._restore_objects(saved, ids, state, strict=strict)
         return rows
+
+    def _revive_faulted(self, ids: Sequence[int]) -> None:
+        """Restart the dead workers of envs that have a fault, which a restored position replaces."""
+        states = self._state.states()
+        if _FAULTED in states and (faulted := [each for each in sorted({*ids}) if states[each] == _FAULTED]):
+            self._recovery.drop_faults(faulted)
+            self._revival.revive(faulted)
+            self._recovery.raise_errors()
 
     def _restore_objects(
         self, saved: SavedEnvs, ids: Sequence[int], state: StateFunctions | None, *, strict: bool

@@ -353,7 +353,9 @@ class Recovery:
         for fault in self.faults:
             left = tuple(env_id for env_id in fault.env_ids if env_id not in env_ids)
             if len(left) < len(fault.env_ids):
-                self.notices.append(f"{fault.error.message}; the fault is dropped by a reset or revive of the env")
+                self.notices.append(
+                    f"{fault.error.message}; the fault is dropped by a reset, revive or restore of the env"
+                )
             if left:
                 kept.append(replace(fault, env_ids=left))
         self.faults = kept
