@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.random.mtrand import get_bit_generator
 
 from stepmill.worker.signals import read_handler
 
@@ -156,7 +155,9 @@ def _namespaces(env: object) -> dict[str, Mapping[str, object]]:
 
 def _read_generators() -> dict[str, object]:
     found: dict[str, object] = {"random": random.getstate()}
-    numpys = get_bit_generator()
+    numpys: object = getattr(
+        getattr(np.random.get_state, "__self__", None), "_bit_generator", None
+    )  # NumPy 1.24 has a function for it
     if isinstance(numpys, np.random.MT19937):  # get_state takes 90 us
         found["numpy.random"] = ctypes.string_at(numpys.ctypes.state_address, _MT19937_BYTES)
     read_torch = getattr(sys.modules.get("torch"), "get_rng_state", None)
