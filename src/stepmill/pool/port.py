@@ -220,6 +220,8 @@ class PoolPort:
         try:
             self._state.send(actions, [env_id])
         except (UsageError, _native.DeadWorkers):
+            if env_id in self._recovery.raised:  # a call has raised its fault, and `receive` returns it, too
+                return False
             return len(self.pool.send(actions, [env_id])) > 0
         return True
 
