@@ -18,12 +18,10 @@ from stepmill.observe.run import Run, RunPlan
 from stepmill.observe.snapshot import Setup, Snapshot
 from stepmill.observe.video import Recorder
 from stepmill.spec.errors import EnvTimeout, UsageError
-from stepmill.spec.options import BackendName, Context, OnFault, PoolOptions, Seeding, Start
+from stepmill.spec.options import BackendName, Context, OnFault, PoolOptions, Seeding, Start, name_of_backend
 
 if TYPE_CHECKING:
     import gymnasium
-
-    from stepmill.pool.pool import Pool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +124,7 @@ def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) 
             env_id=choice.env_id,
             num_envs=plan.num_envs,
             num_workers=pool.num_workers,
-            backend=backend_of(pool),
+            backend=name_of_backend(pool.options.backend),
             batch_size=plan.batch_size,
             policy=request.policy,
             seed=plan.seed,
@@ -154,11 +152,6 @@ def after_frame(policy: Policy, record_frame: Callable[[], None]) -> Policy:
         return policy(obs, action_space)
 
     return act
-
-
-def backend_of(pool: Pool) -> str:
-    """Return the name of the backend that runs, even if the user chose "auto"."""
-    return pool.stats().backend
 
 
 @contextmanager

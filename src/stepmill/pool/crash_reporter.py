@@ -27,7 +27,7 @@ from stepmill.spec.capsule import MAX_ARRAY_BYTES, MAX_OPAQUE_BYTES, Capsule, wr
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied, add_clause
 from stepmill.spec.json_values import NotPlain, to_plain
-from stepmill.spec.options import BackendName, PoolOptions
+from stepmill.spec.options import PoolOptions, name_of_backend
 from stepmill.spec.tree import Node, leaves
 from stepmill.worker.messages import RequestKind, load
 
@@ -244,9 +244,8 @@ class CrashReporter:
 
     def _describe_pool(self) -> dict[str, object]:
         options = self._options
-        backend = options.backend.value if isinstance(options.backend, BackendName) else type(options.backend).__name__
         return {
-            "backend": backend,
+            "backend": name_of_backend(options.backend),
             "num_envs": sum(len(plan.env_ids) for plan in self._plans),
             "num_workers": len(self._plans),
             "context": options.context.value,

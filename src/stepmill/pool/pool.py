@@ -26,7 +26,7 @@ from stepmill.spec.batch import Batch
 from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
-from stepmill.spec.options import EnvState, OptionKeywords, PoolOptions, merge_options
+from stepmill.spec.options import EnvState, OptionKeywords, PoolOptions, merge_options, name_of_backend
 from stepmill.spec.received import Received
 from stepmill.spec.stats import PoolStats
 from stepmill.worker.calls import call_payload
@@ -372,7 +372,7 @@ class Pool(CloseAtEnd):
         self._finalizer.detach()
 
     def __repr__(self) -> str:
-        backend = getattr(self.options.backend, "value", self.options.backend)
+        backend = name_of_backend(self.options.backend)
         closed = ", closed" * self._resources.is_closed
         return f"Pool(num_envs={self.num_envs}, backend={backend!r}, num_workers={self.num_workers}{closed})"
 

@@ -34,7 +34,7 @@ from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.option_values import common_cores
-from stepmill.spec.options import BackendName, OnFault, PoolOptions, RetryIn, Seeding
+from stepmill.spec.options import BackendName, OnFault, PoolOptions, RetryIn, Seeding, name_of_backend
 from stepmill.spec.ray_options import hosts_kernels
 from stepmill.spec.records import changed
 from stepmill.worker.messages import ServerLocation, WorkerPlan, WorkerReport, WorkerSettings, dump, server_locations
@@ -219,8 +219,8 @@ def _start(
     owned = [env_ids for plan in plans for env_ids in plan.lanes.values()]
     layout = lay_out(specs[0], owned, lease_slots=options.tuning.slots, num_spares=options.resets.spare_envs)
     layout.plan["lanes"] = [list(plan.lanes) for plan in plans]
-    name = _name(options.backend)
-    resources.slab = slab = SharedSlab(layout, len(owned), backend=re.sub("[^a-z]", "", name.lower()))
+    name = re.sub("[^a-z]", "", name_of_backend(options.backend).lower())
+    resources.slab = slab = SharedSlab(layout, len(owned), backend=name)
     set_spinning(slab, options, len(owned))
     settings = _state_settings(specs, options, backend, len(owned))
     settings["pids"] = {lane: report.pid for plan, report in zip(plans, reports, strict=True) for lane in plan.lanes}
@@ -289,18 +289,14 @@ _BACKENDS: dict[BackendName, Callable[[WorkerSettings], Backend]] = {
 
 def _check_retries(choice: BackendName | Backend, options: PoolOptions) -> None:
     if options.resets.retries and options.resets.retry_in is RetryIn.NEW and choice in _WITHOUT_EFFECT:
-        text = f"resets.retry_in='new' needs processes, and the backend is {_name(choice)!r}"
+        text = f"resets.retry_in='new' needs processes, and the backend is {name_of_backend(choice)!r}"
         raise UsageError(f"{text}; use backend='process', or resets.retry_in='same'")
 
 
 def _check_recycling(backend: Backend, choice: BackendName | Backend, options: PoolOptions) -> None:
     if options.restarts.recycles and not traits_of(backend).can_restart_living:
         text = "restarts.recycle_after_episodes and restarts.recycle_above_mb restart worker processes, and the backend"
-        raise UsageError(f"{text} {_name(choice)!r} has none; use backend='process', or leave them out")
-
-
-def _name(choice: BackendName | Backend) -> str:
-    return choice.value if isinstance(choice, BackendName) else type(choice).__name__
+        raise UsageError(f"{text} {name_of_backend(choice)!r} has none; use backend='process', or leave them out")
 
 
 def _warn_unused(choice: BackendName | Backend, options: PoolOptions, names: Sequence[str] | None = None) -> None:

@@ -272,7 +272,7 @@ class PoolOptions(Record):
             )
         if self.num_workers == 0 and self.backend not in (BackendName.AUTO, BackendName.SERIAL):
             raise UsageError(
-                f"num_workers=0 leaves the {_name_of(self.backend)} backend without workers; "
+                f"num_workers=0 leaves the {name_of_backend(self.backend)} backend without workers; "
                 "use backend='serial', or at least 1 worker"
             )
         if self.workers.threads_per_worker > 1 and self.backend is BackendName.RAY:
@@ -416,7 +416,8 @@ def pop_options(keywords: dict[str, Any]) -> dict[str, Any]:
     return {name: keywords.pop(name) for name in OPTION_NAMES if name in keywords}
 
 
-def _name_of(backend: object) -> str:
+def name_of_backend(backend: object) -> str:
+    """Return the name of a backend, or of the class of a Backend object."""
     return str(backend.value) if isinstance(backend, BackendName) else type(backend).__name__
 
 

@@ -31,7 +31,7 @@ from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import ArgumentTypeError, EnvTimeout, RecvTimeout, SpecMismatch, UsageError
-from stepmill.spec.options import EnvState, PoolOptions, merge_options
+from stepmill.spec.options import EnvState, PoolOptions, merge_options, name_of_backend
 
 if TYPE_CHECKING:
     from typing_extensions import Never, Self, Unpack
@@ -398,7 +398,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
 
     def __repr__(self) -> str:
         name = super().__repr__()
-        return name if self.closed else f"{name[:-1]}, backend={self._pool.stats().backend!r})"
+        return name if self.closed else f"{name[:-1]}, backend={name_of_backend(self._pool.options.backend)!r})"
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs and end the workers within 2 s; the serial backend has no limit. The arguments have no effect."""
