@@ -90,8 +90,8 @@ class ThreadBackend:
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
         self._slab, self._ring = slab, ring
-        if self._settings.watches_sharing and sum(len(worker.plan.env_ids) for worker in self._workers) > 1:
-            self._workers[0].shares = Shares.PATHS_AND_VARIABLES
+        num_envs = sum(len(worker.plan.env_ids) for worker in self._workers)
+        self._workers[0].shares = Shares.of(num_envs, is_watched=self._settings.watches_sharing, has_threads=True)
         with defer_signals():
             self._attach(self._workers)
 

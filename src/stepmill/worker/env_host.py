@@ -64,6 +64,10 @@ class Mailbox(Protocol):
         """Send a reply without waiting until it is read."""
 
 
+def _import_adapters() -> AdapterPackage:
+    return cast("AdapterPackage", import_module("stepmill.envs"))
+
+
 @dataclass
 class BuiltEnvs:
     """The envs of one worker. Without faults, all of them are built. If there are faults, all of them have been closed."""
@@ -98,7 +102,7 @@ def build_envs(
     built = BuiltEnvs(plan.env_ids, plan.env_fns, faults=list(call_worker_init(plan, on_begin, should_raise)))
     if built.faults:
         return built
-    adapters = cast("AdapterPackage", import_module("stepmill.envs"))
+    adapters = _import_adapters()
     allowed_signals = allow_signals()
     for env_id, env_fn in zip(plan.env_ids, plan.env_fns, strict=True):
         made: list[object] = []
@@ -184,7 +188,7 @@ def make_loop(
 
 
 def _make_again(built: BuiltEnvs, server: int) -> object:
-    adapters = cast("AdapterPackage", import_module("stepmill.envs"))
+    adapters = _import_adapters()
     made = built.env_fns[server]()
     if adapters.describe(made, built.specs[server]) is not built.specs[server]:
         raise TypeError("the env was made again, and its spaces are not those that it had before")
@@ -196,7 +200,7 @@ def _watched_loop(
 ) -> _native.Loop:
     if shares is Shares.NOTHING:
         return _native.Loop(slab, worker, built.envs, native)
-    adapters = cast("AdapterPackage", import_module("stepmill.envs"))
+    adapters = _import_adapters()
     watch = StateWatch(built.env_ids, built.envs, [*map(adapters.innermost, built.envs)], shares)
     loop = _native.Loop(slab, worker, watch.envs, native)
     watch.refresh = loop.refresh

@@ -52,9 +52,8 @@ def env_error(record: ErrorRecord, env_id: int | None) -> EnvError:
     text = f": {record['message']}" if record["message"] else ""
     if record["phase"] == "reset" and record["type"] == "TypeError" and _OLD_RESET.search(record["message"]):
         text += "; Gymnasium's envs have reset(self, *, seed=None, options=None), which returns (observation, info)"
-    if record["type"] == "bdb.BdbQuit" or (
-        record["type"] == "SystemExit" and "in do_quit" in record["traceback"]
-    ):  # 3.14
+    is_pdbs = record["type"] == "SystemExit" and "in do_quit" in record["traceback"]  # since Python 3.14
+    if is_pdbs or record["type"] == "bdb.BdbQuit":
         text = ": a worker process has no terminal; use backend='serial' for breakpoint() and pdb"
     return EnvError(
         f"{subject} raised {record['type']} in {record['phase']}{text}",

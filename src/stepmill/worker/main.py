@@ -234,7 +234,8 @@ class _Worker:
             at = self._lanes.index(lane)
             try:
                 is_watched, has_threads = message.is_watched and at == 0, len(self._lanes) > 1
-                shares = Shares.of(len(lane.env_ids), is_watched=is_watched, has_threads=has_threads)
+                num_envs = sum(len(each.env_ids) for each in self._lanes)
+                shares = Shares.of(num_envs, is_watched=is_watched, has_threads=has_threads)
                 lane.loop = make_loop(slabs[at], lane.number, lane.built, settings, shares)
                 requests = [_load_payload(each) for each in message.settings_requests if each.lane == at]
                 faults = apply_requests(lane.loop, lane.env_ids, lane.built.envs, requests)

@@ -46,10 +46,10 @@ class Shares(enum.Enum):
 
     @classmethod
     def of(cls, num_envs: int, *, is_watched: bool, has_threads: bool = False) -> Shares:
-        """Return what to watch of the envs in one thread of a process."""
-        if not is_watched:
+        """Return what to watch in one thread of a process with this many envs. `has_threads`: other threads run some of them."""
+        if not is_watched or num_envs < 2:
             return cls.NOTHING
-        return cls.PATHS_AND_VARIABLES if has_threads else cls.ALL if num_envs > 1 else cls.NOTHING
+        return cls.PATHS_AND_VARIABLES if has_threads else cls.ALL
 
 
 class StateWatch:
@@ -155,9 +155,8 @@ def _namespaces(env: object) -> dict[str, Mapping[str, object]]:
 
 def _read_generators() -> dict[str, object]:
     found: dict[str, object] = {"random": random.getstate()}
-    numpys: object = getattr(
-        getattr(np.random.get_state, "__self__", None), "_bit_generator", None
-    )  # NumPy 1.24 has a function for it
+    # np.random.get_bit_generator() needs NumPy 1.24.
+    numpys: object = getattr(getattr(np.random.get_state, "__self__", None), "_bit_generator", None)
     if isinstance(numpys, np.random.MT19937):  # get_state takes 90 us
         found["numpy.random"] = ctypes.string_at(numpys.ctypes.state_address, _MT19937_BYTES)
     read_torch = getattr(sys.modules.get("torch"), "get_rng_state", None)
