@@ -257,13 +257,7 @@ class Pool(CloseAtEnd):
             EnvError, EnvTimeout, WorkerDied: a worker could not be restarted.
             WorkerDied: a worker had died unnoticed, and another env has lost its episode. Revive all envs that the error names.
         """
-        ids = self._requests.checked_ids(env_ids)
-        self._recovery.drop_faults(ids)
-        num_known = len(self._recovery.faults)
-        self._revival.revive(ids, wait=wait, restart_living=restart_living)
-        if len(self._recovery.faults) > num_known:
-            self._recovery.raise_errors(is_receiving=False)
-        self._recovery.warn()
+        self._revival.revive_only(self._requests.checked_ids(env_ids), wait=wait, restart_living=restart_living)
 
     # ---- methods and attributes of envs: a request to an env runs after the commands sent to it before ----------------
 

@@ -117,8 +117,9 @@ class Positions:
         """Return what must be the same elsewhere. A kernel's memory fits all options, unless its episode has ended."""
         if not self._is_kernel:
             return self._facts
-        has_ended = any(position["outcome"][-1] for position in positions)
-        return {name: value for name, value in self._facts.items() if name not in _OPTIONS[has_ended:]}
+        has_ended = any(position["outcome"][-1] for position in positions)  # its autoreset mode says how it goes on
+        free = set(_OPTIONS) - ({"autoreset_mode"} if has_ended else set())
+        return {name: value for name, value in self._facts.items() if name not in free}
 
     def _take_whole(self) -> dict[str, Any]:
         has_results, batch = self._state.newest_batch()
@@ -175,7 +176,9 @@ class Positions:
         """
         ids = whole_ids(saved.env_ids if env_ids is None else env_ids)
         self._check_fits(saved, ids, state)
-        self._revive_faulted(ids)
+        states = self._state.states()
+        if _FAULTED in states:  # a restored position replaces their faults, and their worker may be dead
+            self._revival.revive_only([each for each in sorted({*ids}) if states[each] == _FAULTED])
         spares = saved.whole.get("spares") if len(ids) == self._num_envs else None
         rows = np.array(ids, np.int64)  # once, because converting the list takes as long as all else
         self._state.restore_positions(rows, [each["position"] for each in saved.envs], spares)
@@ -183,17 +186,9 @@ class Positions:
         if self._resets.unseeded:
             self._resets.unseeded.difference_update(ids)
         self._resets.unseeded.update(saved.whole.get("unseeded", ()))
-        if not (self._is_kernel and not any(each["settings"] for each in saved.envs)):
+        if not self._is_kernel or any(each["settings"] for each in saved.envs):
             self._restore_objects(saved, ids, state, strict=strict)
         return rows
-
-    def _revive_faulted(self, ids: Sequence[int]) -> None:
-        """Restart the dead workers of envs that have a fault, which a restored position replaces."""
-        states = self._state.states()
-        if _FAULTED in states and (faulted := [each for each in sorted({*ids}) if states[each] == _FAULTED]):
-            self._recovery.drop_faults(faulted)
-            self._revival.revive(faulted)
-            self._recovery.raise_errors()
 
     def _restore_objects(
         self, saved: SavedEnvs, ids: Sequence[int], state: StateFunctions | None, *, strict: bool

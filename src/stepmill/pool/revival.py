@@ -113,6 +113,16 @@ class Revival:
         recovery = self.recovery
         recovery.raised = {env_id: fault for env_id, fault in recovery.raised.items() if env_id not in env_ids}
 
+    def revive_only(self, env_ids: Sequence[int], *, wait: bool = True, restart_living: bool = False) -> None:
+        """Drop the faults of these envs and revive them. Raise what this finds, and no earlier fault of another env."""
+        recovery = self.recovery
+        recovery.drop_faults(env_ids)
+        num_known = len(recovery.faults)
+        self.revive(env_ids, wait=wait, restart_living=restart_living)
+        if len(recovery.faults) > num_known:
+            recovery.raise_errors(is_receiving=False)
+        recovery.warn()
+
     def _report_losses(self, dead: Sequence[int], env_ids: Sequence[int]) -> list[int]:
         """Handle deaths that were not handled yet and in which other envs than these have lost their episodes.
 

@@ -300,7 +300,8 @@ class WorkerSupervisor:
         """Return whether a worker served for as long as it took to start, or completed an episode."""
         if record.state is WorkerState.RESTARTING:  # the restart has failed
             return False
-        return time.monotonic() - record.served_s >= record.start_s or self.state.num_ended(record.plan.worker) > 0
+        has_served = time.monotonic() - record.served_s >= record.start_s
+        return has_served or self.state.num_ended(record.plan.worker) > 0
 
     def leave_core_free(self) -> None:
         """Let restarts build envs on one core less, if there are several, because the learner runs meanwhile."""
