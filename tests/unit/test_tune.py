@@ -8,6 +8,7 @@ import math
 import random
 import threading
 
+import gymnasium
 import pytest
 
 from stepmill.observe.catalog import EnvChoice
@@ -248,6 +249,7 @@ def test_the_baseline_is_what_auto_runs():
     assert make_request("CartPole-v1", 8).baseline == SERIAL
     assert make_request("Acrobot-v1", 8).baseline.backend is BackendName.PROCESS
     assert make_request(CountingEnv, 1).baseline == SERIAL
+    assert make_request(lambda: gymnasium.make("CartPole-v1"), 8).baseline == SERIAL
 
 
 def test_the_printed_program_makes_the_env_as_it_was_measured():

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import cloudpickle
 
 from stepmill import _native
-from stepmill.envs.known_steps import longest_step_s
 from stepmill.observe.catalog import find_env
 from stepmill.observe.tune_choice import (
     SERIAL,
@@ -38,9 +37,9 @@ from stepmill.observe.tune_code import CodeSource, code_of_function, code_of_id,
 from stepmill.observe.tune_measure import Arena, EnvFn, Subject, profile_env
 from stepmill.observe.tune_result import Trial, TuneResult
 from stepmill.pool.arguments import checked_count
-from stepmill.pool.auto_backend import auto_backend
+from stepmill.pool.auto_backend import choose_backend
 from stepmill.spec.errors import StepmillError, UsageError
-from stepmill.spec.options import BackendName
+from stepmill.spec.options import BackendName, PoolOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -142,17 +141,17 @@ def make_request(
             f"budget_s={budget_s!r} and step_timeout_s={step_timeout_s!r} must be more than 0, "
             f"and learner_s={learner_s!r} 0 or more"
         )
-    kernel, known_s = None, None
+    kernel = None
     if isinstance(env, str):
         choice = find_env(env, **of_id)  # type: ignore[arg-type]  # passed on
         name, source = choice.env_id, code_of_id(env, choice)
         make: EnvFn = choice.make
         if not choice.is_atari and not of_id.get("env_kwargs"):
-            kernel, known_s = find_kernel(choice.env_id), longest_step_s([make])
+            kernel = find_kernel(choice.env_id)
     else:
         name, make, source = getattr(env, "__name__", type(env).__name__), env, code_of_function(env)
     can_pickle = why_unpicklable(make) is None
-    backend = auto_backend(num_envs, step_s=known_s)
+    backend = cast("BackendName", choose_backend([make] * num_envs, PoolOptions()))
     num_workers = 1 if backend is BackendName.SERIAL else min(num_envs, _native.usable_cores())
     return TuneRequest(
         name=name,
