@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import cpu
 from benchmarks.machine import as_markdown, describe
 from benchmarks.paths import ROOT, interpreter_of
 from benchmarks.program_child import PROGRAMS
@@ -27,7 +28,6 @@ BUSY_SHARE = 0.03  # of the machine, by other processes
 QUIET_S = 2.0
 WAIT_S = 600.0  # for a quiet machine; after that, runs count, and the table says so
 MAX_REPEATS = 3
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,13 @@ class Run:
     others: float
 
 
-def busy_s() -> float:
-    """Return the seconds in which the cores were busy since the start of the machine."""
-    numbers = [int(each) for each in Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:]]
-    return (sum(numbers) - numbers[3] - numbers[4]) / TICKS_PER_S
-
-
 def wait_until_quiet() -> bool:
     """Wait until other processes use little of the machine. Return False if they do not in WAIT_S."""
-    deadline, allowed = time.monotonic() + WAIT_S, BUSY_SHARE * QUIET_S * (os.cpu_count() or 1)
+    deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        before = busy_s()
+        before = cpu.read(os.getpid())
         time.sleep(QUIET_S)
-        if busy_s() - before <= allowed:
+        if cpu.foreign_share(before, cpu.read(os.getpid())) <= BUSY_SHARE:
             return True
     return False
 
@@ -65,14 +59,13 @@ def wait_until_quiet() -> bool:
 def run_once(python: Path, program: str, engine: str, seed: int) -> Run:
     """Run a program to its end."""
     command = [str(python), "-W", "ignore", "-m", "benchmarks.program_child", program, engine, str(seed)]
-    busy_before, own_before, begun_s = busy_s(), sum(os.times()[2:4]), time.time()
+    before, begun_s = cpu.read(os.getpid()), time.time()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PROGRAM_BEGUN_S": repr(begun_s)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=900)
     whole_s = time.time() - begun_s
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    own_s = sum(os.times()[2:4]) - own_before  # of the program and of its workers, which have ended
-    others = max(0.0, busy_s() - busy_before - own_s) / whole_s / (os.cpu_count() or 1)
+    others = cpu.foreign_share(before, cpu.read(os.getpid()))
     parts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return Run(program, engine, seed, whole_s, **parts, others=others)
 
