@@ -99,7 +99,7 @@ class Simulation(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """The number of bytes that `save` returns."""
-        return 8 * self._state_size() + sum(int(getattr(self.data, name).nbytes) for name in _DERIVED)
+        return 8 * self._state_size(import_mujoco()) + sum(int(getattr(self.data, name).nbytes) for name in _DERIVED)
 
     def save(self) -> bytes:
         """Return everything that the next step depends on, including warm starts of solvers.
@@ -113,7 +113,7 @@ class Simulation(NamedTuple):
                 "models that enable sleep or ipc have no snapshots, because MuJoCo's states leave out some of their "
                 "memory; disable these options in the XML"
             )
-        state = np.empty(self._state_size())
+        state = np.empty(self._state_size(mujoco))
         mujoco.mj_getState(self.model, self.data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
         return b"".join([state.tobytes(), *(getattr(self.data, name).tobytes() for name in _DERIVED)])
 
@@ -121,7 +121,7 @@ class Simulation(NamedTuple):
         """Restore what `save` has returned."""
         mujoco = import_mujoco()
         mujoco.mj_resetData(self.model, self.data)  # forgets that a simulation has diverged
-        state = np.frombuffer(memory, np.float64, self._state_size())
+        state = np.frombuffer(memory, np.float64, self._state_size(mujoco))
         mujoco.mj_setState(self.model, self.data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
         place = state.nbytes
         for name in _DERIVED:
@@ -129,8 +129,8 @@ class Simulation(NamedTuple):
             array[...] = np.frombuffer(memory, array.dtype, array.size, place).reshape(array.shape)
             place += array.nbytes
 
-    def _state_size(self) -> int:
-        return int(import_mujoco().mj_stateSize(self.model, import_mujoco().mjtState.mjSTATE_INTEGRATION))
+    def _state_size(self, mujoco: Any) -> int:
+        return int(mujoco.mj_stateSize(self.model, mujoco.mjtState.mjSTATE_INTEGRATION))
 
 
 class MujocoKernel(PythonKernel):

@@ -171,13 +171,11 @@ class RayBackend:
         return link
 
     def _wait_started(self, links: Sequence[NodeLink]) -> list[WorkerReport]:
-        self._wait_all(
-            links, [_begun(link) for link in links]
-        )  # the limit counts from here: Ray starts processes slowly under load
+        self._wait_all(links, [_begun(link) for link in links])
+        # The limit of the builds counts from here, because Ray starts processes slowly under load.
+        starts = self._wait_all(links, [link.start_ref for link in links], REPLY_SLACK_S)
         reports: list[WorkerReport] = []
-        for link, started in zip(
-            links, self._wait_all(links, [link.start_ref for link in links], REPLY_SLACK_S), strict=True
-        ):
+        for link, started in zip(links, starts, strict=True):
             link.started = started
             reports += [dataclasses.replace(each, worker=link.workers[each.worker]) for each in started.reports]
         return reports

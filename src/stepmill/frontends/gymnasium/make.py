@@ -32,7 +32,6 @@ Mode: TypeAlias = "VectorizeMode | Literal['sync', 'async'] | None"
 
 _BACKEND_OF_MODE = {VectorizeMode.SYNC: BackendName.SERIAL, VectorizeMode.ASYNC: BackendName.PROCESS}
 _MAKE_NAMES = ("max_episode_steps", "disable_env_checker")  # arguments of gymnasium.make itself
-# Arguments that do not depend on where envs run. Another argument may be meant for workers.
 _OWN_NAMES = (*VECTOR_NAMES, *_MAKE_NAMES, "num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "env_kwargs")
 _MIN_SIMILARITY = 0.85  # of 1, as difflib measures it: names that differ in a letter or two
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
