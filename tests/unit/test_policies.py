@@ -10,7 +10,6 @@ from stepmill.pool.events import (
     EnvDecision,
     EnvFailed,
     FaultKind,
-    Remedy,
     Settle,
     WorkerDecision,
 )
@@ -20,8 +19,7 @@ from stepmill.spec.options import OnFault
 
 WORKER, GENERATION, TICKETS = 3, 5, {4: 17, 6: 18}
 RAISE, TRUNCATE, REPLAY = (POLICIES[each] for each in (OnFault.RAISE, OnFault.TRUNCATE, OnFault.REPLAY))
-SKIP = FaultPolicy(Remedy.MASK, "their rows are empty until a reset")  # no option chooses it
-ALL = [RAISE, TRUNCATE, REPLAY, SKIP]
+ALL = [RAISE, TRUNCATE, REPLAY]
 ERROR = WorkerDied("worker 3 ended", worker=WORKER, env_ids=(4, 6, 7))
 
 
@@ -60,7 +58,6 @@ def name_of(policy: FaultPolicy) -> str:
         (TRUNCATE, True, "Settle(CUT)"),
         (REPLAY, False, "Settle(KEEP)"),
         (REPLAY, True, "BeginRestart(KEEP)"),
-        (SKIP, True, "Settle(MASK)"),
     ],
 )
 def test_an_env_that_failed_gets_the_decision_of_its_row(
@@ -75,7 +72,6 @@ def test_an_env_that_failed_gets_the_decision_of_its_row(
         (RAISE, ["FailWorker", "Settle(RAISE)", "Settle(RAISE)"]),
         (TRUNCATE, ["BeginRestart(CUT)", "Settle(CUT)", "Settle(CUT)"]),
         (REPLAY, ["BeginRestart(KEEP)"]),
-        (SKIP, ["BeginRestart(MASK)", "Settle(MASK)", "Settle(MASK)"]),
     ],
 )
 def test_the_death_of_a_worker_gets_the_decisions_of_its_row(policy: FaultPolicy, expected: list[str]) -> None:
@@ -117,7 +113,7 @@ def test_each_decision_has_the_key_of_its_event(policy: FaultPolicy) -> None:
 def test_the_idle_envs_of_a_restarted_worker_learn_that_a_neighbour_failed() -> None:
     restarts = [each for policy in ALL for each in policy.restart(death()) if isinstance(each, BeginRestart)]
 
-    assert [each.info["kind"] for each in restarts] == ["neighbour"] * 4
+    assert [each.info["kind"] for each in restarts] == ["neighbour"] * 3
 
 
 @pytest.mark.parametrize(("kind", "name"), [(FaultKind.DIED, "died"), (FaultKind.TIMED_OUT, "timed_out"), (99, "died")])

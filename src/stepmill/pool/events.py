@@ -25,15 +25,12 @@ class Remedy(IntEnum):
     RAISE: The episode is lost, the fault is about to be raised, and the env is FAULTED.
     CUT: The episode ends, and the result says so. A command that begins an episode is given again, and no episode is
         lost.
-    MASK: The same as CUT, and the env is EXHAUSTED once that result is received. Until a reset, its rows have reward 0,
-        no flags, no info, and the last observation of the env.
     KEEP: The episode is replayed. Until then the env counts as busy.
     """
 
     RAISE = 0
     CUT = 1
-    MASK = 2
-    KEEP = 3
+    KEEP = 2
 
 
 class FaultKind(IntEnum):
@@ -173,7 +170,7 @@ class BeginRestart(WorkerDecision):
     """Restart a worker. The commands for its envs wait for its successor.
 
     Attributes:
-        remedy: what happens to the episodes of its envs. CUT and MASK cut the episodes of idle envs at their next step.
+        remedy: what happens to the episodes of its envs. CUT cuts the episodes of idle envs at their next step.
             KEEP replays all episodes after the restart. RAISE loses none, because FailWorker came before.
         info: the `info["fault"]` of idle envs, as in Settle.
         is_recycling: whether none of its envs is in an episode, so that no result of theirs is lost.

@@ -38,7 +38,7 @@ enum class Source : std::uint8_t {
 };
 
 // What becomes of the episode of an env that has a fault, or whose object is lost; the numbers are those of pool/events.py.
-enum class Remedy : std::uint8_t { RAISE, CUT, MASK, KEEP };
+enum class Remedy : std::uint8_t { RAISE, CUT, KEEP };
 
 // The command of a PENDING env.
 struct PendingCommand {
@@ -73,7 +73,6 @@ struct alignas(CACHE_LINE) EnvRecord {
     std::uint8_t target = 0;     // slot that the outstanding command writes to
     PendingCommand command;
     bool has_seed = false;       // of the last explicit reset
-    Remedy cut_remedy = Remedy::CUT, lost_remedy = Remedy::CUT;  // of cut_info and lost_info; MASK: after that result the env is EXHAUSTED
     bool is_recycled = false;    // its object is new, and its generator does not continue: the next reset has a seed if there ever was one
     bool is_blob_seeded = false;  // reset_blob has a seed
     std::uint32_t server = 0;
@@ -99,7 +98,7 @@ struct alignas(CACHE_LINE) EnvRecord {
     bool uses_staged() const noexcept { return command.source == Source::STAGING_ROW; }
     bool begins_episode() const noexcept { return command.begins == Begins::EPISODE; }
     bool is_cut() const noexcept { return static_cast<bool>(cut_info); }
-    void drop_cut() { cut_info.reset(), final_obs.reset(), cut_remedy = Remedy::CUT; }
+    void drop_cut() { cut_info.reset(), final_obs.reset(); }
     bool is_from_pool() const noexcept { return is_cut() || is_masked(); }  // its result is not what its worker has written
     bool is_suspended() const noexcept { return stepmill::is_suspended(object_); }
     bool begins_episode_next() const noexcept { return object_ == ObjectPhase::RENEWED || object_ == ObjectPhase::LOST; }

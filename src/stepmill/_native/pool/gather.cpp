@@ -165,7 +165,7 @@ void PoolState::mark_received(const Ids& ids, Ids rest, bool is_seen) {
             record_result(id, is_in_batch);
         }
         const bool is_last_result = budget_ != 0 && is_ended(id) && ++env.num_ended >= budget_;
-        envs_.move(id, is_last_result || env.cut_remedy == Remedy::MASK ? EnvPhase::EXHAUSTED : EnvPhase::IDLE);
+        envs_.move(id, is_last_result ? EnvPhase::EXHAUSTED : EnvPhase::IDLE);
         if (env.is_cut()) [[unlikely]] env.drop_cut();
         if (is_seen && is_over(id)) swap_in_spare(id);
         else if (is_gone && env.phase() == EnvPhase::IDLE) envs_.fail(id);
@@ -177,7 +177,7 @@ void PoolState::mark_received(const Ids& ids, Ids rest, bool is_seen) {
 // Called when a result is received. If is_in_batch, the batch log has it already.
 void PoolState::record_result(std::uint32_t id, bool is_in_batch) {
     EnvRecord& env = envs_[id];
-    const bool begins_next = autoreset_ == Autoreset::SAME_STEP && is_ended(id) && has_next_episode(env);
+    const bool begins_next = autoreset_ == Autoreset::SAME_STEP && is_ended(id) && !is_last(env);
     if (begins_next && !env.begins_episode()) ++env.episode;
     if (!log_.is_on()) return;
     if (env.is_cut()) log_.drop(id);  // an episode that was cut short cannot be replayed; the next one, which this result may begin, can

@@ -160,10 +160,9 @@ class PoolState {
     bool is_replaying() const { return std::ranges::any_of(suspended_, [&](std::uint32_t id) { return envs_[id].object() == ObjectPhase::REPLAYING; }); }
     void issue_replayed(std::uint32_t id);
     void wait_for_bell(std::uint32_t seen, std::uint64_t until_ns);
-    void mark_lost(const Ids& ids, const nb::object& info, Remedy remedy);
+    void mark_lost(const Ids& ids, const nb::object& info);
     void mark_lost_late(const Ids& ids);
-    bool has_next_episode(const EnvRecord& env) const { return !is_last(env) && env.cut_remedy != Remedy::MASK; }
-    bool is_reset_after_cut(const EnvRecord& env) const { return env.final_obs && has_next_episode(env); }  // its result is that of the next episode's reset
+    bool is_reset_after_cut(const EnvRecord& env) const { return env.final_obs && !is_last(env); }  // its result is that of the next episode's reset
     bool is_done_early(const EnvRecord& env, Command command) const { return command == Command::STEP && env.is_from_pool() && !is_reset_after_cut(env); }
     void store_final_obs(const Ids& ids);
     // Decisions. The rest of apply() in the order of Decision::Kind; none of them fails.

@@ -95,7 +95,7 @@ void visit_fields(Field& field, Env& env, Log& log, Rest& rest) {
     field("has_seed", env.has_seed), field("base_seed", env.base_seed), field("env_episode", env.episode), field("num_ended", env.num_ended);
     field("is_recycled", env.is_recycled), field("is_blob_seeded", env.is_blob_seeded), field("reset_blob", env.reset_blob);
     field("command_kind", env.command.kind), field("begins", env.command.begins), field("source", env.command.source);
-    field("cut_info", env.cut_info), field("cut_remedy", env.cut_remedy), field("lost_info", env.lost_info), field("lost_remedy", env.lost_remedy);
+    field("cut_info", env.cut_info), field("lost_info", env.lost_info);
     field("final_obs", env.final_obs), field("opaques", env.opaques);
     field("length", log.length), field("length_before", log.length_before), field("number", log.episode), field("is_whole", log.is_whole);
     field("actions", log.actions), field("blobs", log.blobs), field("blob_ends", log.blob_ends), field("newest_blob", log.newest_blob), field("begin_blob", log.reset_blob);
@@ -161,7 +161,7 @@ SavedPosition PoolState::read_position(nb::handle fields) const {
     visit_fields(field, env, log, rest);
     check(static_cast<std::uint8_t>(rest.phase) < NUM_ENV_PHASES && is_legal(rest.phase, rest.object) && !is_suspended(rest.object), "its phase");
     check(env.command.kind <= Command::RESET && env.command.begins <= Begins::EPISODE_OF_EACH_ROW && env.command.source <= Source::STAGING_ROW && rest.command <= Command::RESET, "its command");
-    check(env.cut_remedy <= Remedy::KEEP && env.lost_remedy <= Remedy::KEEP && (rest.place >= 0) == (rest.phase == EnvPhase::PENDING), "its state");
+    check((rest.place >= 0) == (rest.phase == EnvPhase::PENDING), "its state");
     check((env.command.source == Source::OWN_ROW) || spares_.has_spares(), "its source");
     std::size_t obs_bytes = 0, outcome_bytes = 0;
     visit_obs(0, 0, [&](std::byte*, std::size_t size) { obs_bytes += size; });

@@ -179,7 +179,7 @@ void PoolState::store_final_obs(const Ids& ids) {
 // the first observation of the next episode, so the result waits for a reset, unless there is no next episode.
 void PoolState::cut_short(std::uint32_t id) {
     EnvRecord& env = envs_[id];
-    if (env.object() == ObjectPhase::LOST) env.cut_info = std::move(env.lost_info), env.cut_remedy = env.lost_remedy;
+    if (env.object() == ObjectPhase::LOST) env.cut_info = std::move(env.lost_info);
     envs_.move(id, ObjectPhase::RENEWED);
     // The slab may have sums of an episode that ended before; sums of the current one may be half written by a worker that died.
     for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) {
@@ -217,12 +217,12 @@ void PoolState::settle(Decision& decision) {
     if (decision.remedy == Remedy::KEEP) return suspend(id, std::move(decision.replays[0]));
     if (env.is_suspended()) {
         resume_with_fault(id);
-        if (!env.is_commanded()) return mark_lost(decision.ids, decision.info, decision.remedy);
+        if (!env.is_commanded()) return mark_lost(decision.ids, decision.info);
     }
     if (env.begins_episode()) return retry_reset(id);
     const auto [words, local] = slab_->server_words(env.server);
     if (env.command.begins != Begins::EPISODE_OF_EACH_ROW) {
-        if (!env.is_cut()) env.cut_info = std::move(decision.info), env.cut_remedy = decision.remedy;  // the first cause is reported
+        if (!env.is_cut()) env.cut_info = std::move(decision.info);  // the first cause is reported
         if (!env.final_obs) env.final_obs = std::move(decision.final_obs);
         cut_short(id);
         if (!is_reset_after_cut(env)) return;
@@ -275,13 +275,13 @@ void PoolState::begin_episode(std::uint32_t id, ServerWords& words, std::uint32_
 // ---- dead workers -----------------------------------------------------------------------------------------------
 
 // The objects of these envs are gone, or in a state that the user does not expect: the next step of idle envs is cut short.
-void PoolState::mark_lost(const Ids& ids, const nb::object& info, Remedy remedy) {
+void PoolState::mark_lost(const Ids& ids, const nb::object& info) {
     for (const std::uint32_t id : ids) {
         EnvRecord& env = envs_[id];
         if (env.is_masked() || env.is_suspended() || env.object() == ObjectPhase::GONE) continue;
         if (env.phase() == EnvPhase::PENDING && (!is_done(id) || has_fault(id))) {
             if (env.object() == ObjectPhase::CURRENT) envs_.move(id, ObjectPhase::DOOMED);
-            env.lost_info = info, env.lost_remedy = remedy;
+            env.lost_info = info;
             continue;
         }
         if (env.phase() != EnvPhase::IDLE && env.phase() != EnvPhase::PENDING) continue;
@@ -296,7 +296,7 @@ void PoolState::mark_lost(const Ids& ids, const nb::object& info, Remedy remedy)
             continue;
         }
         envs_.move(id, ObjectPhase::LOST);
-        env.lost_info = info, env.lost_remedy = remedy;
+        env.lost_info = info;
     }
 }
 
@@ -304,7 +304,7 @@ void PoolState::mark_lost(const Ids& ids, const nb::object& info, Remedy remedy)
 void PoolState::mark_lost_late(const Ids& ids) {
     for (const std::uint32_t id : ids) {
         const EnvRecord& env = envs_[id];
-        if (env.object() == ObjectPhase::DOOMED && commands_.is_from_before_restart(env.server)) mark_lost({id}, nb::object(env.lost_info), env.lost_remedy);
+        if (env.object() == ObjectPhase::DOOMED && commands_.is_from_before_restart(env.server)) mark_lost({id}, nb::object(env.lost_info));
     }
 }
 
@@ -357,7 +357,7 @@ void PoolState::begin_restart(Decision& decision) {
             if ((is_replayed || decision.is_recycling) && !is_taken) spares_.stage_again(server);
         }
     }
-    if (!is_replayed && decision.remedy != Remedy::RAISE) mark_lost(decision.ids, decision.info, decision.remedy);
+    if (decision.remedy == Remedy::CUT) mark_lost(decision.ids, decision.info);
     for (std::size_t i = 0; i < decision.ids.size(); ++i) {
         const std::uint32_t id = decision.ids[i];
         EnvRecord& env = envs_[id];
