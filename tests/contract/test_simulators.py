@@ -192,3 +192,12 @@ def test_the_env_function_can_be_pickled() -> None:
 def test_wrong_arguments_are_refused_at_once(make: str, python: Any, kwargs: Any, reason: str) -> None:
     with pytest.raises(stepmill.UsageError, match=reason):
         stepmill.foreign(make, python=python, **kwargs)
+
+
+def test_names_with_an_underscore_are_those_of_the_env_there() -> None:
+    with stepmill.VectorEnv([cart_pole()] * 2) as envs:
+        assert envs.call("_max_episode_steps") == (500, 500)  # LeRobot's evaluation asks for it
+        envs.set_attr("_max_episode_steps", [7, 8])
+        assert envs.get_attr("_max_episode_steps") == (7, 8)
+        with pytest.raises(AttributeError, match="_no_such"):
+            envs.get_attr("_no_such")

@@ -74,23 +74,33 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
         self._process.close()
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Return an attribute of the env there, or a function that calls its method."""
-        return getattr(self, name)
+        """Return an attribute of the env there, or a function that calls its method. Its name may begin with an underscore."""
+        return self._get(name) if name.startswith("_") else getattr(self, name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         """Set an attribute of the env there."""
-        setattr(self, name, value)
+        if name in _OWN:
+            setattr(self, name, value)
+        else:
+            self._change(("attribute", name), "set", name, value)
         return True
 
     def has_wrapper_attr(self, name: str) -> bool:
         """Return whether the env there has an attribute."""
-        return hasattr(self, name)
+        try:
+            self.get_wrapper_attr(name)
+        except AttributeError:
+            return False
+        return True
 
     np_random = property(lambda self: self.__getattr__("np_random"))  # not one of this side
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        return self._get(name)
+
+    def _get(self, name: str) -> Any:
         status, value = self._request("get", name)
         if status == IS_MISSING:
             raise AttributeError(value)
@@ -100,7 +110,7 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
         if name in _OWN or name.startswith("_"):
             super().__setattr__(name, value)
         else:
-            self._change(("attribute", name), "set", name, value)
+            self.set_wrapper_attr(name, value)
 
     def _call(self, name: str, *args: object, **kwargs: object) -> Any:
         return self._change(next(self._numbers), "call", name, list(args), kwargs)
