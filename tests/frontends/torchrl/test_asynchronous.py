@@ -12,6 +12,7 @@ from torchrl.envs.utils import check_env_specs
 import stepmill
 from stepmill.envs.envpool import EnvPoolTask
 from stepmill.frontends.torchrl import AsyncStepmillEnv
+from stepmill.frontends.torchrl.asynchronous import _TaskKind
 from stepmill.testing import CountingEnv
 from stepmill.testing.faulty import RaisingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
@@ -111,13 +112,33 @@ def test_a_timeout_bounds_the_whole_call_and_loses_nothing(gated):
         env.async_step_recv(2, timeout=0.05)  # one of three is there
     with pytest.raises(TimeoutError):
         env.async_step_recv(3, timeout=0)
-    first = env.async_step_recv(1, timeout=60)
+    first = env.async_step_recv(1, max_get=1, timeout=60)
     assert first["env_index"].tolist() == [2]
     assert first["next", "reward"].flatten().tolist() == [5]
     gates[0].open()
     assert env.async_step_recv(1)["env_index"].tolist() == [0]
     gates[1].open()
     assert env.async_step_recv(1)["env_index"].tolist() == [1]
+
+
+@pytest.mark.covers("T-12")
+@pytest.mark.parametrize(("most", "num"), [(None, 3), (2, 2)])
+def test_a_call_with_a_timeout_waits_for_as_many_as_it_may_return(gated, monkeypatch, most, num):
+    env, gates = gated
+    td = begin(env)
+    env.async_step_send(act(td, GATED_ACTION, GATED_ACTION, 5))
+    for gate in gates:
+        gate.wait_arrivals()
+    receive = env._receive
+
+    def open_and_receive(least, timeout_s):
+        if env._done[_TaskKind.STEP] and least:  # it waits for more than the first, which does not pass a gate
+            for gate in gates:
+                gate.open()
+        return receive(least, timeout_s)
+
+    monkeypatch.setattr(env, "_receive", open_and_receive)
+    assert len(env.async_step_recv(1, max_get=most, timeout=60)) == num
 
 
 @pytest.mark.covers("T-12")
@@ -133,8 +154,12 @@ def test_min_and_max_say_how_many(gated):
     assert len(env.async_step_recv()) == 1
     with pytest.raises(RuntimeError, match="Cannot await 1 step when only 0 are being stepped"):
         env.async_step_recv()
-    with pytest.raises(stepmill.UsageError, match="max_get=1 is below min_get=2"):
+    with pytest.raises(stepmill.UsageError, match="min_get=2 must be 1 to max_get=1"):
         env.async_step_recv(2, max_get=1)
+    with pytest.raises(stepmill.UsageError, match="min_get=0 must be 1 to max_get=None"):
+        env.async_step_recv(0)
+    with pytest.raises(stepmill.UsageError, match="timeout=-1 must be a number of seconds"):
+        env.async_step_recv(1, timeout=-1)
 
 
 @pytest.mark.covers("T-12")

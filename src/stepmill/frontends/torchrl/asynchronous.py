@@ -98,8 +98,9 @@ class AsyncStepmillEnv(StepmillEnv):
         Args:
             min_get: wait for this many results.
             env_index: wait for this env only; the result has batch size [].
-            max_get: return at most this many results; None returns all that have arrived.
-            timeout: seconds for the whole call; 0 does not wait.
+            max_get: return at most this many results; None is all tasks of this kind that were sent.
+            timeout: seconds for the whole call, which waits until then for `max_get` results; 0 does not wait, and None
+                waits for `min_get` only.
         Raises:
             TimeoutError: fewer results arrived in time. Nothing is lost; call again.
             RuntimeError: fewer envs than `min_get` are busy.
@@ -191,6 +192,8 @@ class AsyncStepmillEnv(StepmillEnv):
     def _recv(
         self, task: _TaskKind, min_get: int | None, env_index: int | None, max_get: int | None, timeout: float | None
     ) -> Any:
+        if timeout is not None and not timeout >= 0:
+            raise UsageError(f"timeout={timeout} must be a number of seconds, 0 or more")
         deadline = None if timeout is None else time.monotonic() + timeout
         if env_index is not None:
             (env_index,) = checked_ids([env_index], self.num_workers)
@@ -199,11 +202,14 @@ class AsyncStepmillEnv(StepmillEnv):
             )
             return self._pop_result_of(task, env_index)
         least = self.min_get if min_get is None else min_get
-        if max_get is not None and max_get < least:
-            raise UsageError(f"max_get={max_get} is below min_get={least}")
+        if not 1 <= least <= (least if max_get is None else max_get):
+            raise UsageError(f"min_get={least} must be 1 to max_get={max_get}")
         self._wait_for(task, lambda: self._num_done(task) >= least, least, deadline)
-        self._receive(0, 0.0)
-        return self._pop_results(task, self._num_done(task) if max_get is None else max_get)
+        most = min(max_get or self.num_workers, sum(own is task for own in self._tasks.values()))
+        while self._num_done(task) < most:  # until the deadline, as in TorchRL; without one, what has arrived
+            if not self._receive(1, 0.0 if deadline is None else max(deadline - time.monotonic(), 0.0)):
+                break
+        return self._pop_results(task, most)
 
     def _wait_for(
         self, task: _TaskKind, is_there: Any, least: int, deadline: float | None, only: int | None = None
@@ -236,7 +242,7 @@ class AsyncStepmillEnv(StepmillEnv):
         """Store the rows of a batch by the kind of task."""
         self._engine.store_infos(batch.info, batch.env_id)
         packed = self._step_tensors((batch.obs, batch.reward, batch.terminated, batch.truncated), batch.env_id)
-        rows = self._to_rows(packed, batch.num_rows)
+        rows = self._to_tensordict(packed, batch_size=torch.Size([batch.num_rows]))
         tasks = [self._tasks[env_id] for env_id in batch.env_id.tolist()]
         for task in dict.fromkeys(tasks):
             places = [place for place, own in enumerate(tasks) if own is task]
@@ -284,9 +290,6 @@ class AsyncStepmillEnv(StepmillEnv):
         else:
             sent = torch.stack([own[place] for own, place in roots])
         return sent.set("next", following).set("env_index", torch.from_numpy(ids))
-
-    def _to_rows(self, tensors: dict[str, Any], num: int) -> Any:
-        return self._to_tensordict(tensors, batch_size=torch.Size([num]))
 
     # ---- results -----------------------------------------------------------------------------------------------------
 
