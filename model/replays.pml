@@ -192,7 +192,7 @@ inline handle_fault(r_) {
 	fi
 }
 
-/* Python: decide_death (pool/recovery.py), worker_died (pool/policies.py) */
+/* Python: _decide_death (pool/recovery.py), worker_died (pool/policies.py) */
 inline handle_death() {
 	if
 	:: dead[0] && !is_restarting[0] ->

@@ -10,7 +10,7 @@ import numpy as np
 
 import stepmill
 from stepmill import _native
-from stepmill.pool.events import BeginRestart, CancelRestart, Remedy
+from stepmill.pool.events import BeginRestart, CancelRestart, MarkNew, Remedy
 from stepmill.testing.envs import CountingEnv
 from tests.harness.slab_memory import write_slab
 from tests.harness.spare_envs import KILL, Named, named_pool
@@ -39,12 +39,13 @@ class NeighbourOverwriter(CountingEnv):
 def test_a_worker_that_is_being_restarted_does_not_take_commands_for_its_successor():
     with stepmill.Pool([CountingEnv], backend="process", options=stepmill.PoolOptions(context="fork")) as pool:
         pool.reset(seed=0)
-        pool._state.apply([BeginRestart(0, 0, Remedy.RAISE, {})])  # as if it had exceeded a deadline and not died yet
-        pool.send([3])
-        assert pool.get_attr("num_steps") == (0,)  # the reply comes after all commands that it has
+        restart = BeginRestart(0, 0, Remedy.RAISE, {})  # as if it had exceeded a deadline and not died yet
+        pool._state.apply([restart, MarkNew(0)])
+        pool.reset_async()
+        assert pool.get_attr("num_resets") == (1,)  # the reply comes after all commands that it has
         pool._state.apply([CancelRestart(0, 0)])
-        assert pool.recv(1).reward.tolist() == [3.0]
-        assert pool.get_attr("num_steps") == (1,)
+        pool.recv(1)
+        assert pool.get_attr("num_resets") == (2,)
 
 
 def test_a_spare_that_the_successor_has_reset_is_not_reset_once_more():

@@ -12,7 +12,7 @@ import pytest
 
 from stepmill import _native
 from stepmill.backends.base import BackendTraits
-from stepmill.pool.events import BeginRestart, Decision, Remedy, ServeWorker, WorkerDied
+from stepmill.pool.events import BeginRestart, Death, Decision, Remedy, ServeWorker
 from stepmill.pool.policies import RAISE
 from stepmill.pool.workers import TRANSITIONS, RestartTask, WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EngineBug, EnvError, UsageError
@@ -40,8 +40,8 @@ class FakeState:
     def num_ended(self, worker: int) -> int:
         return self.num_completed
 
-    def drain(self, acknowledge: bool) -> list[WorkerDied]:
-        return [WorkerDied(0, self.num_restarts)] if self.has_died else []
+    def drain(self, acknowledge: bool) -> list[Death]:
+        return [Death(0, self.num_restarts, (0,), ())] if self.has_died else []
 
     def notify(self) -> None:
         self.notified.set()
@@ -269,9 +269,9 @@ def test_the_death_of_a_former_process_is_not_that_of_its_successor(worker: OneW
     worker.begin_restart()
     worker.succeed()
 
-    worker.supervisor.record_deaths([WorkerDied(0, 0)])
+    worker.supervisor.record_deaths([Death(0, 0, (0,), ())])
     after_stale = worker.supervisor.records[0].state
-    worker.supervisor.record_deaths([WorkerDied(0, 1)])
+    worker.supervisor.record_deaths([Death(0, 1, (0,), ())])
 
     assert after_stale is SERVING
     assert worker.supervisor.records[0].state is DEAD_UNREPORTED

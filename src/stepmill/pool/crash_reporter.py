@@ -96,16 +96,12 @@ class CrashReporter:
         self._last_reports[env_id] = key, path
         return _add_capsule(error, path)
 
-    def report_death(self, error: StepmillError, worker: int, env_ids: Sequence[int]) -> StepmillError:
-        """Write a capsule of the death of a worker, for the env that it was running. `env_ids` are the pending envs."""
+    def report_death(self, error: StepmillError, worker: int, suspects: Sequence[int]) -> StepmillError:
+        """Write a capsule of the death of a worker. `suspects` are envs that may have caused it, the likeliest first."""
         if self._folder is None:
             return error
-        running = self._workers.running_envs(worker) if self._state is not None else []
-        views = self._state.view(self._plans[worker].env_ids) if self._state is not None else ()
-        served = sorted(view.env_id for view in views if view.env_id is not None)
-        guess = next(iter((*env_ids, *served, *self._plans[worker].env_ids)))
         own = error.env_id if isinstance(error, (EnvError, EnvTimeout)) else None
-        env_id = own if own is not None else next(iter(running), guess)
+        env_id = own if own is not None else next(iter((*suspects, *self._plans[worker].env_ids)))
         kind = None if isinstance(error, EnvError) else FaultKind.DIED if own is None else FaultKind.TIMED_OUT
         return self.report_fault(error, env_id, kind)
 

@@ -99,14 +99,24 @@ class ReplayFailed(ReplayPaused):
 
 
 @dataclass(frozen=True)
-class WorkerDied:
-    """A worker has ended or was given up, and its successor is not being started."""
+class Death:
+    """A worker has ended or was given up, and its successor is not being started.
+
+    Attributes:
+        worker, generation: the number of the worker, and how often it was restarted.
+        env_ids: the envs that it serves, in order. With spares, these may differ from those of its plan.
+        running: the envs whose commands it ran last, at most one per lane.
+        faults: the pending commands that were lost.
+    """
 
     worker: int
     generation: int
+    env_ids: Sequence[int]
+    running: Sequence[int]
+    faults: Sequence[EnvFailed] = ()
 
 
-Event = EnvFailed | ReplayPaused | WorkerDied
+Event = EnvFailed | ReplayPaused | Death
 
 
 # ---- decisions ---------------------------------------------------------------------------------------------------------
@@ -171,7 +181,8 @@ class BeginRestart(WorkerDecision):
 
     Attributes:
         remedy: what happens to the episodes of its envs. CUT cuts the episodes of idle envs at their next step.
-            KEEP replays all episodes after the restart. RAISE loses none, because FailWorker came before.
+            KEEP replays all episodes after the restart. With RAISE, idle envs become FAULTED, and so does an env with a
+            result once that is received.
         info: the `info["fault"]` of idle envs, as in Settle.
         is_recycling: whether none of its envs is in an episode, so that no result of theirs is lost.
     """
@@ -198,7 +209,7 @@ class CancelRestart(WorkerDecision):
 
 @dataclass(frozen=True)
 class FailWorker(WorkerDecision):
-    """The worker stays dead. The commands that wait for it become faults, and its envs become FAULTED.
+    """The worker stays dead. Its envs become FAULTED, also those whose commands waited for it or were lost.
 
     An env with a result becomes FAULTED once the result is received.
     """

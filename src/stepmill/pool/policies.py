@@ -1,7 +1,7 @@
 """Fault policies: the decisions that follow the failure of an env and the death of a worker.
 
     policy     an env failed                                              its worker died
-    raise      Settle(RAISE)                                              FailWorker, Settle(RAISE)
+    raise      Settle(RAISE)                                              FailWorker
     truncate   Settle(CUT)                                                BeginRestart(CUT), Settle(CUT)
     replay     Settle(KEEP); BeginRestart if calls have changed the env   BeginRestart(KEEP)
 
@@ -14,29 +14,13 @@ Policies make no calls, read no clock and count nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stepmill.pool.events import BeginRestart, Decision, EnvFailed, FailWorker, FaultKind, Remedy, Settle
+from stepmill.pool.events import BeginRestart, Death, Decision, EnvFailed, FailWorker, FaultKind, Remedy, Settle
 from stepmill.pool.faults import fault_info
 from stepmill.spec.errors import StepmillError
 from stepmill.spec.options import OnFault
-
-
-@dataclass(frozen=True)
-class Death:
-    """A worker that has ended or was given up.
-
-    Attributes:
-        worker, generation: the number of the worker, and how often it was restarted.
-        faults: the pending commands that were lost.
-        error: the error that describes the death.
-    """
-
-    worker: int
-    generation: int
-    faults: Sequence[EnvFailed]
-    error: StepmillError
 
 
 @dataclass(frozen=True)
@@ -81,21 +65,21 @@ class FaultPolicy:
             return [BeginRestart(fault.worker, generation, self.remedy, info)]
         return [Settle(fault.env_id, fault.ticket, self.remedy, info)]
 
-    def worker_died(self, death: Death) -> list[Decision]:
-        """Decide about the envs of a worker that has just died."""
-        return self.commands_lost(death, is_dead=True) if self.raises else self.restart(death)
+    def worker_died(self, death: Death, error: StepmillError) -> list[Decision]:
+        """Decide about the envs of a worker that has just died. `error` describes the death."""
+        return self.commands_lost(death, error, is_dead=True) if self.raises else self.restart(death, error)
 
-    def commands_lost(self, death: Death, *, is_dead: bool) -> list[Decision]:
+    def commands_lost(self, death: Death, error: StepmillError, *, is_dead: bool) -> list[Decision]:
         """Decide about commands that a death affects, which was handled before. `is_dead`: no successor is being started."""
-        # If the worker stays dead, its other envs are FAULTED, too.
-        fail = [FailWorker(death.worker, death.generation)] if self.raises and is_dead else []
-        return [*fail, *_settle(death, self.remedy)]
+        if self.raises and is_dead:
+            return [FailWorker(death.worker, death.generation)]
+        return _settle(death, error, self.remedy)
 
-    def restart(self, death: Death) -> list[Decision]:
+    def restart(self, death: Death, error: StepmillError) -> list[Decision]:
         """Decide to restart a worker, dead or alive, and decide about the episodes that its envs lose."""
         remedy = Remedy.CUT if self.raises else self.remedy
-        info = fault_info("neighbour", death.error)
-        lost = [] if self.replays else _settle(death, remedy)
+        info = fault_info("neighbour", error)
+        lost = [] if self.replays else _settle(death, error, remedy)
         return [BeginRestart(death.worker, death.generation, remedy, info), *lost]
 
 
@@ -107,7 +91,7 @@ POLICIES: dict[OnFault, FaultPolicy] = {
 }
 
 
-def _settle(death: Death, remedy: Remedy) -> list[Decision]:
+def _settle(death: Death, error: StepmillError, remedy: Remedy) -> list[Decision]:
     """Decide about the commands that were lost in a death."""
     kinds = [(fault, FaultKind.DIED if fault.kind is None else fault.kind) for fault in death.faults]
-    return [Settle(e.env_id, e.ticket, remedy, fault_info(kind.name.lower(), death.error)) for e, kind in kinds]
+    return [Settle(e.env_id, e.ticket, remedy, fault_info(kind.name.lower(), error)) for e, kind in kinds]

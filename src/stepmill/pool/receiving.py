@@ -66,7 +66,7 @@ class PoolWait:
                 return range(num_envs) if env_ids is None else env_ids
             except (UsageError, _native.DeadWorkers) as found:
                 if isinstance(found, _native.DeadWorkers):
-                    self._handle_dead_workers(found)
+                    self._recovery.handle_dead_workers(found.args[0])
                 lost = self._recovery.lost_envs()
                 if isinstance(found, UsageError) and not lost:
                     raise
@@ -86,13 +86,9 @@ class PoolWait:
         try:
             command()
         except _native.DeadWorkers as found:
-            self._handle_dead_workers(found)
+            self._recovery.handle_dead_workers(found.args[0])
             return False
         return True
-
-    def _handle_dead_workers(self, found: _native.DeadWorkers) -> None:
-        with defer_signals():
-            self._recovery.handle_dead_workers(found.args[0])
 
     def wait(self, timeout_s: float | None, num_envs: int | None = None, env_ids: Sequence[int] | None = None) -> None:
         """Wait for `num_envs` of the pending envs, or for the envs `env_ids`, or raise RecvTimeout."""

@@ -3,8 +3,7 @@
     a wait ends with FAULT or EVENT ─► handle: drain ─► finished restarts, paused replays, failed envs, dead workers
                                                      ─► decisions of policies ─► apply ─► restarts, calls, errors, warnings
 
-Each `handle` calls `drain` and `apply` once, or twice after a death that is raised. Between the two, only counts,
-errors and records of workers change.
+Each `handle` calls `drain` and `apply` once. Between the two, only counts, errors and records of workers change.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from stepmill.backends.base import Backend, worker_died_error
 from stepmill.pool.crash_reporter import CrashReporter
 from stepmill.pool.events import (
     BeginRestart,
+    Death,
     Decision,
     EnvFailed,
     Event,
@@ -30,7 +30,7 @@ from stepmill.pool.events import (
 )
 from stepmill.pool.faults import fault_error, fault_info, kind_name, late_error
 from stepmill.pool.limits import RETRYABLE, EnvErrorLimits, ResetAttempts
-from stepmill.pool.policies import POLICIES, RAISE, Death, FaultPolicy
+from stepmill.pool.policies import POLICIES, RAISE, FaultPolicy
 from stepmill.pool.replays import Effect, Replays
 from stepmill.pool.workers import WorkerRecord, WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EnvTimeout, StepmillError, WorkerDied, add_clause, join_errors
@@ -85,31 +85,23 @@ class Recovery:
         `has_faults=False` leaves faults of pending commands to a later call.
         """
         events = self.workers.state.drain(acknowledge=True)  # the next wait finds the events that occur from here on
-        self.workers.record_deaths(events)
-        decisions = [*self._finish_restarts(), *self._advance_replays(events)]
+        deaths = self.workers.record_deaths(events)
+        decisions = [*self._finish_restarts(), *self._advance_replays(events, deaths)]
         if has_faults:
-            decisions += self._decide_faults([event for event in events if isinstance(event, EnvFailed)])
+            decisions += self._decide_faults([event for event in events if isinstance(event, EnvFailed)], deaths)
         self.carry_out(decisions)
 
     def carry_out(self, decisions: Sequence[Decision]) -> None:
         """Apply decisions, and carry out their effects."""
         if decisions:
             self.workers.state.apply(decisions)
-        restarted = [decision.worker for decision in decisions if isinstance(decision, BeginRestart)]
-        failed = {decision.worker for decision in decisions if isinstance(decision, FailWorker)}.difference(restarted)
-        for worker in restarted:
-            self.replays.drop(worker)
-            self.workers.start_restart(worker)
-        for worker in failed:
-            self.replays.drop(worker)
-            self._settle_lost(worker)
+        for decision in decisions:
+            if isinstance(decision, (BeginRestart, FailWorker)):
+                self.replays.drop(decision.worker)
+            if isinstance(decision, BeginRestart):
+                self.workers.start_restart(decision.worker)
         while self._after_apply:
             self._after_apply.pop(0)()
-
-    def _settle_lost(self, worker: int) -> None:
-        """Mark the envs FAULTED whose commands end in a death that is about to be raised. It is then raised only once."""
-        lost = [fault for fault in self.workers.faults_in(worker) if fault.kind in WORKER_LOST]
-        self.workers.state.apply([Settle(fault.env_id, fault.ticket, Remedy.RAISE, {}) for fault in lost])
 
     def _finish_restarts(self) -> list[Decision]:
         """Let restarted workers serve, and begin the replays of their envs, if there are any."""
@@ -120,22 +112,22 @@ class Recovery:
             if record.remedy is Remedy.KEEP:
                 self.replays.repeat_waiting(views)
             decisions.append(self.workers.serve(record))
-            error = record.error or self.workers.worker_died_error(worker)
+            error = record.error or self.workers.worker_died_error(self.workers.death_of(worker))
             for view in views:
                 if view.is_suspended:
                     decisions += self.replays.begin(view, self._lost_info(error, view.env_id), is_new=True)
         return decisions
 
-    def _advance_replays(self, events: Sequence[Event]) -> list[Decision]:
+    def _advance_replays(self, events: Sequence[Event], deaths: Mapping[int, Death]) -> list[Decision]:
         decisions = self._follow(self.replays.advance(events))
         self.replays.check_calls()
         lost = {self.workers.worker_of(event.env_id) for event in events if isinstance(event, ReplayFailed)}
         for worker in sorted(lost):
             if self.workers.records[worker].state is WorkerState.DEAD_UNREPORTED:
-                decisions += self.decide_death(worker)
+                decisions += self._decide_death(worker, (), deaths.get(worker))
         return decisions
 
-    def _decide_faults(self, faults: Sequence[EnvFailed]) -> list[Decision]:
+    def _decide_faults(self, faults: Sequence[EnvFailed], deaths: Mapping[int, Death]) -> list[Decision]:
         decisions: list[Decision] = []
         settled: set[int] = set()  # envs whose faults a decision about another fault includes
         if self._attempts.is_in_new_process:
@@ -145,9 +137,10 @@ class Recovery:
         for fault in faults:
             if fault.kind not in WORKER_LOST and fault.env_id not in settled:
                 decisions += self._decide_env_error(fault, settled)
-        deaths = [fault for fault in faults if fault.kind in WORKER_LOST and fault.env_id not in settled]
-        for worker in sorted({fault.worker for fault in deaths}):
-            decisions += self.decide_death(worker, [fault for fault in deaths if fault.worker == worker])
+        lost = [fault for fault in faults if fault.kind in WORKER_LOST and fault.env_id not in settled]
+        for worker in sorted({fault.worker for fault in lost}):
+            own = [fault for fault in lost if fault.worker == worker]
+            decisions += self._decide_death(worker, own, deaths.get(worker))
         return decisions
 
     def _decide_env_error(self, fault: EnvFailed, settled: set[int]) -> list[Decision]:
@@ -167,13 +160,20 @@ class Recovery:
         self._add_fault(policy, fault.kind, [error], fault.worker, [fault.env_id])
         return self._follow(decisions, error, info, settled=settled)
 
-    def decide_death(self, worker: int, faults: Sequence[EnvFailed] = ()) -> list[Decision]:
-        """Decide about the death of a worker, or about commands that were lost in an earlier death."""
+    def _decide_death(self, worker: int, faults: Sequence[EnvFailed], death: Death | None) -> list[Decision]:
+        """Decide about the death of a worker, or about commands that were lost in an earlier death.
+
+        Args:
+            worker: the number of the worker.
+            faults: the lost commands to decide about. A later round decides about the others.
+            death: the event, if `drain` has just returned one.
+        """
         record = self.workers.records[worker]
+        death = death or self.workers.death_of(worker)
         if record.state is WorkerState.DEAD_UNREPORTED:
-            return self._decide_new_death(record, faults)
+            return self._decide_new_death(record, death, faults)
         policy, error = self.policy, record.error
-        lost = [fault.env_id for fault in faults] or self.workers.envs_of(worker)
+        lost = [fault.env_id for fault in faults] or death.env_ids
         is_dead = record.state is WorkerState.DEAD_REPORTED  # perhaps by a call, which does not change the envs
         if is_dead:
             policy = RAISE
@@ -182,34 +182,35 @@ class Recovery:
         elif policy.raises and record.remedy is Remedy.CUT:
             policy = POLICIES[OnFault.TRUNCATE]  # it is restarted to repeat a reset
         if error is None:
-            error = self._death_error(worker, faults)
+            error = self._death_error(death, faults)
             if is_dead and not self.policy.raises:
                 error = self._over_limit(error, worker)
         self._add_death(policy, error, worker, lost, is_logged=False)
-        death = Death(worker, record.generation, faults, error)
-        return self._follow(policy.commands_lost(death, is_dead=is_dead), error, is_new_object=True)
+        decisions = policy.commands_lost(replace(death, faults=faults), error, is_dead=is_dead)
+        return self._follow(decisions, error, is_new_object=True)
 
-    def _decide_new_death(self, record: WorkerRecord, faults: Sequence[EnvFailed]) -> list[Decision]:
-        worker, policy, delay_s = record.plan.worker, self.policy, 0.0
-        error = record.error or self._death_error(worker, faults)
-        error = self.crash_reporter.report_death(error, worker, [fault.env_id for fault in faults])
+    def _decide_new_death(self, record: WorkerRecord, death: Death, faults: Sequence[EnvFailed]) -> list[Decision]:
+        worker, policy, delay_s = death.worker, self.policy, 0.0
+        error = record.error or self._death_error(death, faults)
+        suspects = [*death.running, *(fault.env_id for fault in faults), *death.env_ids]
+        error = self.crash_reporter.report_death(error, worker, suspects)
         if not policy.raises:
             delay = self.workers.count_restart(worker, error)
             if delay is None:
                 error, policy = self._over_limit(error, worker), RAISE
             elif policy.replays:
-                self._record_failure_of_running_env(worker, error)
+                self._record_failure_of_running_env(death, error)
             delay_s = delay or 0.0
-        death = Death(worker, record.generation, faults, error)
-        self._add_death(policy, error, worker, self.workers.envs_of(worker))
+        self._add_death(policy, error, worker, death.env_ids)
         if policy.raises:
             self.workers.mark_reported(worker, error)
-        return self._follow(policy.worker_died(death), error, delay_s=delay_s, is_new_object=True)
+        decisions = policy.worker_died(replace(death, faults=faults), error)
+        return self._follow(decisions, error, delay_s=delay_s, is_new_object=True)
 
-    def _record_failure_of_running_env(self, worker: int, error: StepmillError) -> None:
+    def _record_failure_of_running_env(self, death: Death, error: StepmillError) -> None:
         """Count the failure of the env that a worker was running when it died, if there is exactly one such env."""
         running = error.running_env_id if isinstance(error, WorkerDied) else None
-        if isinstance(error, EnvTimeout) and error.env_id in self.workers.running_envs(worker):
+        if isinstance(error, EnvTimeout) and error.env_id in death.running:
             running = error.env_id  # not if the worker was stopped, and took no command
         if running is not None and isinstance(error, (EnvTimeout, WorkerDied)):
             self.replays.record_failure(self.workers.view_of(running), error)
@@ -235,7 +236,7 @@ class Recovery:
             return decisions
         self._after_apply += [partial(self._record_retry, fault.env_id) for fault in retried]
         error = self._error_of(retried[0])
-        restart = self.policy.restart(Death(worker, record.generation, retried, error))
+        restart = self.policy.restart(Death(worker, record.generation, (), (), retried), error)
         return decisions + self._follow(restart, error, {}, self._attempts.wait_s, settled=settled)
 
     def _record_retry(self, env_id: int) -> None:
@@ -269,7 +270,7 @@ class Recovery:
                 if decision.remedy is Remedy.KEEP:
                     before = self.replays.wait_for_calls(worker)
                     (set() if settled is None else settled).update(self.workers.envs_of(worker))
-                cause = error or self.workers.worker_died_error(worker)
+                cause = error or self.workers.worker_died_error(self.workers.death_of(worker))
                 self.workers.plan_restart(decision, cause, delay_s, before=before)
             elif isinstance(decision, Settle) and decision.remedy is Remedy.KEEP:
                 view = self.workers.view_of(decision.env_id)
@@ -304,7 +305,7 @@ class Recovery:
         """Do the same for the end of a worker. The errors name all envs, also if `error` is of the constructor of one."""
         errors = [error]
         if not {*env_ids} <= {*getattr(error, "env_ids", ())}:
-            errors.append(self.workers.worker_died_error(worker))
+            errors.append(self.workers.worker_died_error(self.workers.death_of(worker)))
         kind = FaultKind.TIMED_OUT if isinstance(error, EnvTimeout) else FaultKind.DIED
         self._add_fault(policy, kind, errors, worker, env_ids, is_logged=is_logged)
 
@@ -324,18 +325,17 @@ class Recovery:
         info = fault_info(kind_name(kind), error)
         return {**info, "message": info["message"].replace(f"; {self.policy.death_hint}", "")}
 
-    def _death_error(self, worker: int, faults: Sequence[EnvFailed]) -> StepmillError:
+    def _death_error(self, death: Death, faults: Sequence[EnvFailed]) -> StepmillError:
         """Return the error of a death with these faults, or with all of the worker if a call other than a wait found it."""
-        found = faults or self.workers.faults_in(worker)
-        late = next((fault for fault in found if fault.kind is FaultKind.TIMED_OUT), None)
+        late = next((fault for fault in faults or death.faults if fault.kind is FaultKind.TIMED_OUT), None)
         if late is None:
-            return self.workers.worker_died_error(worker)
+            return self.workers.worker_died_error(death)
         phase = "reset" if late.was_resetting else "step"
-        return late_error(late.env_id, self.workers.envs_of(worker), phase, self._limits[phase], self.policy.death_hint)
+        return late_error(late.env_id, death.env_ids, phase, self._limits[phase], self.policy.death_hint)
 
     def _error_of(self, fault: EnvFailed) -> StepmillError:
         if fault.kind in WORKER_LOST:
-            return self._death_error(fault.worker, [fault])
+            return self._death_error(self.workers.death_of(fault.worker), [fault])
         return fault_error(fault)
 
     def warn(self) -> None:
@@ -379,13 +379,14 @@ class Recovery:
     # ---- called by other methods ----------------------------------------------------------------------------------------
 
     def handle_dead_workers(self, workers: Iterable[int]) -> None:
-        """Handle workers that `send` has found dead or due to be recycled. Nothing was sent."""
-        self.workers.record_deaths()
-        for worker in workers:
-            if self.workers.records[worker].state is WorkerState.SERVING:
-                self._recycle(worker)
-            else:
-                self.handle_death(worker)
+        """Handle dead workers, also if they had no commands, and workers that `send` has found due to be recycled."""
+        with defer_signals():
+            deaths = self.workers.record_deaths()
+            for worker in workers:
+                if self.workers.records[worker].state is WorkerState.SERVING:
+                    self._recycle(worker)
+                else:
+                    self.carry_out(self._decide_death(worker, (), deaths.get(worker)))
 
     def _recycle(self, worker: int) -> None:
         """Restart a worker with no env in an episode. Under SAME_STEP, the resets that began episodes are replayed."""
@@ -401,11 +402,6 @@ class Recovery:
     def is_known_loss(self, fault: EnvFailed) -> bool:
         """Return whether a call has already raised the death in which a command was lost, without knowing the command."""
         return fault.kind in WORKER_LOST and self.workers.records[fault.worker].state is WorkerState.DEAD_REPORTED
-
-    def handle_death(self, worker: int) -> None:
-        """Handle the death of a worker that has affected no command."""
-        with defer_signals():
-            self.carry_out(self.decide_death(worker))
 
     def is_failed_restart(self, worker: int) -> bool:
         """Return whether a worker could not be restarted. Its envs are then FAULTED, and the error is stored in `faults`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stepmill.pool.events import BeginRestart, FailWorker, MarkNew, Remedy, Settle
+from stepmill.pool.events import BeginRestart, EnvFailed, MarkNew, Remedy, Settle
 from stepmill.pool.receiving import PoolWait
 from stepmill.pool.recovery import Recovery
 from stepmill.pool.resets import ResetPlan
@@ -54,7 +54,7 @@ class Revival:
         before = workers.num_restarts
         for worker in range(len(workers.records)):
             if workers.check_process(worker).state is WorkerState.DEAD_UNREPORTED:
-                self.recovery.handle_death(worker)
+                self.recovery.handle_dead_workers([worker])
             if self.recovery.faults:
                 return False
             if workers.records[worker].state is WorkerState.DEAD_REPORTED:
@@ -134,7 +134,7 @@ class Revival:
             others = [env_id for env_id in self.workers.envs_of(worker) if env_id not in env_ids]
             is_new = self.workers.records[worker].state is not WorkerState.DEAD_REPORTED
             if is_new and any(states[env_id] in (EnvState.IDLE, EnvState.READY) for env_id in others):
-                self.recovery.handle_death(worker)
+                self.recovery.handle_dead_workers([worker])
                 if self.workers.records[worker].state is WorkerState.DEAD_REPORTED:
                     reported.append(worker)
         return reported
@@ -147,17 +147,16 @@ class Revival:
         workers, replays = self.workers, self.recovery.replays
         with defer_signals():
             workers.check_restartable(worker)
-            generation = workers.records[worker].generation
             marks = [
                 Settle(each.env_id, each.ticket, Remedy.RAISE, {})
-                for each in workers.faults_in(worker)
-                if each.env_id in env_ids
+                for each in workers.state.drain(acknowledge=False)
+                if isinstance(each, EnvFailed) and each.worker == worker and each.env_id in env_ids
             ]
             if replays.is_on:
                 replays.restart_log(worker)
-            restart = BeginRestart(worker, generation, Remedy.RAISE, {})
+            restart = BeginRestart(worker, workers.records[worker].generation, Remedy.RAISE, {})
             workers.plan_restart(restart, is_retried=False)
-            self.recovery.carry_out([*marks, FailWorker(worker, generation), restart])
+            self.recovery.carry_out([*marks, restart])
 
     def _wait_restart(self, worker: int) -> bool:
         """Wait until a worker is no longer being restarted. Return False, and store the error, if it could not be started."""
@@ -190,8 +189,8 @@ class Revival:
         if is_replayed and workers.check_process(worker).state is WorkerState.DEAD_UNREPORTED:
             with defer_signals():
                 recovery.handle()
-                if workers.records[worker].state is WorkerState.DEAD_UNREPORTED:
-                    recovery.handle_death(worker)
+            if workers.records[worker].state is WorkerState.DEAD_UNREPORTED:
+                recovery.handle_dead_workers([worker])
         is_awaited = is_replayed or workers.records[worker].is_recycling
         is_restarting = is_awaited and workers.records[worker].state is WorkerState.RESTARTING
         is_suspended = any(view.is_suspended for view in workers.views_of(worker))

@@ -18,7 +18,7 @@ import enum
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stepmill import _native
@@ -29,9 +29,8 @@ from stepmill.backends.base import (
     traits_of,
     worker_died_error,
 )
-from stepmill.pool import events as core_events
 from stepmill.pool.call_log import AppliedSettings, CallLog
-from stepmill.pool.events import BeginRestart, CancelRestart, Decision, Remedy, ServerView, ServeWorker
+from stepmill.pool.events import BeginRestart, CancelRestart, Death, Decision, Event, Remedy, ServerView, ServeWorker
 from stepmill.pool.limits import FailureLimit
 from stepmill.pool.policies import POLICIES
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, WorkerDied
@@ -196,14 +195,15 @@ class WorkerSupervisor:
         """Return the views of a worker's servers."""
         return self.state.view(self.records[worker].plan.env_ids)
 
-    def faults_in(self, worker: int) -> list[core_events.EnvFailed]:
-        """Return the failed commands of a worker's envs about which no decision was made yet."""
-        events = self.state.drain(acknowledge=False)
-        return [each for each in events if isinstance(each, core_events.EnvFailed) and each.worker == worker]
+    def death_of(self, worker: int) -> Death:
+        """Return a worker's death that `drain` does not return, such as that of a successor, without the lost commands."""
+        views = {view.env_id: view for view in self.views_of(worker) if view.env_id is not None}
+        running = [env_id for env_id, view in views.items() if view.has_run_last]
+        return Death(worker, self.records[worker].generation, sorted(views), running)
 
-    def envs_of(self, worker: int) -> list[int]:
+    def envs_of(self, worker: int) -> Sequence[int]:
         """Return the envs that a worker serves. With spares, these may differ from those of its plan."""
-        return sorted(view.env_id for view in self.views_of(worker) if view.env_id is not None)
+        return self.death_of(worker).env_ids
 
     def worker_of(self, env_id: int) -> int:
         """Return the worker that serves an env."""
@@ -215,14 +215,17 @@ class WorkerSupervisor:
             return {env_id: self._worker_of_server[env_id] for env_id in env_ids}
         return {env_id: view.worker for env_id, view in zip(env_ids, self.state.view(env_ids=env_ids), strict=True)}
 
-    def record_deaths(self, events: Iterable[core_events.Event] | None = None) -> None:
-        """Record the deaths among these events, or among those that the pool state has now."""
+    def record_deaths(self, events: Iterable[Event] | None = None) -> Mapping[int, Death]:
+        """Record the deaths among these events, or among those that the pool state has now. Return them by worker."""
+        deaths = {}
         for event in self.state.drain(acknowledge=False) if events is None else events:
-            if isinstance(event, core_events.WorkerDied):
+            if isinstance(event, Death):
+                deaths[event.worker] = event
                 record = self.records[event.worker]
                 if record.state is WorkerState.SERVING and record.generation == event.generation:
                     self._move(record, WorkerState.DEAD_UNREPORTED)
                     record.error = None
+        return deaths
 
     def check_process(self, worker: int) -> WorkerRecord:
         """Check the process of a worker, whose death the reaper may not have noticed yet, and return its record."""
@@ -243,14 +246,13 @@ class WorkerSupervisor:
 
     # ---- deaths -----------------------------------------------------------------------------------------------------
 
-    def worker_died_error(self, worker: int) -> WorkerDied:
+    def worker_died_error(self, death: Death) -> WorkerDied:
         """Return an error that describes the death of a worker."""
-        monitor, nodes, env_ids = self._traits.monitor, self._traits.nodes, self.envs_of(worker)
+        monitor, nodes, worker = self._traits.monitor, self._traits.nodes, death.worker
         code = None if monitor is None else monitor.exit_code(worker)
         node, cause = (None, None) if nodes is None else (nodes.describe_node(worker), nodes.cause_of_death(worker))
-        error = worker_died_error(worker, env_ids, code, hint=self.policy.death_hint, node=node, cause=cause)
-        running = self.running_envs(worker)
-        error.running_env_id = running[0] if len(running) == 1 else None
+        error = worker_died_error(worker, death.env_ids, code, hint=self.policy.death_hint, node=node, cause=cause)
+        error.running_env_id = death.running[0] if len(death.running) == 1 else None
         return error
 
     def mark_reported(self, worker: int, error: StepmillError) -> None:
@@ -272,10 +274,6 @@ class WorkerSupervisor:
                 if record.state is WorkerState.DEAD_UNREPORTED and record.error is None:
                     self._move(record, WorkerState.DEAD_REPORTED)
             name_envs(error, self.envs_of(error.worker))
-
-    def running_envs(self, worker: int) -> list[int]:
-        """Return the envs whose commands a worker, which may have died, ran last. There is at most one per lane."""
-        return [view.env_id for view in self.views_of(worker) if view.has_run_last and view.env_id is not None]
 
     def record_replies(self, lane: int, num_requests: int) -> None:
         """Report to the reaper that a lane has replied to its first `num_requests` requests."""

@@ -10,7 +10,7 @@
 namespace stepmill {
 
 enum class Event : std::uint8_t { ENV_FAILED, WORKER_DIED, REPLAY_PAUSED };  // the last: and those that follow, by ReplayEvent
-inline constexpr std::array EVENT_NAMES{"EnvFailed", "WorkerDied", "ReplayAt", "ReplayPlayed", "ReplayDiffers", "ReplayFailed"};
+inline constexpr std::array EVENT_NAMES{"EnvFailed", "Death", "ReplayAt", "ReplayPlayed", "ReplayDiffers", "ReplayFailed"};
 
 // A decision with all memory that its commit needs, so that the commit does not fail.
 struct Decision {

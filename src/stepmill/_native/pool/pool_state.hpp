@@ -116,6 +116,7 @@ class PoolState {
     std::uint32_t num_unclaimed_ready() const;
     void restore_outcome(std::uint32_t id);
     void mask(std::uint32_t id);
+    void keep_latest(EnvRecord& env) { leases_->unpin(env.target), env.target = env.latest, leases_->pin(env.target); }  // its result has the newest observation
     bool is_last(const EnvRecord& env) const { return budget_ != 0 && env.num_ended + 1 >= budget_; }  // its current episode is the last, or it is exhausted
     void check_workers(const Ids& ids, Command command) const;
     void add_workers_to_recycle(Ids& found) const;
@@ -128,6 +129,8 @@ class PoolState {
     void dispatch(const Ids& ids, Command command);
     bool is_done(std::uint32_t env_id) const { return envs_[env_id].done->load(std::memory_order_acquire) == *envs_[env_id].ticket; }
     bool has_fault(std::uint32_t env_id) const { return envs_[env_id].fault->load(std::memory_order_relaxed) != 0; }
+    // Whether a command has ended because its worker no longer serves the env.
+    bool is_lost(std::uint32_t id) const { const auto fault = static_cast<Fault>(envs_[id].fault->load(std::memory_order_relaxed)); return fault >= Fault::DIED && fault <= Fault::NEIGHBOUR && envs_[id].phase() == EnvPhase::PENDING && is_done(id); }
     std::uint32_t scan(const Ids& ids, std::uint32_t num_needed, bool& is_fault);
     void attach_kernel(nb::object loop);
     void reset_server_order();
@@ -144,8 +147,8 @@ class PoolState {
     bool abort_commands_of_dead_workers(const Ids& ids);
     bool has_event();
     nb::list events_of_now();
-    std::uint32_t count_dead() const;
     nb::object failure_of(std::uint32_t id);
+    nb::object death_of(std::uint32_t worker);
     const Ids& lanes_of(std::uint32_t worker) const { return slab_->lanes[worker]; }
     WorkerControl& process_words(std::uint32_t worker) const { return *slab_->workers[lanes_of(worker).front()]; }  // its first lane has the counts of the process
     bool is_restarting(std::uint32_t worker) const { return commands_.is_restarting(lanes_of(worker).front()); }
@@ -222,7 +225,6 @@ class PoolState {
     void mark_faulted(std::uint32_t id);
     void trace_envs(TraceKind kind, const Ids& ids) const;
     void count_fault(std::uint32_t id, std::uint32_t kind);
-    void count_death(std::uint32_t worker);
     nb::object opaque_column(const Ids& ids, int index) const;
     nb::object env_obs(std::uint32_t env_id, nb::handle opaques, bool is_final);
     nb::object gather_rows(const Leaf& leaf, const Ids& ids) const;  // of a leaf with one slot

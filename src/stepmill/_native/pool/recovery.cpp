@@ -5,7 +5,10 @@
 #define NO_IMPORT_ARRAY
 #include <algorithm>
 #include <cstring>
+#include <ranges>
 #include <utility>
+
+#include <nanobind/stl/vector.h>
 
 #include "pool/pool_state.hpp"
 #include "shared/reaper.hpp"
@@ -29,19 +32,13 @@ void PoolState::count_fault(std::uint32_t id, std::uint32_t kind) {
     ++counts[kind < counts.size() ? kind : static_cast<std::uint32_t>(Fault::BAD_OUTPUT)];
 }
 
-// Counts each death once.
-void PoolState::count_death(std::uint32_t worker) {
-    WorkerControl& control = process_words(worker);
-    const std::uint32_t life = control.num_restarts.load() + 1;
-    control.num_deaths += std::exchange(counted_lives_[worker], life) != life;
-}
-
 // Everything that Python must decide about, as objects of pool/events.py. Called again, it returns the same events, until a decision
 // moves their envs or workers on. A death comes with the faults of all its commands: the reaper writes it before them, lane by lane.
 nb::list PoolState::drain(bool acknowledge) {
     const InUse in_use(*this);
+    const auto count_dead = [&] { return std::ranges::count_if(std::views::iota(0U, num_workers_), [&](std::uint32_t worker) { return is_dead(worker); }); };
     nb::list events;
-    for (std::uint32_t num_dead = UINT32_MAX; num_dead != count_dead();) {
+    for (std::ptrdiff_t num_dead = -1; num_dead != count_dead();) {
         num_dead = count_dead();
         if (num_dead != 0 && reaper_ != nullptr) reaper_->finish_marking();
         events = events_of_now();
@@ -51,12 +48,6 @@ nb::list PoolState::drain(bool acknowledge) {
         has_news_ = false;
     }
     return events;
-}
-
-std::uint32_t PoolState::count_dead() const {
-    std::uint32_t num_dead = 0;
-    for (std::uint32_t worker = 0; worker < num_workers_; ++worker) num_dead += is_dead(worker);
-    return num_dead;
 }
 
 nb::list PoolState::events_of_now() {
@@ -70,11 +61,24 @@ nb::list PoolState::events_of_now() {
         events.append(event_types_[static_cast<std::size_t>(Event::REPLAY_PAUSED) + static_cast<std::size_t>(replay.event)](id, *envs_[id].ticket, replay.step));
     }
     for (std::uint32_t worker = 0; worker < num_workers_; ++worker) {
-        if (!is_dead(worker) || is_restarting(worker)) continue;
-        count_death(worker);
-        events.append(event_types_[static_cast<std::size_t>(Event::WORKER_DIED)](worker, process_words(worker).num_restarts.load()));
+        if (is_dead(worker) && !is_restarting(worker)) events.append(death_of(worker));
     }
     return events;
+}
+
+// Counts each death once.
+nb::object PoolState::death_of(std::uint32_t worker) {
+    WorkerControl& control = process_words(worker);
+    const std::uint32_t life = control.num_restarts.load() + 1;
+    control.num_deaths += std::exchange(counted_lives_[worker], life) != life;
+    nb::list running, faults;
+    const Ids ids = spares_.envs_of(worker);
+    for (const std::uint32_t id : ids) {
+        const ServerLocation location = slab_->server_locations[envs_[id].server];
+        if (slab_->workers[location.worker]->current.load(std::memory_order_acquire) == location.local) running.append(id);
+        if (is_lost(id)) faults.append(failure_of(id));
+    }
+    return event_types_[static_cast<std::size_t>(Event::WORKER_DIED)](worker, life - 1, ids, running, faults);
 }
 
 nb::object PoolState::failure_of(std::uint32_t id) {
@@ -97,18 +101,15 @@ nb::object PoolState::failure_of(std::uint32_t id) {
 // Drops the results of envs that are done.
 void PoolState::discard_results(nb::handle env_ids) {
     const InUse in_use(*this);
-    Ids storage, done, done_ids;
+    Ids storage, received;
     for (const std::uint32_t id : parse_ids(env_ids, storage)) {
         unclaimed_.release(id);
-        if (envs_[id].phase() == EnvPhase::PENDING && is_done(id)) done.push_back(id);
-    }
-    for (const std::uint32_t id : done) {
+        if (envs_[id].phase() != EnvPhase::PENDING || !is_done(id)) continue;
         if (has_fault(id)) mark_faulted(id);
-        else done_ids.push_back(id);
+        else received.push_back(id);
     }
-    Ids rest = pending_;
-    std::erase_if(rest, [&](std::uint32_t id) { return envs_[id].phase() != EnvPhase::PENDING || std::ranges::count(done_ids, id) != 0; });
-    mark_received(done_ids, std::move(rest), false);
+    mark_received(received, std::move(pending_), false);
+    std::erase_if(pending_, [&](std::uint32_t id) { return envs_[id].phase() != EnvPhase::PENDING; });
 }
 
 bool PoolState::was_at_reset(std::uint32_t env_id) const {
@@ -188,9 +189,7 @@ void PoolState::cut_short(std::uint32_t id) {
     if (is_reset_after_cut(env)) return;  // store_final_obs() has prepared it
     const ServerLocation location = slab_->server_locations[env.server];
     slab_->words[location.worker].fault[location.local].store(0, std::memory_order_relaxed);
-    leases_->unpin(env.target);
-    env.target = env.latest;
-    leases_->pin(env.target);
+    keep_latest(env);
 }
 
 void PoolState::empty_row(std::uint32_t id) {
@@ -204,9 +203,7 @@ void PoolState::mask(std::uint32_t id) {
     EnvRecord& env = envs_[id];
     env.command.kind = Command::NONE;
     empty_row(id);
-    leases_->unpin(env.target);
-    env.target = env.latest;
-    leases_->pin(env.target);
+    keep_latest(env);
 }
 
 // Of an env that has a fault, or cannot be replayed. A reset that is cut short is tried again instead.
@@ -347,10 +344,11 @@ void PoolState::add_workers_to_recycle(Ids& found) const {
 // Commands wait until finish_restart(): the old worker may still live, the successor may fail although it serves, and repeated calls
 // come first.
 void PoolState::begin_restart(Decision& decision) {
+    if (decision.remedy == Remedy::RAISE) fail_worker(decision);
     process_words(decision.id).num_recycles += decision.is_recycling;
     const bool is_replayed = decision.remedy == Remedy::KEEP;
-    for (const std::uint32_t lane : lanes_of(decision.id)) commands_.begin_restart(lane);
     for (const std::uint32_t lane : lanes_of(decision.id)) {
+        commands_.begin_restart(lane);
         for (const std::uint32_t server : slab_->plan.servers[lane]) {
             const std::uint32_t id = spares_.env_of(server);
             const bool is_taken = id != NO_ENV && envs_[id].phase() == EnvPhase::PENDING;
@@ -400,13 +398,16 @@ void PoolState::cancel_restart(Decision& decision) {
 }
 
 // The worker stays dead, or is restarted for other envs: its idle envs are FAULTED until a reset or revive() restores them, and so are
-// those with a result, once it is received.
+// those with a result, once it is received. If it stays dead, its death is raised for the commands that it lost.
 void PoolState::fail_worker(Decision& decision) {
     cancel_restart(decision);
     for (const std::uint32_t id : decision.ids) {
         const EnvRecord& env = envs_[id];
         if (env.phase() == EnvPhase::IDLE || env.phase() == EnvPhase::NEW) envs_.fail(id);
         if (env.is_commanded()) envs_.move(id, ObjectPhase::GONE);
+        if (decision.kind != Decision::Kind::FAIL_WORKER || !is_lost(id)) continue;
+        count_fault(id, env.fault->load(std::memory_order_relaxed));
+        mark_faulted(id);
     }
 }
 

@@ -233,9 +233,7 @@ void PoolState::begin_replay(Decision& decision) {
     replay.step = 0;
     replay.places = std::move(decision.places);
     replay.is_finished_here = decision.is_finished_here;
-    replay.slot = 0;
-    const bool has_blob = static_cast<bool>(log_.of(id).reset_blob);  // prepare() has written it
-    words.flags[local] = static_cast<std::uint8_t>(FLAG_SEED | FLAG_EPISODE | (has_blob ? FLAG_BLOB : 0));
+    words.flags[local] = static_cast<std::uint8_t>(FLAG_SEED | FLAG_EPISODE | (log_.of(id).reset_blob ? FLAG_BLOB : 0));  // prepare() has written the blob
     words.seed[local] = env.base_seed;
     words.episode[local] = env.episode;
     issue_replayed(id);
