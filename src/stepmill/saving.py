@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepmill import Batch, StepmillError, UsageError
+from stepmill import StepmillError, UsageError
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import PoolPort, SavedEnvs, StateFunctions, read_saved, write_saved
 
@@ -49,8 +50,11 @@ def save(
         BusyEnvError: an env has a fault that was not received; or it is stepping, and its state would be copied.
         OSError: the file cannot be written. A file that was there before is not changed.
     """
-    saved = PoolPort(_find_pool(envs)[0]).save(env_ids, state)
-    saved = replace(saved, front_end={"spaces": {path: _generator(space) for path, space in _spaces_of(envs)}})
+    pool, front_end = _find_pool(envs)
+    own = {name: copy(getattr(front_end, name)) for name in getattr(front_end, "_own_names", tuple)()}
+    saved = PoolPort(pool).save(env_ids, state)
+    spaces = {path: _generator(space) for path, space in _spaces_of(envs)}
+    saved = replace(saved, front_end={"spaces": spaces, "own": own})
     if path is not None:
         write_saved(os.fspath(path), saved)
     return saved
@@ -79,9 +83,8 @@ def restore(
             `info["fault"]`, and it begins a new episode.
         trust: whether pickled parts of a file are loaded, which can run any code that is in the file.
     Returns:
-        what the last `step` returned before all envs were saved, in the form of the front-end, or a `Batch`. Envs that were
-        stepping have their newest observation in it. TorchRL's envs return what `reset` does, ALF's a TimeStep, and an `AsyncPool`
-        a `Batch`. For some envs, only their observations are returned.
+        what the last `step` returned before all envs were saved, in the form of the front-end (TorchRL's: of `reset`). Envs that
+        were stepping have their newest observation in it. For some envs, only their observations are returned.
     Raises:
         UsageError: the file is damaged, has another version, or needs `trust`; or the positions do not fit these envs. No env is
             changed. If a replay gives another result, other envs have been restored.
@@ -89,40 +92,46 @@ def restore(
         WorkerDied, EnvError, EnvTimeout: an env had a fault, and its worker could not be restarted.
     """
     saved = source if isinstance(source, SavedEnvs) else read_saved(os.fspath(source), trust=trust)
-    pool, as_returned = _find_pool(envs)
-    port = PoolPort(pool)
+    pool, front_end = _find_pool(envs)
+    port, own_names = PoolPort(pool), set(getattr(front_end, "_own_names", tuple)())
     try:
         ids = port.restore(saved, env_ids, state, strict=strict)
         spaces = saved.front_end.get("spaces", {})
         for name, space in _spaces_of(envs):
             if spaces.get(name) is not None:
                 space.np_random.bit_generator.state = spaces[name]
-        if env_ids is not None or saved.whole.get("batch") is None:
-            return port.observe(ids)
-        batch = Batch(port.observe(), *saved.whole["batch"])
+        is_whole = env_ids is None and saved.whole.get("batch") is not None
+        for name in own_names.intersection(saved.front_end.get("own", ()) if is_whole else ()):
+            setattr(front_end, name, copy(saved.front_end["own"][name]))
+        batch = port.newest_batch() if is_whole or front_end is not None else None
     except StepmillError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:  # only if the file was forged
         raise UsageError(f"the saved envs are damaged: {exc!r}; give an unchanged file") from exc
-    return as_returned(batch)
+    returned = batch if front_end is None or batch is None else front_end._as_returned(batch)
+    return returned if is_whole else port.observe(ids)
 
 
-def _find_pool(envs: Any) -> tuple[Pool, Callable[[Batch], Any]]:
-    """Return the pool of a front-end, which may be in wrappers, and the function that returns a batch in the front-end's form."""
-    found, as_returned = envs, None
+def _find_pool(envs: Any) -> tuple[Pool, Any]:
+    """Return the pool of a front-end, which may be in wrappers, and the front-end; None for a pool.
+
+    A front-end has `_as_returned`. Those whose own memory does not follow from the newest results have `_own_names`, which returns the
+    names of these attributes.
+    """
+    found, front_end = envs, None
     for _ in range(100):
         if found is None or isinstance(found, Pool):
             break
-        as_returned = as_returned or getattr(found, "_as_returned", None)
+        front_end = found if front_end is None and hasattr(type(found), "_as_returned") else front_end
         inner = (getattr(found, "__dict__", {}).get(name) for name in _HOLDERS)
         found = next((each for each in inner if each is not None), None)
     is_own = type(envs).__module__.startswith("stepmill.") and envs is not found
-    if not isinstance(found, Pool) or (is_own and as_returned is None):
+    if not isinstance(found, Pool) or (is_own and front_end is None):
         raise UsageError(
             f"a {type(envs).__name__} has no pool that can be saved; give a Pool, or a front-end that `stepmill.save` names, and "
             "that is open"
         )
-    return found, as_returned or (lambda batch: batch)
+    return found, front_end
 
 
 # ---- generators of spaces --------------------------------------------------------------------------------------------------

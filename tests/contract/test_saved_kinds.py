@@ -1,4 +1,4 @@
-"""Ten kinds of envs are saved at random moments, and go on elsewhere with the same bits."""
+"""Ten kinds of envs are saved at random moments, and go on elsewhere with the same bits; also envs at their begin, and some of a pool."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from gymnasium import spaces
 
 import stepmill
-from tests.contract.test_saving import BACKENDS, LOGGED, Wanderer
+from tests.contract.test_saving import BACKENDS, LOGGED, SERIAL, Wanderer
 from tests.harness.effort import examples
 
 
@@ -143,3 +143,26 @@ def test_saved_envs_of_each_kind_go_on_with_the_same_bits(kind: str, backend: st
             for _ in range(200):
                 actions = sample(pool, numbers)
                 assert record(other.step(actions)) == record(pool.step(actions))
+
+
+def test_envs_that_were_never_reset_are_saved_and_restored() -> None:
+    with stepmill.Pool([Wanderer] * 2, **SERIAL) as pool, stepmill.Pool([Wanderer] * 2, **SERIAL) as other:
+        stepmill.restore(other, stepmill.save(pool, None))
+        assert record(other.reset(seed=3)) == record(pool.reset(seed=3))
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_save_after_a_partial_restore_has_the_infos_of_the_other_envs(is_restored: bool) -> None:
+    with stepmill.Pool([Wanderer] * 3, **SERIAL) as pool, stepmill.Pool([Wanderer] * 3, **SERIAL) as other:
+        pool.reset(seed=3)
+        pool.step([1, 2, 3])
+        saved = stepmill.save(pool, None, env_ids=[1])
+        pool.step([4, 5, 6])
+        pool.step([7, 8, 9])
+        if is_restored:
+            stepmill.restore(pool, stepmill.save(pool, None))
+        stepmill.restore(pool, saved, env_ids=[0])
+        info = stepmill.restore(other, stepmill.save(pool, None)).info
+        assert info["action"][1:].tolist() == [8, 9]
+        assert info["deep"]["path"][1:].tolist() == [[0, 3, 6]] * 2
+        assert not info["_action"][0] or info["action"][0] == 2

@@ -57,7 +57,9 @@ def play_torchrl(env: Any, newest: Any, first: int, last: int) -> list[Any]:
 
     found = []
     for step in range(first, last):
-        action = torch.from_numpy(np.eye(2, dtype=np.int64)[actions_of(step, 3)])
+        action = torch.from_numpy(actions_of(step, 3))
+        if env.action_spec.shape != (3,):
+            action = torch.nn.functional.one_hot(action, 2)
         result, newest = env.step_and_maybe_reset(newest.set("action", action))
         found.append({str(key): value.numpy().copy() for key, value in result.items(True, True)})
     return found
@@ -70,7 +72,9 @@ def play_alf(env: Any, newest: Any, first: int, last: int) -> list[Any]:
 def make_torchrl(name: str) -> Any:
     pytest.importorskip("torchrl")
     torchrl = pytest.importorskip("stepmill.frontends.torchrl")
-    return getattr(torchrl, name)([make] * 3, backend="process", num_workers=2, **LOGGED)
+    given = {"StepmillEnv": ([make] * 3,), "AsyncStepmillEnv": ([make] * 3,)}.get(name, (3, make))
+    options = stepmill.PoolOptions(backend="process", num_workers=2, **LOGGED)
+    return getattr(torchrl, name)(*given, options=options)
 
 
 def make_vector_env() -> Any:
@@ -109,13 +113,14 @@ def make_alf() -> Any:
     return FastParallelEnvironment([RandomAlf] * 3, as_tensors=False, options=options)
 
 
+TORCHRL = ("StepmillEnv", "ParallelEnv", "AsyncStepmillEnv", "MultiThreadedEnv")
 FRONT_ENDS: dict[str, tuple[Callable[[], Any], Play]] = {
     "VectorEnv": (make_vector_env, play_vector_env),
     "SB3VecEnv": (make_sb3, lambda *arguments: [each[:3] for each in play_vector_env(*arguments)]),
     "Tianshou": (make_tianshou, play_tianshou),
     "StepmillParallelEnv": (partial(make_pettingzoo, is_vector=False), play_parallel),
     "AgentVectorEnv": (partial(make_pettingzoo, is_vector=True), play_agents),
-    "StepmillEnv": (partial(make_torchrl, "StepmillEnv"), play_torchrl),
+    **{name: (partial(make_torchrl, name), play_torchrl) for name in TORCHRL},
     "ALF": (make_alf, play_alf),
 }
 
@@ -133,7 +138,7 @@ def test_a_restored_front_end_takes_the_steps_of_the_saved_one(name: str) -> Non
     saved = stepmill.save(envs, None)
     other = make_envs()
     restored = stepmill.restore(other, saved)
-    if name == "StepmillEnv":  # a root, as of a reset
+    if name in TORCHRL:  # a root, as of a reset
         np.testing.assert_array_equal(restored["observation"].numpy(), saved.obs)
         newest = restored.clone()
     else:
@@ -172,6 +177,100 @@ def test_a_restored_async_pool_receives_what_the_saved_one_would_have_received()
         assert before == history
 
     asyncio.run(main())
+
+
+def test_torchrl_envs_with_asynchronous_tasks_are_saved_once_these_are_received() -> None:
+    envs = make_torchrl("AsyncStepmillEnv")
+    roots = envs.reset(seed=0)
+    envs.async_step_send(envs.rand_action(roots)[:2], [0, 1])
+    with pytest.raises(stepmill.BusyEnvError, match=r"Receive \[0, 1\] first"):
+        stepmill.save(envs, None)
+    envs.async_step_recv(2)
+    saved = stepmill.save(envs, None)
+    other = make_torchrl("AsyncStepmillEnv")
+    stepmill.restore(other, saved)
+    found = []
+    for each in (envs, other):
+        each.async_step_send(roots.clone().set("action", envs.full_action_spec["action"].one()), [0, 1, 2])
+        results = each.async_step_recv(3)
+        order = results["env_index"].argsort()
+        found.append(record(results["next", "observation"][order].numpy()))
+        each.close()
+    assert found[0] == found[1]
+
+
+def test_the_seeds_of_the_next_reset_and_infos_of_older_steps_are_saved_with_a_front_end() -> None:
+    torchrl = pytest.importorskip("stepmill.frontends.torchrl")
+    torch = pytest.importorskip("torch")
+    specs = {"seed": pytest.importorskip("torchrl.data").Unbounded((), dtype=torch.int64)}
+
+    def make_envs() -> Any:
+        return torchrl.StepmillEnv([Flat] * 2, info_specs=specs, num_workers=1, **LOGGED)
+
+    envs, other = make_envs(), make_envs()
+    envs.set_seed(7)
+    root = envs.reset()
+    envs.step(root.set("action", envs.full_action_spec["action"].zero()))
+    envs.set_seed(40)
+    restored = stepmill.restore(other, stepmill.save(envs, None))
+    assert restored["info", "seed"].tolist() == [7, 8]
+    assert other.reset()["info", "seed"].tolist() == envs.reset()["info", "seed"].tolist() == [40, 41]
+    for each in (envs, other):
+        each.close()
+
+
+class Flat(gymnasium.Env[Any, Any]):
+    """Tells the seed of its reset in the info of the reset alone."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {"seed": seed}
+
+    def step(self, action: Any) -> Any:
+        return np.ones(1, np.float32), 0.0, False, False, {}
+
+
+def test_the_seeds_that_sb3_has_set_for_the_next_reset_are_saved() -> None:
+    pytest.importorskip("stable_baselines3")
+    envs, other = make_sb3(), make_sb3()
+    envs.seed(3)
+    stepmill.restore(other, stepmill.save(envs, None))
+    assert record(other.reset()) == record(envs.reset())
+    for each in (envs, other):
+        each.close()
+
+
+def test_a_front_end_goes_on_from_positions_that_some_of_its_envs_are_given() -> None:
+    envs, other = make_torchrl("StepmillEnv"), make_torchrl("StepmillEnv")
+    play_torchrl(envs, envs.reset(seed=0), 0, 7)
+    saved = stepmill.save(envs, None, env_ids=[1])
+    root = other.fake_tensordict().exclude("next").set("action", envs.full_action_spec["action"].one())
+    stepmill.restore(other, saved, env_ids=[0, 1, 2])
+    expected = envs.step(root.clone())["next", "observation"][1]
+    assert (other.step(root.clone())["next", "observation"] == expected).all()
+    for each in (envs, other):
+        each.close()
+
+
+def test_a_rollout_goes_on_from_a_position_that_one_of_its_envs_is_given() -> None:
+    with stepmill.Pool([make] * 2, num_workers=1, **LOGGED) as pool:
+        rollout = stepmill.Rollout(pool, 4)
+        rollout.reset(seed=0)
+        rollout.collect(lambda obs, ids: np.zeros(2, np.int64))
+        saved = stepmill.save(pool, None, env_ids=[1])
+        rollout.collect(lambda obs, ids: np.zeros(2, np.int64))
+        stepmill.restore(rollout, saved, env_ids=[0])
+        seen: list[Any] = []
+
+        def look(obs: Any, ids: Any) -> Any:
+            seen.append(obs.copy())
+            return np.zeros(2, np.int64)
+
+        rollout.collect(look)
+        np.testing.assert_array_equal(seen[0][0], saved.obs[0])
 
 
 def test_front_ends_with_a_state_of_their_own_are_refused() -> None:

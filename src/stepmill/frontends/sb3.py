@@ -135,6 +135,9 @@ class SB3VecEnv(VecEnv):
         self._is_stepping = bool(self._port.num_pending)
         return self._as_sb3(batch)
 
+    def _own_names(self) -> tuple[str, ...]:
+        return "reset_infos", "_seeds", "_options"  # the last two are used by the next reset
+
     def _as_sb3(self, result: Iterable[Any]) -> VecEnvStepReturn:
         obs, reward, terminated, truncated, info = result
         done = terminated | truncated

@@ -287,6 +287,11 @@ class PoolPort:
         """Give envs saved positions, and return the ids of the envs; see `stepmill.restore`."""
         return self.pool._positions.restore(saved, env_ids, state, strict=strict)
 
+    def newest_batch(self) -> Batch | None:
+        """Return the newest results of all envs, also of restored ones; None if their infos cannot be read."""
+        results = self.pool._positions.newest_results()
+        return None if results is None else Batch(self.observe(), *results)
+
     # ---- facts ---------------------------------------------------------------------------------------------------------
 
     @property

@@ -77,7 +77,8 @@ class Positions:
         self._recovery, self._replays = self._revival.recovery, self._revival.recovery.replays
         self._workers = self._recovery.workers
         self._requests, self._resets, self._options, self._num_envs = requests, resets, options, num_envs
-        self._restored: Any = None  # the newest batch of the last restore, if it was of all envs
+        self._restored: Any = None  # the newest batch of the last restore of all envs
+        self._replaced: set[int] = set()  # envs that have been restored since then
         self._is_kernel = options.backend is BackendName.KERNEL
         self._facts = _facts(runtime.specs[0], options) | {"kernel": traits_of(runtime.backend).identity}
 
@@ -122,15 +123,26 @@ class Positions:
         return {name: value for name, value in self._facts.items() if name not in free}
 
     def _take_whole(self) -> dict[str, Any]:
-        has_results, batch = self._state.newest_batch()
-        newest = None if batch is None else batch[1:]  # the observations are in the positions
         queued = [view.server for view in self._state.view(env_ids=range(self._num_envs, self._requests.num_servers))]
         return {
             "spares": self._state.spare_positions(),
             "unseeded": sorted(self._resets.unseeded),
             "queued": [self._calls_and_settings(server) for server in queued],
-            "batch": newest if has_results or self._restored is None else self._restored,
+            "batch": self.newest_results(),
         }
+
+    def newest_results(self) -> Any:
+        """Return the newest batch of all envs without its observations, which are in the positions; None if it cannot be read.
+
+        Infos of envs that were restored alone are only those of their replays.
+        """
+        has_results, batch = self._state.newest_batch()
+        if batch is None or has_results or self._restored is None:
+            return batch and batch[1:]
+        if not self._replaced:
+            return self._restored
+        info = _without_rows(self._restored[3], sorted(self._replaced))
+        return *batch[1:4], {**info, **batch[4]}, *batch[5:]
 
     def _calls_and_settings(self, server: int) -> tuple[list[Any], list[Any]]:
         calls = [each.saved() for each in self._replays.log.calls_of(server)]
@@ -182,7 +194,10 @@ class Positions:
         spares = saved.whole.get("spares") if len(ids) == self._num_envs else None
         rows = np.array(ids, np.int64)  # once, because converting the list takes as long as all else
         self._state.restore_positions(rows, [each["position"] for each in saved.envs], spares)
-        self._restored = saved.whole.get("batch") if len(ids) == self._num_envs else None
+        if len(ids) == self._num_envs:
+            self._restored, self._replaced = saved.whole.get("batch"), set()
+        elif self._restored is not None:
+            self._replaced.update(ids)
         if self._resets.unseeded:
             self._resets.unseeded.difference_update(ids)
         self._resets.unseeded.update(saved.whole.get("unseeded", ()))
@@ -262,6 +277,18 @@ class Positions:
                 f"env {env_id} could not be restored: {reason}; with strict=False it begins a new episode in its next step; "
                 "reset() all envs if you do not go on with these"
             )
+
+
+def _without_rows(info: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
+    """Return a merged info in which these rows have no values."""
+    left: dict[str, Any] = {}
+    for key, column in info.items():
+        if isinstance(column, Mapping):
+            left[key] = _without_rows(column, rows)
+            continue
+        left[key] = column.copy()
+        left[key][rows] = None if column.dtype.hasobject else np.zeros((), column.dtype)
+    return left
 
 
 def _facts(spec: EnvSpec, options: PoolOptions) -> dict[str, Any]:

@@ -174,7 +174,7 @@ SavedPosition PoolState::read_position(nb::handle fields) const {
     const std::size_t num = rest.rewards.size(), num_steps = num == 0 ? 0 : num - 1;
     check(rest.hashes.size() == num && rest.outcome_flags.size() == num && log.actions.size() == num_steps * slab_->action_bytes(), "the size of its log");
     check(log.blob_ends.size() == (log_.has_blobs() ? num_steps : 0) && std::ranges::is_sorted(log.blob_ends) && (log.blob_ends.empty() || log.blob_ends.back() == log.blobs.size()), "its logged actions");
-    check(!rest.is_replayed || (log.is_whole && num != 0) || env.begins_episode(), "its log");
+    check(!rest.is_replayed || (log.is_whole && num != 0) || rest.phase == EnvPhase::NEW || env.begins_episode(), "its log");
     check(kernel_ == nullptr || (rest.memory && PyTuple_CheckExact(rest.memory.ptr()) && PyTuple_GET_SIZE(rest.memory.ptr()) == 2), "its memory");
     if (kernel_ != nullptr) kernel_->check_saved(rest.memory);
     for (std::size_t i = 0; i < num; ++i) log.outcomes.push_back({rest.rewards[i], rest.hashes[i], rest.outcome_flags[i]});
@@ -200,7 +200,7 @@ void PoolState::restore_positions(nb::handle env_ids, nb::list saved, nb::object
         raise(errors().usage, "the position of env " + std::to_string(ids[positions.size() % ids.size()]) + " does not fit these envs, or is damaged: " + error.what() + "; give one that was saved from envs of the same kind");
     }
     uniform_slot_ = NO_SLOT;
-    unclaimed_.pop_last();  // of the episodes before
+    unclaimed_.forget(ids.size() == num_envs_);  // of the episodes before
     std::vector<std::pair<std::int64_t, std::uint32_t>> pending;
     for (std::size_t i = 0; i < ids.size(); ++i) {
         const SavedPosition& position = positions[i % positions.size()];
@@ -237,6 +237,7 @@ void PoolState::restore_position(std::uint32_t id, const SavedPosition& saved) {
     set_command(words, local, rest.command);
     words.flags[local] = static_cast<std::uint8_t>(rest.flags & ~FLAG_BLOB);
     words.seed[local] = rest.seed, words.episode[local] = rest.episode;
+    words.payload_bytes[local] = 0, words.result[local] = 0;
     words.fault[local].store(0, std::memory_order_relaxed);
     if (rest.place >= 0 && env.reset_blob) commands_.write_blob(server, env.reset_blob);
     slab_->write_action(id, rest.action.data());

@@ -40,6 +40,7 @@ class UnclaimedResults {
     }
     const Batch& last() const noexcept { return last_; }
     Batch pop_last() { return std::exchange(last_, Batch()); }
+    void forget(bool is_all) { last_ = {is_all ? Ids() : std::move(last_.ids), {}, false}; }  // those of `ids` can be gathered again
 
     // Stores the results of a lost batch.
     void store(const Batch& batch, std::size_t batch_size) {

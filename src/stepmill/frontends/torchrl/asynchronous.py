@@ -333,6 +333,11 @@ class AsyncStepmillEnv(StepmillEnv):
         self._check_idle(np.arange(self.num_workers))
         return super()._step(tensordict)
 
+    def _own_names(self) -> tuple[str, ...]:
+        """Refuse to save envs that have tasks, whose tensordicts are not saved."""
+        self._check_idle(np.arange(self.num_workers))
+        return super()._own_names()
+
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the envs and end their workers; results that were not received are dropped. Idempotent."""
         for entries in (self._tasks, self._roots, self._ended):

@@ -70,6 +70,7 @@ class Engine:
         frame_skip: the number of times that `step` applies an action.
         infos: for each key, the newest value of each env, [N, ...]. The owner sets the keys. The arrays are never
             modified.
+        seeds: the seeds of the next resets, by env.
         states: the object that reads and loads the state of the envs.
         makers: the env functions from which `open_pool` makes envs; None if the pool was given.
         begins_resets: whether `step` begins to reset the envs whose episodes end. `wait_resets` waits for them.
@@ -82,7 +83,7 @@ class Engine:
         self.states = States()
         self.frame_skip = _checked_skip(frame_skip)
         self._port: PoolPort | None = None
-        self._seeds: dict[int, int] = {}
+        self.seeds: dict[int, int] = {}
         self.infos: dict[str, NDArray[Any]] = {}
         self.begins_resets = False
         self._resetting: Mask | None = None
@@ -177,17 +178,15 @@ class Engine:
     def set_seed(self, seed: Seed) -> None:
         """Set the seed of each env's next reset: s gives env i the seed s + i; a list or dict has one per env."""
         seeds = spread_seed(seed, list(range(self.num_envs)), self.num_envs, 1)
-        self._seeds = {env_id: own for env_id, own in enumerate(seeds) if isinstance(own, int)}
+        self.seeds = {env_id: own for env_id, own in enumerate(seeds) if isinstance(own, int)}
 
     def _take_seeds(self, ids: Sequence[int], seed: Seed) -> dict[int, int | None] | None:
         if seed is not None:
             for env_id in ids:
-                self._seeds.pop(env_id, None)
+                self.seeds.pop(env_id, None)
             given = spread_seed(seed, list(ids), self.num_envs, 1)
             return {env_id: own for env_id, own in zip(ids, given, strict=True) if not isinstance(own, list)}
-        seeds: dict[int, int | None] = {
-            env_id: self._seeds.pop(env_id) for env_id in list(ids) if env_id in self._seeds
-        }
+        seeds: dict[int, int | None] = {env_id: self.seeds.pop(env_id) for env_id in list(ids) if env_id in self.seeds}
         return seeds or None
 
     @property
@@ -199,7 +198,7 @@ class Engine:
 
     def reset(self, mask: Mask | None, seed: Seed = None, options: Mapping[str, Any] | None = None) -> Any:
         """Reset the envs of a mask [N], or all; return the newest observations of all envs in new arrays."""
-        if mask is None or (self._seeds and self.is_envpool):
+        if mask is None or (self.seeds and self.is_envpool):
             mask = np.ones(self.num_envs, np.bool_)
         self._open_for(int(mask.sum()))
         ids = [int(env_id) for env_id in np.flatnonzero(mask)]
@@ -307,7 +306,7 @@ class Engine:
 
     def _needs_full_reset(self, ended: Mask) -> bool:
         """Whether a reset of these envs must go through `reset`: seeds are set, or a new pool must be made."""
-        return bool(self._seeds) or (self._is_outdated and bool(ended.all()))
+        return bool(self.seeds) or (self._is_outdated and bool(ended.all()))
 
     def wait_resets(self) -> Any:
         """Wait for the resets that the last `step` began; return the newest observations of all envs, or None without resets."""

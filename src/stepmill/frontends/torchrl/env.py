@@ -196,6 +196,18 @@ class StepmillEnv(PoolEnv):
         self._engine.mark_restored(batch)
         return self._to_tensordict({**self._observation_tensors(batch.obs), **self._flag_tensors()})
 
+    def _own_names(self) -> tuple[str, ...]:
+        """Return the attributes that `stepmill.save` saves beside the pool."""
+        return ("_infos_and_seeds",)
+
+    @property
+    def _infos_and_seeds(self) -> tuple[dict[str, Any], dict[int, int]]:
+        return {**self._engine.infos}, {**self._engine.seeds}
+
+    @_infos_and_seeds.setter
+    def _infos_and_seeds(self, saved: tuple[dict[str, Any], dict[int, int]]) -> None:
+        self._engine.infos, self._engine.seeds = ({**part} for part in saved)
+
     def step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Step the envs, and return the tensordict with "next" in it, like `EnvBase.step` without checks that cannot fail here.
 
