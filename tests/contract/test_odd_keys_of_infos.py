@@ -11,6 +11,7 @@ import pytest
 import stepmill
 from stepmill.pool.infos import rows_of
 from stepmill.testing.envs import CountingEnv
+from tests.contract.test_unreadable_infos import READABLE, SHY, ShyEnv, loads
 
 
 class OddKey:
@@ -69,3 +70,16 @@ def test_a_key_that_cannot_be_compared_is_omitted_and_hides_nothing_else(
                 ["deep", "omitted", "steps"],
                 ["deep", "others", "steps"],
             ]
+
+
+def test_a_value_is_unpickled_once_however_its_info_is_read(pool_of):
+    def fail() -> None:
+        raise ValueError("not at first")
+
+    with pool_of([lambda: ShyEnv(0, None), lambda: ShyEnv(1, None)]) as pool:
+        pool.reset(seed=0)
+        info = pool.step([READABLE, SHY]).info
+        loads.append(fail)
+        assert info["_shy"].tolist() == [True, False]
+        for _ in range(2):
+            assert [error.leaf for error in dict(rows_of(info))[1].pop("omitted")] == ["info['shy']"]

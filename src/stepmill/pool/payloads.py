@@ -72,18 +72,24 @@ class InfoMaker:
 
     def make(self, *batch: Any) -> dict[str, Any]:
         """Return the info of a batch, which is decoded when it is first read. Native code passes the fields of `InfoParts`."""
-        parts = InfoParts(*batch)
-        return LazyInfo(lambda: self._merged(parts), lambda rows: self._select(parts, rows))
+        parts, known = InfoParts(*batch), list[InfoRows]()
 
-    def _select(self, batch: InfoParts, rows: Sequence[int] | None) -> InfoRows:
+        def read() -> InfoRows:
+            if not known:  # once, because reading runs code of the user's classes
+                known.append(list(self._rows(parts)))
+            return known[0]
+
+        return LazyInfo(lambda: self._merged(parts, read()), lambda rows: self._select(parts, read(), rows))
+
+    def _select(self, batch: InfoParts, read: InfoRows, rows: Sequence[int] | None) -> InfoRows:
         """Return the infos of some rows, or of all, as `rows_of` does."""
         wanted = None if rows is None else set(rows)
-        own = [(row, info) for row, info in self._rows(batch) if wanted is None or row in wanted]
+        own = [(row, {**info}) for row, info in read if wanted is None or row in wanted]
         # The infos of a batched env are already merged, and include the parts of fixed size.
         return add_fixed(own, batch.fixed, rows) if batch.fixed and self._rows_each is None else own
 
-    def _merged(self, batch: InfoParts) -> dict[str, Any]:
-        merged = merge(self._rows(batch), batch.num_rows, rows_each=self._rows_each, env_ids=batch.env_ids)
+    def _merged(self, batch: InfoParts, read: InfoRows) -> dict[str, Any]:
+        merged = merge(read, batch.num_rows, rows_each=self._rows_each, env_ids=batch.env_ids)
         if OMITTED in merged:
             self._log_new(merged[OMITTED])
         if batch.episodes is not None:
