@@ -66,7 +66,7 @@ class OpaqueEnv(EnvAdapter):
             return (True, result), 0.0, result[2], False, NO_INFO
         if len(result) == 5:
             return (True, result), 0.0, result[2], result[3], NO_INFO
-        raise TypeError(f"step must return 4 values (old gym) or 5 (Gymnasium), and returned {len(result)}")
+        raise ValueError(f"step must return 4 values (old gym) or 5 (Gymnasium), and returned {len(result)}")
 
     def render_as(self, mode: str) -> object:
         """Return what the env's `render` returns for a mode."""

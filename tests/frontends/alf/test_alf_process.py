@@ -146,3 +146,19 @@ def test_a_failed_step_is_raised_by_its_promise_and_the_env_can_be_reset(env_of)
         with pytest.raises(RuntimeError, match="failed in step"):
             promise()
     assert env.step(np.float32(1)).step_type == 1
+
+
+def test_an_override_of_call_gets_steps_and_resets():
+    names = []
+
+    class Noted(ProcessEnvironment):
+        def call(self, name, *args, **keywords):
+            names.append(name)
+            return super().call(name, *args, **keywords)
+
+    env = Noted(AlfCounter, 0)
+    env.start()
+    env.reset()
+    env.step(np.float32(1))
+    env.close()
+    assert names == ["reset", "step"]

@@ -246,3 +246,31 @@ def test_seeds_of_a_supervisor_are_checked(supervise: Any) -> None:
     assert envs.replay_path == ["videos", "videos"]
     envs.reset({0: {}})  # passed over: its replay is being saved
     assert [len(resets) for resets in envs.resets] == [1, 1]
+
+
+def test_a_step_that_was_refused_leaves_its_env_usable(supervise: Any) -> None:
+    supervisor = supervise(num_envs=1, length=1, auto_reset=False)
+    supervisor.launch()
+    supervisor.step({0: 1})
+    with pytest.raises(UsageError, match="are over"):
+        supervisor.step({0: 1})
+    supervisor.reset({0: {}})
+    assert supervisor.ready_obs_id == [0]
+
+
+def test_hasattr_is_false_for_what_the_envs_lack(supervise: Any) -> None:
+    supervisor = supervise(num_envs=1)
+    assert not hasattr(supervisor, "nothing")  # it is closed
+    supervisor.launch()
+    assert [hasattr(supervisor, name) for name in ("nothing", "length")] == [False, True]
+    with pytest.raises(AttributeError, match="nothing"):
+        supervisor.get_child_attr(0, "nothing")
+
+
+def test_an_env_that_does_not_exist_is_named_and_nothing_is_sent(supervise: Any) -> None:
+    supervisor = supervise()
+    supervisor.launch()
+    for call in (supervisor.step, supervisor.reset):
+        with pytest.raises(IndexError, match=r"there are no envs \[9\]"):
+            call({0: {}, 9: {}})
+    assert len(supervisor.step({0: 1})) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -254,7 +255,7 @@ def test_a_closed_manager_raises_what_ml_agents_raises(manager_of, script):
     manager = manager_of(walking(script))
     manager.reset()
     manager.close()
-    for call in (manager.get_steps, manager.advance, manager.reset):
+    for call in (manager.get_steps, manager.advance, manager.reset, partial(manager.set_env_parameters, {"wind": 1.0})):
         with pytest.raises(UnityCommunicationException, match=r"send failed\. The manager is closed") as caught:
             call()
         assert isinstance(caught.value, stepmill.ClosedPoolError)

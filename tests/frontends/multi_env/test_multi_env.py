@@ -484,3 +484,12 @@ def test_gymnasium_envs_and_other_start_methods_work():
         assert [obs.tolist() for obs in multi_env.reset(seed=3)] == [[0, 0, 0], [1, 0, 0]]
         assert multi_env.step([5, 6])[1] == [5.0, 6.0]
         assert multi_env.envs[0].call("locate")[0] != os.getpid()
+
+
+def test_a_closed_multi_env_raises_a_runtime_error():
+    multi_env = MultiEnv(create_subprocess_envs([partial(OldEnv, 0)], options=FORK))
+    multi_env.close()
+    for call in (multi_env.reset, lambda: multi_env.step([1])):
+        with pytest.raises(RuntimeError, match="closed already") as caught:
+            call()
+        assert isinstance(caught.value, LifeCycleError)

@@ -188,6 +188,44 @@ def test_arrays_as_actions(make: Any, whose: str) -> None:
         assert env.step(actions(2, 2).requires_grad_()).prev_action.tolist() == [2, 2]
 
 
+@row("`step(None)`, `step` with another object")
+@row("`step` with a nest of another structure")
+def test_objects_that_are_no_actions(make: Any, whose: str) -> None:
+    env = make(counters(2))
+    env.reset()
+    for wrong in (None, "text", 3, object()):
+        with pytest.raises(AttributeError) as caught:
+            env.step(wrong)
+        assert isinstance(caught.value, RuntimeError) is (whose == OURS)
+    with pytest.raises(RuntimeError):
+        env.step([])
+    with raises(whose, ours=RuntimeError):
+        assert env.step({"a": actions(1, 1)}).prev_action.tolist() == [1, 1]
+
+
+@row("`FastParallelEnvironment([])`")
+def test_no_envs_and_no_threads(whose: str) -> None:
+    with raises(whose, ours=UsageError, original=IndexError):
+        class_of(whose)([])
+    with raises(whose, ours=UsageError, original=AssertionError):
+        class_of(whose)(counters(1), torch_num_threads_per_env=0)
+
+
+@row("A call after `close()`")
+@row("`close()`, `sync_progress()` of a")
+def test_a_process_environment_before_and_after_its_life(whose: str) -> None:
+    env = class_of(whose, "ProcessEnvironment")(counters(1)[0], 0)
+    with raises(whose, ours=AssertionError, original=AttributeError):
+        env.sync_progress()
+    with raises(whose, original=AttributeError):
+        env.close()
+    env = class_of(whose, "ProcessEnvironment")(counters(1)[0], 0)
+    env.start()
+    env.close()
+    with raises(whose, ours=stepmill.ClosedPoolError, original=OSError):
+        env.call("draw")
+
+
 @row("`step` with an action of another dtype")
 def test_actions_of_another_dtype(make: Any, whose: str) -> None:
     env = make(counters(2))

@@ -55,7 +55,8 @@ def handles(make: Make) -> Any:
     found = [(time_step.observation["count"].tolist(), int(time_step.step_type)) for time_step in found]
     promise = handle.call("echo", 1, key=[2])
     rest = [promise(), handle.made_with, handle.length, handle.render("rgb_array").tolist(), handle.metadata]
-    return [found, rest]
+    steps = [*env.call_envs_with_same_args("reset"), *env.call_envs_with_same_args("step", 2.0)]
+    return [found, rest, [time_step.observation["count"].tolist() for time_step in steps]]
 
 
 def of_all_envs(make: Make) -> Any:

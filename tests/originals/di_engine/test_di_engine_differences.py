@@ -27,7 +27,7 @@ from stepmill.testing.faulty import OddSignatureError
 from stepmill.testing.gates import Gate
 from tests.frontends.di_engine.envs import DingEnv, TreeEnv, ding_envs
 from tests.frontends.di_engine.test_faults import WrongShape
-from tests.originals.di_engine import test_di_engine_bugs
+from tests.originals.di_engine import test_di_engine_bugs, test_di_engine_corners
 from tests.originals.di_engine.sides import (
     ASYNC,
     MARKS,
@@ -432,13 +432,32 @@ def test_reset_arguments_that_are_no_dict(make: Any, whose: str) -> None:
     assert manager.closed is (whose == ORIGINAL)
 
 
-@row("`step` of a base manager for an env")
+@row("`step` of a base manager, or of")
 def test_a_step_of_an_env_that_is_done(make: Any, whose: str) -> None:
     manager = make("BaseEnvManager", ding_envs(1, length=1), episode_num=1)
     manager.launch()
     manager.step({0: 1})
     with contextlib.nullcontext() if whose == ORIGINAL else pytest.raises(AssertionError, match="DONE"):
         manager.step({0: 1})
+
+
+for text in (
+    "`hasattr(manager, name)` while",
+    "`_reset_param`, `_ready_obs` and",
+    "`ready_env`, `active_env` of `base`",
+    "An attribute that only some",
+    "`cfg` after the constructor",
+    "`env_fn` raises, or is not a function",
+    "`pickle.dumps(manager)` of `base`",
+    "`step({})` of `async_subprocess`",
+    "V2 `step(None)`, `enable_save_replay(3)`",
+    "`enable_save_figure`, `reward_shaping`",
+    "`_env_seed`",
+    '`EnvSupervisor("process", ...)`',
+    "`EnvSupervisor.seed(...)` after `launch`",
+    "A method of the envs that is not",
+):
+    row(text)(test_di_engine_corners)
 
 
 @row("`_pipe_parents`, `_pipe_children`")

@@ -101,6 +101,33 @@ def fail(worker_id: int, side_channels: Any) -> Any:
     raise LookupError("no player")
 
 
+@row("`n_env` below 1")
+def test_no_workers(make: Any, whose: str) -> None:
+    with raises(whose, ours=ValueError):
+        make(scripted(), 0)
+
+
+@row("A policy that is None; no policy")
+@row("A policy that returns None")
+def test_policies_that_are_none(make: Any, whose: str) -> None:
+    manager, policy, _ = make.trained(scripted())
+    manager.set_policy("walk", None)
+    with raises(whose, original=AttributeError):
+        manager.get_steps()
+    manager.set_policy("walk", Nothing())
+    with pytest.raises((AttributeError, TypeError)):
+        manager.get_steps()
+    manager.set_policy("walk", policy)
+    with raises(whose, original=UnityCommunicationException):
+        manager.get_steps()
+
+
+class Nothing:
+    """A policy that returns nothing."""
+
+    def get_action(self, *args: Any) -> None: ...
+
+
 @row("`env_factory`")
 def test_the_arguments_and_channels_of_factories(make: Any, whose: str, tmp_path: Path) -> None:
     def factory(worker_id: int, side_channels: Any, seed: int | None = None) -> Any:
@@ -404,7 +431,8 @@ def test_calls_of_a_closed_manager(make: Any, whose: str) -> None:
     manager = make(scripted())
     manager.reset({})
     manager.close()
-    for call in (manager.get_steps, partial(manager.reset, {})):
+    calls = (manager.get_steps, *(partial(each, {}) for each in (manager.reset, manager.set_env_parameters)))
+    for call in (*calls, partial(manager.on_training_started, "walk", None)):
         with pytest.raises(UnityCommunicationException, match="send failed") as caught:
             call()
         assert isinstance(caught.value, stepmill.ClosedPoolError) is (whose == OURS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 
 from stepmill.frontends import multi_env
-from stepmill.spec.errors import StepmillError
-from tests.originals.multi_env.sides import CHECKOUT, MARKS, Walk, load_original, pid_of
+from stepmill.spec.errors import StepmillError, UsageError
+from tests.originals.multi_env.sides import CHECKOUT, MARKS, Maker, Walk, load_original, pid_of
 from tests.originals.pages import run_page
 from tests.originals.signatures import check_listed, check_protected, differences
 
@@ -181,3 +182,36 @@ def test_the_pages_program_runs_with_either(tmp_path: Path, is_original: bool) -
     (package / "__init__.py").touch()  # the original's own imports TensorFlow
     (package / "multi_env.py").write_text((CHECKOUT / "actorcritic" / "multi_env.py").read_text())
     run_page("multi_env", tmp_path, is_original=is_original, path=str(package.parent))
+
+
+class Plain:
+    """An env without spaces."""
+
+    def reset(self) -> int:
+        return 1
+
+    def step(self, action: Any) -> Any:
+        return action(), 1.0, False, {}
+
+    def close(self) -> None: ...
+
+
+def test_arguments_that_cannot_work(module: Any) -> None:
+    make = Maker(module)
+    for wrong in (lambda: make.module.SubprocessEnv(3), lambda: make.module.MultiEnv(make([Walk]) * 2)):
+        with pytest.raises(UsageError) if make.is_ours else contextlib.nullcontext():
+            wrong()
+    make.close()
+
+
+def test_envs_without_spaces_and_functions_as_actions(module: Any) -> None:
+    make = Maker(module)
+    if not make.is_ours:
+        with pytest.raises(ValueError, match="not initialized"):
+            assert make([Plain])[0].observation_space
+        with pytest.raises(AttributeError):
+            make([Walk])[0].step(lambda: 3)
+    else:
+        (env,) = make([Plain])
+        assert (env.observation_space, env.reset(), env.step(lambda: 3)[0]) == (None, 1, 3)
+    make.close()

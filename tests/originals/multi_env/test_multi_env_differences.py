@@ -63,6 +63,11 @@ class Other(Walk):
     action_space = "other actions"
 
 
+row("An `env_fn` that is not a function")(test_actorcritic.test_arguments_that_cannot_work)
+row("An env without spaces")(test_actorcritic.test_envs_without_spaces_and_functions_as_actions)
+row("Functions that are defined")(test_actorcritic.test_envs_without_spaces_and_functions_as_actions)
+
+
 @row("`MultiEnv(envs)`")
 def test_envs_with_other_spaces(make: Maker) -> None:
     if not make.is_ours:
@@ -459,7 +464,17 @@ def overrides(make: Maker) -> Any:
     return found, calls
 
 
-SAME = (overrides, wrapped_by_gym, frames_of_gym, five_values, of_gymnasium, checks_extended, kept_arguments)
+def closed(make: Maker) -> Any:
+    """Use a MultiEnv that is closed, and assign one of its spaces."""
+    made = make.multi([Walk] * 2)
+    made.close()
+    calls = (made.reset, lambda: made.step([1, 1]), lambda: made.action_space, lambda: setattr(made, "action_space", 1))
+    for call, error in zip(calls, (RuntimeError, RuntimeError, ValueError, AttributeError), strict=True):
+        with pytest.raises(error):
+            call()
+
+
+SAME = (closed, overrides, wrapped_by_gym, frames_of_gym, five_values, of_gymnasium, checks_extended, kept_arguments)
 
 
 @pytest.mark.covers("M-5", "M-7", "M-8", "M-11", "M-12")

@@ -107,7 +107,7 @@ class Arguments:
             backend=backend,
             episode_stats=False,
             resets=replace(given.resets, overlap=True, spare_envs=num_spares),
-            start=replace(given.start, serially=start_serially or given.start.serially),
+            start=given.start if start_serially is False else replace(given.start, serially=start_serially),
             **workers,
             **of_processes,
         )

@@ -35,6 +35,10 @@ class ActionError(UsageError, RuntimeError):
     """Actions do not fit the action spec. Nothing was stepped."""
 
 
+class NotAnArrayError(ActionError, AttributeError):
+    """An action is no tensor."""
+
+
 class SpareEnvError(UsageError, RuntimeError):
     """Spare envs were requested for batched envs."""
 
@@ -102,6 +106,6 @@ def wrong_array(path: str, expected: object, got: object, shape: tuple[int, ...]
     return ActionError(f"{path} must be {expected}, but is {got} of shape {shape}; give actions that the spec allows")
 
 
-def not_an_array(path: str, value: object) -> ActionError:
+def not_an_array(path: str, value: object) -> NotAnArrayError:
     """Return the error for a value that is not an array."""
-    return ActionError(f"{_NOT_AN_ARRAY} {path} is a {type(value).__name__}; give a tensor or an array")
+    return NotAnArrayError(f"{_NOT_AN_ARRAY} {path} is a {type(value).__name__}; give a tensor or an array")

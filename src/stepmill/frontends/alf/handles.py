@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from stepmill.frontends.alf import nests
 from stepmill.frontends.alf.errors import as_runtime_error
 from stepmill.frontends.alf.nests import converter
@@ -72,20 +74,20 @@ class EnvMethods(HasSpecs):
             EnvError, WorkerDied, EnvTimeout: the env failed; also a RuntimeError.
             BusyEnvError: the result of its last step was not received.
         """
-        pool = self._idle_pool()
-        to_batch = self._converters[0]
-        return self._promised(lambda: pool.send(to_batch(action), env_ids=[self._env_id]), blocking)
+        promise = self.call("step", action)
+        return promise() if blocking else promise
 
     def reset(self, blocking: bool = True) -> Any:
         """Reset this env; return its TimeStep, or a promise of it if not `blocking`."""
-        pool = self._idle_pool()
-        return self._promised(lambda: pool.reset_async(env_ids=[self._env_id]), blocking)
+        promise = self.call("reset")
+        return promise() if blocking else promise
 
     def call(self, name: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Promise[Any]:
         """Start a call of a method of the env, or of a function that takes the env; return a promise of its result."""
-        if name in ("step", "reset"):
-            promise: Promise[Any] = getattr(self, str(name))(*args, blocking=False, **kwargs)
-            return promise
+        if name == "step":
+            return self._begin_step(*args, **kwargs)
+        if name == "reset":
+            return self._begin_reset(*args, **kwargs)
         return call_one(self._running_pool(), self._env_id, _close if name == "close" else name, *args, **kwargs)
 
     def render(self, mode: str = "human") -> Any:
@@ -107,11 +109,19 @@ class EnvMethods(HasSpecs):
         """Return the pool if a step may begin."""
         return self._running_pool()
 
-    def _promised(self, command: Callable[[], object], blocking: bool) -> Any:
+    def _begin_step(self, action: Any) -> Promise[Any]:
+        pool = self._idle_pool()
+        to_batch = self._converters[0]
+        return self._promised(lambda: pool.send(to_batch(action), env_ids=[self._env_id]))
+
+    def _begin_reset(self) -> Promise[Any]:
+        pool = self._idle_pool()
+        return self._promised(lambda: pool.reset_async(env_ids=[self._env_id]))
+
+    def _promised(self, command: Callable[[], object]) -> Promise[Any]:
         with raising_as(as_runtime_error, self._fields):
             command()
-        promise = Promise(Once(self._fetch))
-        return promise() if blocking else promise
+        return Promise(Once(self._fetch))
 
     def _fetch(self) -> Any:
         pool = self._running_pool()
@@ -123,7 +133,7 @@ class EnvMethods(HasSpecs):
     def _converters(self) -> tuple[nests.Convert, nests.Convert]:
         """The functions that make a batch of an action, and a TimeStep of a batch."""
         spec, is_batched = self._running_pool().spec, self._env_specs().batched
-        to_batch = nests.to_array if is_batched else lambda value: nests.to_array(value)[None]
+        to_batch = nests.to_array if is_batched else lambda value: np.asarray(nests.to_array(value))[None]
         to_one = nests.to_array if is_batched else lambda value: nests.to_array(value)[0]
         return converter(spec.action, to_batch), converter(spec.observation, to_one)
 

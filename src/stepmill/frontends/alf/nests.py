@@ -121,7 +121,7 @@ def _check_leaf(leaf: Leaf, value: Any, num_rows: int, path: str) -> None:
         array = np.asarray(value)
     except (TypeError, ValueError):
         raise errors.not_an_array(path, value) from None
-    if array.dtype.kind not in "biufc":
+    if array.dtype.kind not in "biufc" or type(value) in (bool, float, int):
         raise errors.not_an_array(path, value)
     if array.ndim == 0 or len(array) != num_rows:
         raise errors.wrong_batch(path, num_rows, len(array) if array.ndim else 0, array.shape)

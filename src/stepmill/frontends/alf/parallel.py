@@ -11,7 +11,7 @@ import numpy as np
 from stepmill.envs.alf import LAST, PROGRESS, AlfEnvMaker
 from stepmill.frontends.alf import errors, nests
 from stepmill.frontends.alf.configuration import AlfKeywords, Arguments, signature_of
-from stepmill.frontends.alf.handles import EnvHandle, Promise, call_one
+from stepmill.frontends.alf.handles import EnvHandle, call_one
 from stepmill.frontends.alf.nests import check_actions, converter, fields_converter, with_attributes, with_local_classes
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs, check_specs
 from stepmill.pool.pool import Pool
@@ -205,8 +205,7 @@ class FastParallelEnvironment(CloseAtEnd, HasSpecs):
 
     def call_envs_with_same_args(self, func_name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of all envs at the same time; return the results by slot."""
-        future = self._pool.call_async(func_name, *args, **kwargs)
-        return list(Promise(future.result)())
+        return [promise() for promise in [env.call(func_name, *args, **kwargs) for env in self._envs]]
 
     def seed(self, seeds: Sequence[Any]) -> list[Any]:
         """Call `seed` of all envs and spares at the same time; return the results.

@@ -133,9 +133,9 @@ class ProcessEnvironment(CloseAtEnd, EnvMethods):
             self._pending = None
         return pool
 
-    def _promised(self, command: Callable[[], object], blocking: bool) -> Any:
-        self._pending = super()._promised(command, blocking=False)
-        return self._pending() if blocking else self._pending
+    def _promised(self, command: Callable[[], object]) -> Promise[Any]:
+        self._pending = super()._promised(command)
+        return self._pending
 
 
 ProcessEnvironment.__signature__ = signature_of(ProcessEnvironment, _LAST)  # type: ignore[attr-defined]

@@ -8,6 +8,8 @@ from typing import Any
 
 from stepmill.frontends.di_engine.env_lifecycle import EnvLifecycle
 from stepmill.frontends.di_engine.errors import (
+    ClosedAttributeError,
+    ManagerClosedError,
     ManagerUsageError,
     MethodError,
     MissingAttributeError,
@@ -79,6 +81,7 @@ class EnvCalls(EnvLifecycle):
         if cmd not in names:
             raise UnknownCommandError(f"not support env cmd: {cmd}")
         ids = list(range(self._env_num)) if env_ids is None else list(env_ids)
+        self._check_ids(ids)
         return dict(zip(ids, self._ask("command", cmd, args, kwargs, names, env_ids=ids), strict=True))
 
     def render_ready(self, render_mode: str = "rgb_array") -> dict[int, Any]:
@@ -89,7 +92,6 @@ class EnvCalls(EnvLifecycle):
         """
         if render_mode not in _RENDER_MODES:
             raise ManagerUsageError(f"render_mode={render_mode!r} is not one of {_RENDER_MODES}")
-        self._check_closed()
         ids = self._ready_ids()
         return dict(zip(ids, self._ask("frame", render_mode, env_ids=ids), strict=True)) if ids else {}
 
@@ -105,14 +107,21 @@ class EnvCalls(EnvLifecycle):
         """Return an attribute of every env as a list in the order of their ids; for a method, functions that call it.
 
         Raises:
-            AssertionError: the manager is closed.
+            AttributeError: the manager is closed (also an AssertionError).
             AttributeError: the envs have no such attribute.
             RuntimeError: it is a method that `method_name_list` does not name.
         """
         if key.startswith("__"):
             raise AttributeError(key)
-        self._check_closed()
-        found = self._ask("look_up", key, self.method_name_list)
+        try:
+            self._check_closed()
+        except ManagerClosedError as error:  # hasattr() is False then
+            raise ClosedAttributeError(error.message) from None
+        return self._attributes(key, list(range(self._env_num)))
+
+    def _attributes(self, key: str, env_ids: Sequence[int]) -> list[Any]:
+        self._check_ids(env_ids)
+        found = self._ask("look_up", key, self.method_name_list, env_ids=env_ids)
         for kind, value in found:
             if kind == "missing":
                 raise MissingAttributeError(f"env `{value}` doesn't have the attribute `{key}`")
@@ -120,7 +129,7 @@ class EnvCalls(EnvLifecycle):
                 raise MethodError(f"env getattr doesn't supports method({key}), please override method_name_list")
         return [
             value if kind == "value" else functools.partial(self._call_one, key, env_id)
-            for env_id, (kind, value) in enumerate(found)
+            for env_id, (kind, value) in zip(env_ids, found, strict=True)
         ]
 
     def _call_one(self, cmd: str, env_id: int, *args: Any, **kwargs: Any) -> Any:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from stepmill.envs.di_engine import timestep_class
 from stepmill.envs.di_engine_managed import ManagedSettings, is_abnormal
 from stepmill.frontends.di_engine.config import replay_paths
-from stepmill.frontends.di_engine.errors import ConnectionTimeout, ManagerClosedError, retries_error
+from stepmill.frontends.di_engine.errors import ConnectionTimeout, ManagerClosedError, UnknownEnvError, retries_error
 from stepmill.frontends.di_engine.pool_client import EnvReply, PoolClient, ReplyKind
 from stepmill.frontends.di_engine.timestep_codec import is_torn
 from stepmill.spec.errors import BadOutput, EngineBug, EnvError, EnvTimeout, StepmillError, WorkerDied
@@ -113,6 +113,8 @@ class EnvLifecycle:
     def __init__(self, env_fn: Sequence[Callable[[], Any]], cfg: Any, options: PoolOptions) -> None:
         self._env_fn = list(env_fn)
         self._env_num = len(self._env_fn)
+        if not self._env_fn:
+            raise UnknownEnvError("a manager needs at least one env; env_fn is empty")
         self._cfg = cfg
         self._options = options
         self._episode_num: float = cfg.episode_num
@@ -145,6 +147,15 @@ class EnvLifecycle:
         self._failed_resets: dict[int, StepmillError] = {}  # by env, after max_retry attempts
         self._needs_seed: set[int] = set()  # envs whose next reset sends the seed again
         self._needs_renewal: set[int] = set()  # envs to replace by new ones before their next reset
+
+    def _check_ids(self, env_ids: Iterable[object]) -> None:
+        """Check that these envs exist.
+
+        Raises:
+            UnknownEnvError: one does not; a KeyError and an IndexError.
+        """
+        if unknown := [env_id for env_id in env_ids if env_id not in range(self._env_num)]:
+            raise UnknownEnvError(f"there are no envs {unknown}; there are envs 0 to {self._env_num - 1}")
 
     # ---- launch ------------------------------------------------------------------------------------------------------
 
@@ -184,13 +195,13 @@ class EnvLifecycle:
         """Whether the envs are closed, or not launched yet."""
         return self._closed
 
-    def enable_save_replay(self, replay_path: str | Path | Sequence[str | Path]) -> None:
+    def enable_save_replay(self, replay_path: str | Path | Sequence[str | Path] | None) -> None:
         """Make each env save replays, from the next `launch` on; envs that are rebuilt do so, too.
 
         Args:
-            replay_path: one folder for all envs, or one per env.
+            replay_path: one folder for all envs, or one per env. None saves none.
         """
-        self._env_replay_path = replay_paths(replay_path, self._env_num)
+        self._env_replay_path = None if replay_path is None else replay_paths(replay_path, self._env_num)
 
     def _open(self, client: PoolClient) -> None:
         """Set all envs to INIT, and give them the paths of their replays."""

@@ -20,6 +20,10 @@ class ManagerClosedError(ClosedPoolError, AssertionError):
     """The manager is closed, or was not launched yet."""
 
 
+class ClosedAttributeError(ManagerClosedError, AttributeError):
+    """An attribute of the envs was read while the manager is closed."""
+
+
 class ManagerUsageError(UsageError, AssertionError):
     """The manager's state does not allow a request, or an argument has a wrong shape."""
 
@@ -36,8 +40,12 @@ class UnknownCommandError(UsageError, KeyError):
     """A command is not in `method_name_list`."""
 
 
-class UnknownEnvError(ManagerUsageError, KeyError):
-    """There is no env of that number."""
+class UnknownManagerError(UsageError, KeyError):
+    """There is no manager of that type."""
+
+
+class UnknownEnvError(ManagerUsageError, KeyError, IndexError):
+    """There is no env of that number, or there are no envs."""
 
 
 class ResetParamError(ManagerUsageError, RuntimeError):

@@ -10,12 +10,11 @@ from stepmill.envs.di_engine import as_ding_env
 from stepmill.frontends.di_engine import config as settings
 from stepmill.frontends.di_engine.env_calls import EnvCalls
 from stepmill.frontends.di_engine.env_lifecycle import EnvState
-from stepmill.frontends.di_engine.errors import ManagerClosedError, ManagerUsageError, ResetParamError, UnknownEnvError
+from stepmill.frontends.di_engine.errors import ManagerClosedError, ManagerUsageError, ResetParamError
 from stepmill.frontends.di_engine.pool_client import ReplyKind
 from stepmill.frontends.overrides import refuse_overrides
 from stepmill.pool.port import whole_ids
 from stepmill.spec.closing import close_on_error
-from stepmill.spec.errors import UsageError
 from stepmill.spec.options import OptionKeywords
 
 if TYPE_CHECKING:
@@ -51,8 +50,6 @@ class Manager(EnvCalls):
         chosen = settings.with_defaults({**(cfg or {}), **settings.settings_in(keywords)}, self.config)
         super().__init__(env_fn, chosen, settings.options_in(keywords))
         self._reference: Any = None
-        if not self._env_fn:
-            raise UsageError("a manager needs at least one env; env_fn is empty")
         if chosen.retry_type not in ("reset", "renew"):
             raise ManagerUsageError(f"retry_type={chosen.retry_type!r} is not one of 'reset', 'renew'")
 
@@ -128,10 +125,11 @@ class Manager(EnvCalls):
         return False
 
     def _check_reset_param(self, reset_param: ResetParam | None) -> dict[int, dict[str, Any] | None]:
-        param = dict(reset_param or {})
+        param = (
+            {} if reset_param is None else dict(reset_param.items())
+        )  # a list raises AttributeError, as in DI-engine
+        self._check_ids(param)
         for env_id, kwargs in param.items():
-            if env_id not in self._env_states:
-                raise UnknownEnvError(f"reset_param names env {env_id}; there are envs 0 to {self._env_num - 1}")
             if kwargs is not None and not isinstance(kwargs, dict):
                 raise ResetParamError(
                     f"reset_param of env {env_id} is a {type(kwargs)}; give a dict of keyword arguments, or None"
@@ -262,6 +260,7 @@ class Manager(EnvCalls):
         self._check_closed()
         self._handle_ready_replies()
         self._offered_ids = None
+        self._check_ids(actions.keys())
         env_ids = whole_ids(actions)
         self._check_ready(env_ids)
         self._open_client().send_steps(actions)
@@ -271,13 +270,10 @@ class Manager(EnvCalls):
         """Check that envs need an action.
 
         Raises:
-            KeyError: there is no such env.
             AssertionError: an env does not. The message is DI-engine's, with the states of the envs.
         """
         waiting = self._unreturned_steps()
         states = self._env_states
-        if unknown := [env_id for env_id in env_ids if env_id not in states]:
-            raise UnknownEnvError(f"there are no envs {unknown}; there are envs 0 to {self._env_num - 1}")
         if any(states[env_id] is not EnvState.RUN or env_id in waiting for env_id in env_ids):
             named = {env_id: states[env_id] for env_id in env_ids}
             busy = f"; envs {sorted(waiting)} still execute an action" if waiting else ""

@@ -28,12 +28,12 @@ from stepmill.frontends.di_engine import config as settings
 from stepmill.frontends.di_engine import worker_functions
 from stepmill.frontends.di_engine.env_lifecycle import EnvState
 from stepmill.frontends.di_engine.env_pool import PoolEnvManager
-from stepmill.frontends.di_engine.errors import ManagerUsageError, retries_error, with_closing_hint
+from stepmill.frontends.di_engine.errors import ManagerUsageError, UnknownManagerError, retries_error, with_closing_hint
 from stepmill.frontends.di_engine.manager import Manager, ResetParam, logger
 from stepmill.frontends.di_engine.pool_client import PoolClient, ReplyKind
 from stepmill.frontends.di_engine.timestep_codec import is_torn
 from stepmill.frontends.di_engine.trees import TreeManager
-from stepmill.spec.errors import StepmillError, UsageError, WorkerDied, join_errors
+from stepmill.spec.errors import StepmillError, WorkerDied, join_errors
 from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords
 
 if TYPE_CHECKING:
@@ -319,7 +319,7 @@ def manager_class(name: object) -> Any:
         return MANAGERS[str(name)]
     if name == "env_pool":
         return PoolEnvManager
-    raise UsageError(f"there is no manager {name!r}; use one of {sorted([*MANAGERS, 'env_pool'])}")
+    raise UnknownManagerError(f"there is no manager {name!r}; use one of {sorted([*MANAGERS, 'env_pool'])}")
 
 
 def register() -> None:

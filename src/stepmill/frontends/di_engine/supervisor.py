@@ -157,9 +157,10 @@ class EnvSupervisor(EnvCalls):
             block: True waits, and returns one tree array per env, in the order of `actions`; otherwise `recv` returns them.
         """
         self._check_running()
-        named = dict(enumerate(actions)) if isinstance(actions, (list, tuple)) else dict(actions)
+        named = dict(enumerate(actions)) if isinstance(actions, (list, tuple)) else dict(actions or {})
         if not named:
             raise ManagerUsageError("Action is empty!")
+        self._check_ids(named)
         payloads = [SendPayload(env_id, method="step", args=[action]) for env_id, action in named.items()]
         for payload in payloads:
             self.send(payload)
@@ -180,6 +181,7 @@ class EnvSupervisor(EnvCalls):
         self._check_running()
         param = reset_param or {env_id: {} for env_id in range(self._env_num)}
         named = dict(enumerate(param)) if isinstance(param, (list, tuple)) else dict(param)
+        self._check_ids(named)
         payloads = []
         for env_id, kwargs in named.items():
             if self._env_replay_path is not None and self._env_states[env_id] is EnvState.RUN:
@@ -196,6 +198,7 @@ class EnvSupervisor(EnvCalls):
     def send(self, payload: SendPayload) -> None:
         """Queue a request for an env: "step", "reset", or one of `method_name_list`."""
         self._check_running()
+        self._check_ids([payload.proc_id])
         self._queues[payload.proc_id].append(payload)
         self._send_next_command(payload.proc_id)
 
@@ -277,7 +280,7 @@ class EnvSupervisor(EnvCalls):
     def seed(self, seed: Mapping[int, int] | list[int] | int, dynamic_seed: bool | None = None) -> None:
         """Set seeds, which are sent with the next reset of each env; the arguments are those of the managers' `seed`."""
         given = settings.seeds_by_env(seed, self._env_num, "Invalid seed arguments type")
-        self._env_seed.update(given)
+        self._env_seed = {**dict.fromkeys(range(self._env_num)), **given}
         for env_id in given:
             self._last_sent_seed.pop(env_id, None)
         self._env_dynamic_seed = dynamic_seed
@@ -290,8 +293,8 @@ class EnvSupervisor(EnvCalls):
         while queue and env_id not in self._running_commands:
             payload = queue.popleft()
             if payload.method == "step":
+                self._open_client().send_steps({env_id: payload.args[0]})  # an env whose episode is over raises
                 self._running_commands[env_id] = payload
-                self._open_client().send_steps({env_id: payload.args[0]})
             elif payload.method == "reset":
                 self._running_commands[env_id] = payload
                 self._begin_reset(env_id)
@@ -390,8 +393,12 @@ class EnvSupervisor(EnvCalls):
         return not is_any_left and all(state is EnvState.DONE for state in self._env_states.values())
 
     def get_child_attr(self, proc_id: int, key: str) -> Any:
-        """Return an attribute of one env."""
-        return self._ask("look_up", key, self.method_name_list, env_ids=[proc_id])[0][1]
+        """Return an attribute of one env.
+
+        Raises:
+            IndexError, AttributeError: there is no such env, or attribute.
+        """
+        return self._attributes(key, [proc_id])[0]
 
     # ---- helpers -----------------------------------------------------------------------------------------------------
 

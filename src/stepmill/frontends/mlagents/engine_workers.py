@@ -160,6 +160,7 @@ class EngineWorkers:
 
     def set_parameters(self, config: Any) -> None:
         """Send parameters with each worker's next command, and store them for envs that are rebuilt."""
+        self._check_open()
         checked = checked_parameters(config)
         self._manager.env_parameters.update(checked)
         for worker in self._workers:
@@ -168,6 +169,7 @@ class EngineWorkers:
 
     def start_training(self, behavior_name: str, trainer_settings: Any) -> None:
         """Send the beginning of a behaviour's training with each worker's next command."""
+        self._check_open()
         for worker in self._workers:
             worker.calls.append(("start_training", (behavior_name, trainer_settings)))
 

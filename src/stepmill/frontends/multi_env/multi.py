@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from stepmill.frontends.multi_env.remote import SubprocessEnv, has_overrides, restart_info
+from stepmill.frontends.multi_env.remote import LifeCycleError, SubprocessEnv, has_overrides, restart_info
 from stepmill.frontends.multi_env.shared_pool import EnvResult, SharedPool
 from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import EnvError, StepmillError, UsageError, join_errors
@@ -17,6 +17,10 @@ from stepmill.spec.options import BackendName, PoolOptions
 Columns = tuple[list[Any], ...]
 Row = tuple[Any, Any, Any, Any]
 _SKIPPED: Row = (None, None, None, None)
+
+
+class ClosedMultiEnvError(LifeCycleError, RuntimeError):
+    """A MultiEnv was used after it was closed."""
 
 
 class StepApi(str, Enum):
@@ -80,8 +84,6 @@ class MultiEnv(CloseAtEnd):
         self._members = [_member(env) for env in self._envs]
         self._shares = _shares(self._members)
         self._last_obs: list[Any] = [None] * len(self._envs)
-        self.observation_space = self._members[0].observation_space
-        self.action_space = self._members[0].action_space
         self.partial_results: Columns | None = None
         if check_spaces:
             self._check_spaces()
@@ -90,6 +92,16 @@ class MultiEnv(CloseAtEnd):
     def envs(self) -> list[Any]:
         """The envs, as they were given."""
         return self._envs
+
+    @property
+    def observation_space(self) -> Any:
+        """The observation space of env 0."""
+        return self._members[0].observation_space
+
+    @property
+    def action_space(self) -> Any:
+        """The action space of env 0."""
+        return self._members[0].action_space
 
     def __len__(self) -> int:
         """Return the number of envs."""
@@ -115,6 +127,7 @@ class MultiEnv(CloseAtEnd):
         Raises:
             EnvError: an env raised.
         """
+        self._open_shares()
         positions = (
             list(range(len(self))) if env_ids is None else [self._checked_position(position) for position in env_ids]
         )
@@ -146,12 +159,13 @@ class MultiEnv(CloseAtEnd):
         Raises:
             EnvError: an env raised; reset it. The others have been stepped: see `partial_results`.
             WorkerDied: a process died more often than `max_restarts` allows.
+            LifeCycleError: the MultiEnv was closed; also a RuntimeError.
         """
         actions = list(actions)
         if len(actions) != len(self._envs):
             raise UsageError(f"got {len(actions)} actions for {len(self._envs)} envs; give one, or None, for each")
         skips = any(action is None for action in actions)
-        shares = self._shares
+        shares = self._open_shares()
         if len(shares) == 1 and shares[0].is_whole and not skips:
             shares[0].shared.send(actions, None, is_driven=True)
             return self._columns(self._collect([(shares[0], shares[0].ids)]))
@@ -171,14 +185,20 @@ class MultiEnv(CloseAtEnd):
         """Close all envs, in about two seconds at most. Idempotent."""
         for member in self._members:
             member.mark_closed()
-        if len(self._shares) == 1:
-            self._shares[0].close()
+        shares, self._shares = self._shares, []
+        if len(shares) == 1:
+            shares[0].close()
             return
-        with ThreadPoolExecutor(min(len(self._shares), 32), thread_name_prefix="stepmill-close") as threads:
-            for done in [threads.submit(share.close) for share in self._shares]:
+        with ThreadPoolExecutor(min(len(shares) or 1, 32), thread_name_prefix="stepmill-close") as threads:
+            for done in [threads.submit(share.close) for share in shares]:
                 done.result()
 
     # ---- helpers -----------------------------------------------------------------------------------------------------
+
+    def _open_shares(self) -> list[_PoolShare]:
+        if not self._shares:
+            raise ClosedMultiEnvError("The MultiEnv was closed already; make another one.")
+        return self._shares
 
     def _collect(
         self, sent: Sequence[tuple[_PoolShare, Sequence[int]]], refusals: Sequence[StepmillError] = ()
