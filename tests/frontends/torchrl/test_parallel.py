@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 import torchrl.envs
@@ -56,9 +57,12 @@ def test_seeds_of_parallel_env_are_torchrls():
             seed = single.set_seed(seed, static_seed=is_static)
             expected.append(single.reset()["observation"])
         assert env.set_seed(7, static_seed=is_static) == seed
+        assert env.set_seed(np.int64(7), static_seed=is_static) == seed
         assert torch.equal(env.reset()["observation"], torch.stack(expected))
     assert env.set_seed([1, 2, 3], static_seed=True) == 3
     assert env.set_seed(None) is None
+    with pytest.raises(UsageError, match="-1"):
+        env.set_seed(-1)
     env.close()
 
 

@@ -201,6 +201,8 @@ def test_a_state_that_does_not_fit_is_refused_before_any_env_is_given_it():
     ):
         with pytest.raises(stepmill.UsageError, match=words):
             env.load_state_dict(state)
+    with pytest.raises(TypeError):
+        env.load_state_dict(None)
     assert levels(env) == [0, 0]
     env.load_state_dict({"worker1": {"Keeping": {"level": 1}, "Other": 3}, "worker0": {}}, strict=False)
     assert levels(env) == [0, 1]

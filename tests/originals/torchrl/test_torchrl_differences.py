@@ -436,6 +436,33 @@ def test_an_env_that_raises(make: Maker) -> None:
         assert env.reset().batch_size == (2,)
 
 
+@row("Wrong seeds, masks, ids and numbers of envs")
+def test_wrong_arguments(make: Maker) -> None:
+    env = make.here(cartpole)
+    first = env.reset()
+    with pytest.raises(UsageError if make.is_ours else gymnasium.error.Error):
+        env.set_seed(-1)
+    with make.only_ours(gymnasium.error.Error):
+        env.set_seed(np.int64(3))
+    with make.refuses():
+        env.reset(first.set("_reset", torch.tensor([[1], [0]])))
+    with pytest.raises(UsageError if make.is_ours else IndexError):
+        make.here([])
+    pool = make.asynchronous()
+    with pytest.raises(UsageError if make.is_ours else IndexError):
+        pool.async_reset_send(env_index=[7])
+
+
+@row("`AsyncEnvPool`: `set_seed`, and `async_reset_send()` without envs")
+def test_what_asynchronous_envs_do_for_all_envs(make: Maker) -> None:
+    pool = make.asynchronous()
+    with make.only_ours(NotImplementedError):
+        pool.set_seed(3)
+    with make.only_ours(AttributeError):
+        pool.async_reset_send()
+        assert len(pool.async_reset_recv(2)) == 2
+
+
 @row("`close()` a second time")
 def test_close_a_second_time(make: Maker) -> None:
     env = make.here(cartpole)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torchrl.envs
 from torchrl._utils import seed_generator
 
@@ -47,9 +48,10 @@ class ParallelEnv(StepmillEnv):
             seed: the seed of env 0, from which those of the other envs are drawn one after the other; or a list with one per env.
             static_seed: True gives all envs the same seed.
         """
-        if not isinstance(seed, int) or static_seed:
-            return super().set_seed([seed] * self.num_workers if isinstance(seed, int) else seed, static_seed)
-        seeds = list(accumulate(range(self.num_workers), lambda last, _: seed_generator(last), initial=seed))
+        is_one = isinstance(seed, (int, np.integer))
+        if not is_one or static_seed or seed < 0:  # a number below 0 is refused there
+            return super().set_seed([int(seed)] * self.num_workers if is_one else seed, static_seed)
+        seeds = list(accumulate(range(self.num_workers), lambda last, _: seed_generator(last), initial=int(seed)))
         super().set_seed(seeds[:-1])
         return seeds[-1]
 

@@ -51,7 +51,7 @@ class States:
             UsageError: with `strict`, envs or parts are missing or unknown. Nothing is loaded.
             EnvError: an env raised while it loaded its state.
         """
-        if not state:
+        if state == {}:
             return  # a collector saves this for an env class that it does not know
         is_of_one = not any(_WORKER.fullmatch(str(key)) for key in state)
         rows = [state] * len(env_ids) if is_of_one else _rows(state, len(env_ids), strict=strict)
