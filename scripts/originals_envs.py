@@ -59,7 +59,33 @@ ALF_PACKAGES = (
 )
 # PettingZoo's butterfly, classic and sisl envs, with what imports its Atari envs need.
 FARAMA_PACKAGES = ("pettingzoo[atari,butterfly,classic,sisl]==1.27.0", "supersuit==3.11.0")
-FRONTENDS_EXTRA = ("pygame", "pyyaml")  # Gymnasium's, SB3's and TorchRL's tests draw envs and read settings
+FRONTENDS_EXTRA = (
+    "pygame",
+    "pyyaml",
+    "sb3-contrib==2.9.2",
+)  # Gymnasium's, SB3's and TorchRL's tests draw envs and read settings
+# imitation 1.0.1 asks for older versions of Gymnasium and SB3; what its tests of rollouts and wrappers use works with these.
+IMITATION_PACKAGES = (
+    "imitation==1.0.1",
+    "seals==0.2.1",
+    "hypothesis",
+    "sortedcontainers",
+    "sacred",
+    "munch",
+    "jsonpickle",
+    "wrapt",
+    "py-cpuinfo",
+    "GitPython",
+    "gitdb",
+    "smmap",
+    "docopt-ng",
+    "colorama",
+    "packaging",
+    "huggingface_sb3",
+    "huggingface_hub==0.35.3",
+    "wasabi",
+    "filelock",
+)
 # LeRobot 0.4.4 asks for an older torch; its envs and its evaluation work with this one. A newer torchvision needs CUDA, as for ALF.
 LEROBOT_ITSELF = ("lerobot==0.4.4", "torchvision==0.15.2")
 LEROBOT_PACKAGES = (
@@ -119,7 +145,7 @@ def make_environment(name: str, source: Path | None) -> tuple[Path, list[Path]]:
         script = ROOT / "scripts" / "frontends_env.sh"
         made = subprocess.run([str(script), sys.executable], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
         python = ROOT / made.stdout.split()[-1]
-        _pip(python, [FRONTENDS_EXTRA])
+        _pip(python, [FRONTENDS_EXTRA, ("--no-deps", *IMITATION_PACKAGES)])
         return python, []
     if name == "trainers":
         python = _install(name, [TRAINERS_FIRST, _without_dependencies(TRAINERS_ITSELF), TRAINERS_PACKAGES])
