@@ -206,9 +206,9 @@ class AsyncStepmillEnv(StepmillEnv):
             raise UsageError(f"min_get={least} must be 1 to max_get={max_get}")
         self._wait_for(task, lambda: self._num_done(task) >= least, least, deadline)
         most = min(max_get or self.num_workers, sum(own is task for own in self._tasks.values()))
-        while self._num_done(task) < most:  # until the deadline, as in TorchRL; without one, what has arrived
-            if not self._receive(1, 0.0 if deadline is None else max(deadline - time.monotonic(), 0.0)):
-                break
+        # Until the deadline, as in TorchRL; without one, what has arrived.
+        while self._num_done(task) < most and self._receive(1, max((deadline or 0.0) - time.monotonic(), 0.0)):
+            pass
         return self._pop_results(task, most)
 
     def _wait_for(
