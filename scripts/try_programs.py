@@ -1,8 +1,9 @@
 """Runs training programs of other projects with their own vector env and with stepmill's: `try_programs.py [PROGRAM ...]`.
 
 The programs come from checkouts in the folder $STEPMILL_ORIGINALS: `cleanrl` and `rl-baselines3-zoo`. Each program runs with several
-seeds, with both classes in turn. Prints a row of the table in docs/programs.md per program: whether all losses and episodes were equal,
-and the median ratio of the steps per second that the program itself reports.
+seeds, with both classes in turn, on a quiet machine if it gets quiet within ten minutes. Prints a row of the table in docs/programs.md per
+program: whether all losses and episodes were equal, the median ratio of the steps per second that the program itself reports, and that of the
+whole program, from its start to its end.
 """
 
 import argparse
@@ -13,11 +14,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from side_env import ROOT, make_side_env
+
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import cpu
+from benchmarks.programs import wait_until_quiet
 
 SPEED = re.compile(r"(?:SPS:|\bfps +\|) *(\d+)")
 IMPORTED = ("import gymnasium as gym\n", "import gymnasium as gym\nimport stepmill\n")
@@ -45,19 +52,19 @@ class Program:
 
 
 CLEANRL = {
-    "ppo": Program((), "--total-timesteps 4096"),
+    "ppo": Program((), "--total-timesteps 32768"),
     "ppo_continuous_action": Program(
         (("np.clip(obs, -10, 10))", "np.clip(obs, -10, 10), env.observation_space)"),),
-        "--total-timesteps 4096 --num-steps 1024 --num-minibatches 16",
+        "--total-timesteps 12288 --num-steps 1024 --num-minibatches 16",
     ),
-    "sac_continuous_action": Program((), "--total-timesteps 401 --learning-starts 200"),
+    "sac_continuous_action": Program((), "--total-timesteps 1200 --learning-starts 200"),
     "ppo_atari": Program(
         (
             ("import gymnasium as gym\n", "import ale_py\nimport gymnasium as gym\n"),
             ("GrayScaleObservation(", "GrayscaleObservation("),
             ("FrameStack(", "FrameStackObservation("),
         ),
-        "--total-timesteps 256 --num-steps 16",
+        "--total-timesteps 1536 --num-steps 64",
     ),
 }
 ZOO = "rl_zoo3.train ppo CartPole-v1"
@@ -65,9 +72,18 @@ ZOO = "rl_zoo3.train ppo CartPole-v1"
 
 @dataclass(frozen=True)
 class Run:
-    """What one run of a program reported."""
+    """One run of a program.
+
+    Attributes:
+        speed: the steps per second that it reported last.
+        whole_s: from its start to its end.
+        others: the share of the machine that other processes used meanwhile.
+        data: what it computed.
+    """
 
     speed: int
+    whole_s: float
+    others: float
     data: tuple[tuple[str, ...], ...]
 
 
@@ -111,21 +127,21 @@ def run_program(python: Path, checkouts: Path, name: str, seed: int, *, is_ours:
                 raise SystemExit(f"{name}.py has {text.count(old)} times {old!r}; once is expected")
             text = text.replace(old, new)
         (folder / f"{name}.py").write_text(text, encoding="utf-8")
-        speed = run_python(python, folder, [f"{name}.py", *program.arguments.split(), f"--seed={seed}"], checkout)
+        measured = run_python(python, folder, [f"{name}.py", *program.arguments.split(), f"--seed={seed}"], checkout)
         events = str(next((folder / "runs").iterdir()))
         read = subprocess.run([python, "-c", READ_SCALARS, events], check=True, capture_output=True, text=True)
-        return Run(speed, tuple(map(tuple, csv.reader(read.stdout.splitlines()))))
+        return Run(*measured, tuple(map(tuple, csv.reader(read.stdout.splitlines()))))
 
 
 def run_zoo(python: Path, folder: Path, seed: int, *, is_ours: bool) -> Run:
     """Run RL Zoo's training. Its data are the returns and lengths of the episodes of each env."""
-    arguments = f"-m rl_zoo3.train --algo ppo --env CartPole-v1 -n 4096 --eval-freq -1 --seed {seed} -f logs".split()
+    arguments = f"-m rl_zoo3.train --algo ppo --env CartPole-v1 -n 32768 --eval-freq -1 --seed {seed} -f logs".split()
     if is_ours:
         (folder / "stepmill_in_zoo.py").write_text(ZOO_MODULE, encoding="utf-8")
         arguments += ["--gym-packages", "stepmill_in_zoo"]
-    speed = run_python(python, folder, arguments, folder)
+    measured = run_python(python, folder, arguments, folder)
     rows = [(file.name, *row[:2]) for file in sorted(folder.rglob("*.monitor.csv")) for row in read_rows(file)]
-    return Run(speed, tuple(rows))
+    return Run(*measured, tuple(rows))
 
 
 def read_rows(file: Path) -> list[list[str]]:
@@ -133,15 +149,18 @@ def read_rows(file: Path) -> list[list[str]]:
     return list(csv.reader(file.read_text(encoding="utf-8").splitlines()))[2:]
 
 
-def run_python(python: Path, folder: Path, arguments: Sequence[str], path: Path) -> int:
-    """Run Python, and return the last steps per second that the program printed."""
+def run_python(python: Path, folder: Path, arguments: Sequence[str], path: Path) -> tuple[int, float, float]:
+    """Run Python, and return the last steps per second that the program printed, the whole seconds, and what other processes used."""
+    wait_until_quiet()
+    before, begin_s = cpu.read(os.getpid()), time.monotonic()
     env = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [python, *arguments], check=False, cwd=folder, env=env, capture_output=True, text=True, timeout=600
     )
+    whole_s, others = time.monotonic() - begin_s, cpu.foreign_share(before, cpu.read(os.getpid()))
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return int(SPEED.findall(done.stdout)[-1])
+    return int(SPEED.findall(done.stdout)[-1]), whole_s, others
 
 
 def print_row(name: str, runs: Sequence[tuple[Run, Run]]) -> bool:
@@ -149,8 +168,15 @@ def print_row(name: str, runs: Sequence[tuple[Run, Run]]) -> bool:
     equal = sum(theirs.data == ours.data for theirs, ours in runs)
     numbers = sum(len(ours.data) for _, ours in runs)
     ratio = statistics.median(ours.speed / theirs.speed for theirs, ours in runs)
-    speeds = ", ".join(f"{theirs.speed}/{ours.speed}" for theirs, ours in runs)
-    print(f"| `{name}` | {equal} of {len(runs)} seeds, {numbers} values | {ratio:.2f} | {speeds} |", flush=True)
+    whole = statistics.median(theirs.whole_s / ours.whole_s for theirs, ours in runs)
+    loudest = max(run.others for pair in runs for run in pair)
+    pairs = "; ".join(
+        f"{theirs.speed}/{ours.speed}, {theirs.whole_s:.1f}/{ours.whole_s:.1f} s" for theirs, ours in runs
+    )
+    print(
+        f"| `{name}` | {equal} of {len(runs)} seeds, {numbers} values | {ratio:.2f} | {whole:.2f} | {pairs}; others {loudest:.0%} |",
+        flush=True,
+    )
     return equal == len(runs) and numbers > 0
 
 
