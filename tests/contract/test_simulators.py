@@ -16,8 +16,10 @@ import pytest
 from numpy.typing import NDArray
 
 import stepmill
+from stepmill.pool.start import worker_settings
 from stepmill.simulators import other_side, process
 from stepmill.simulators.spaces import make_space
+from stepmill.spec.options import PoolOptions
 from stepmill.testing.compare import find_difference
 from tests.harness import simulator_envs
 from tests.harness.gym_envs import TESTED_SPACES
@@ -201,3 +203,58 @@ def test_names_with_an_underscore_are_those_of_the_env_there() -> None:
         assert envs.get_attr("_max_episode_steps") == (7, 8)
         with pytest.raises(AttributeError, match="_no_such"):
             envs.get_attr("_no_such")
+
+
+class _Poller:
+    """Has an event at the poll of a number, and remembers the timeouts of all."""
+
+    def __init__(self, event_at: int) -> None:
+        self.timeouts: list[float | None] = []
+        self._event_at = event_at
+
+    def poll(self, timeout_ms: float | None) -> list[tuple[int, int]]:
+        self.timeouts.append(timeout_ms)
+        return [(0, 1)] if len(self.timeouts) >= self._event_at or timeout_ms is None else []
+
+
+def test_a_wait_after_a_short_one_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_side, "_LOST_S", 3600.0)  # also on a busy machine
+    waiter = other_side.Waiter({})
+    waiter.spin_s = 3600.0
+    for sleeps, event_at in ((1, 3), (0, 5), (0, 9)):
+        waiter.poller = poller = _Poller(event_at)
+        assert waiter.wait() == [(0, 1)]
+        assert poller.timeouts.count(None) == sleeps
+
+
+def test_a_wait_sleeps_for_a_while_after_others_needed_its_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [1.0]
+    monkeypatch.setattr(other_side.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(other_side.os, "sched_yield", lambda: now_s.__setitem__(0, now_s[0] + 0.003))
+    waiter = other_side.Waiter({})
+    waiter.spin_s = 3600.0
+
+    def num_polls() -> int:
+        waiter.poller = poller = _Poller(100)
+        assert waiter.wait() == [(0, 1)]
+        return len(poller.timeouts)
+
+    assert num_polls() == 2  # it sleeps, as after any start
+    for pause_s in (0.005, 0.01, 0.02):
+        assert num_polls() == 3  # until the core is lost
+        now_s[0] += 0.9 * pause_s
+        assert num_polls() == 2
+        now_s[0] += 0.2 * pause_s
+
+
+def test_only_a_process_with_a_core_of_its_own_waits_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, options, expected in (
+        (1, PoolOptions(backend="serial"), False),
+        (2, PoolOptions(backend="serial"), True),
+        (2, PoolOptions(backend="process", num_workers=1), False),
+        (3, PoolOptions(backend="process", num_workers=1), True),
+        (8, PoolOptions(backend="process"), False),
+        (8, PoolOptions(backend="thread", num_workers=3), True),
+    ):
+        monkeypatch.setattr("stepmill._native.usable_cores", lambda cores=cores: cores)
+        assert worker_settings(options).limits_of_envs().spins is expected

@@ -72,6 +72,13 @@ def set_spinning(slab: SharedSlab, options: PoolOptions, num_workers: int) -> No
     slab.native.set_spinning(num_permits, num_workers_allowed, _spin_ns(options))
 
 
+def simulators_may_spin(options: PoolOptions) -> bool:
+    """Return whether a worker that waits for a simulator may spin, and the simulator too: there is a core for each, and for the learner."""
+    if options.backend is BackendName.SERIAL:
+        return _native.usable_cores() > 1
+    return 2 * (options.num_workers or _native.usable_cores()) < _native.usable_cores()
+
+
 def parent_spin_ns(options: PoolOptions, num_workers: int) -> int:
     """Return how long the pool's thread may spin.
 

@@ -42,7 +42,7 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
         self._start()
 
     def _start(self) -> None:
-        self._process = SimulatorProcess(self._maker.command)
+        self._process = SimulatorProcess(self._maker.command, spins=self._limits.spins)
         try:
             described = self._process.begin(self._maker.make, self._maker.kwargs, self._limits.start_s)
             for operation, *arguments in self._changes.values():

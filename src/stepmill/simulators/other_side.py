@@ -21,6 +21,7 @@ import signal
 import struct
 import sys
 import threading
+import time
 import traceback
 from functools import lru_cache
 from importlib import import_module
@@ -28,6 +29,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 from resource import RLIMIT_CORE, setrlimit
 from typing import Any, Dict, List, Optional, Tuple
 
+_LOST_S = 1e-4  # a turn of others is longer
+_MIN_PAUSE_S, _MAX_PAUSE_S = 5e-3, 1.0  # after which a wait spins again
 BEGIN = b"\nstepmill: the simulator begins\n"
 OK, RAISED, IS_CALLABLE, IS_MISSING = range(4)  # the status of an answer
 EXIT_STRAY_COPY = 67  # the exit status of a copy that an env forked
@@ -160,6 +163,37 @@ def write_all(fd: int, data: bytes) -> None:
     done = os.write(fd, data)
     while done < len(data):
         done += os.write(fd, data[done:])
+
+
+class Waiter:
+    """Waits for events. If its last wait was short, it does not sleep at first: to wake up takes longer than a step of a fast env.
+
+    Attributes:
+        poller: the poller of the descriptors.
+        spin_s: what is short, in seconds.
+    """
+
+    def __init__(self, events: Dict[int, int]) -> None:
+        self.poller, self.spin_s, self._was_short = select.poll(), 0.0, False
+        self._sleeps_until_s, self._pause_s = 0.0, _MIN_PAUSE_S
+        for fd, event in events.items():
+            self.poller.register(fd, event)
+
+    def wait(self, timeout_ms: Optional[float] = None) -> List[Tuple[int, int]]:
+        """Return the events, which are none after the timeout. Hot path."""
+        now_s, ready = time.monotonic(), self.poller.poll(0)
+        end_s, may_spin = now_s + self.spin_s, self._was_short and now_s > self._sleeps_until_s
+        while may_spin and not ready and now_s < end_s:
+            os.sched_yield()
+            ready, before_s, now_s = self.poller.poll(0), now_s, time.monotonic()
+            if now_s > before_s + _LOST_S:  # others need the core; a thread that sleeps gets it sooner
+                self._sleeps_until_s, self._pause_s = now_s + self._pause_s, min(2 * self._pause_s, _MAX_PAUSE_S)
+                may_spin = False
+        if may_spin and ready:
+            self._pause_s = _MIN_PAUSE_S
+        ready = ready or self.poller.poll(timeout_ms)
+        self._was_short = time.monotonic() < end_s
+        return ready
 
 
 # ---- the env -----------------------------------------------------------------------------------------------------------
@@ -308,13 +342,15 @@ def serve(read_fd: int, write_fd: int) -> None:
     own_pid, codec, requests = os.getpid(), Codec(), Decoder(os.fdopen(read_fd, "rb"))
     write_all(write_fd, BEGIN)
     calls: Any = None
+    waiter = Waiter({read_fd: select.POLLIN})
     while True:
+        waiter.wait()
         number, operation, arguments = requests.load()
         try:
             if calls is None:
                 load_numpy()
                 shares = share((codec, requests), *operation)
-                make, data = arguments
+                make, data, waiter.spin_s = arguments
                 calls = EnvCalls(find_make(make)(**Decoder(io.BytesIO(data)).load()[0]))
                 answer: Answer = OK, dict(calls.describe(), shares=shares)
             else:

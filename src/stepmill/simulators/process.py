@@ -31,6 +31,7 @@ other_side.load_numpy()
 _CLOSE_S = 5.0  # how long an env may take to close
 _END_S = 2.0  # how long the guard process may take to end the simulator
 _AREA_BYTES = 1 << 26  # of address space; only what messages have filled takes memory
+_FAIR_SPIN_S, _SPIN_S = 2e-3, 5e-5  # where a thread that yields its core goes behind all others, and elsewhere
 _READ_BYTES = 1 << 16
 _TAIL_BYTES = 4096  # of what was printed last
 _TAIL_LINES, _TAIL_LINE_LENGTH = 10, 200  # of that, in errors
@@ -62,8 +63,8 @@ class SimulatorProcess:
         end: what has happened to the process; empty while it runs.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
-        """Start a command, which must be that of a Python.
+    def __init__(self, command: Sequence[str], *, spins: bool) -> None:
+        """Start a command, which must be that of a Python. `spins`: wait without sleep after a short wait, on both sides.
 
         Raises:
             SimulatorError: there is no such program.
@@ -87,9 +88,8 @@ class SimulatorProcess:
         pipes: tuple[Any, ...] = self._process.stdin, self._process.stdout, self._process.stderr, pidfd
         self._requests, self._answers, self._errors, self._pidfd = (each.fileno() for each in pipes)
         self._finalizer = weakref.finalize(self, _end, self._process, pipes, os.getpid())
-        self._poller = select.poll()
-        for fd in (self._answers, self._errors, self._pidfd):
-            self._poller.register(fd, select.POLLIN)
+        self._waiter = other_side.Waiter(dict.fromkeys((self._answers, self._errors, self._pidfd), select.POLLIN))
+        self._waiter.spin_s = spins * (_FAIR_SPIN_S if _native.yields_fairly() else _SPIN_S)
         for fd in (self._requests, self._errors):
             os.set_blocking(fd, False)
 
@@ -111,7 +111,7 @@ class SimulatorProcess:
                 self._send(self._program)
                 data = self._codec.dumps(kwargs)
                 self._codec.area = np.frombuffer(memory, np.uint8)  # large spaces in the answer are there
-                described = self._exchange(place, (make, data))[1]
+                described = self._exchange(place, (make, data, self._waiter.spin_s))[1]
             except RemoteError as error:
                 if error.message != "No module named 'numpy'":
                     raise
@@ -200,9 +200,9 @@ class SimulatorProcess:
                 try:
                     done += os.write(self._requests, data[done:])
                 except BlockingIOError:
-                    self._poller.register(self._requests, select.POLLOUT)
+                    self._waiter.poller.register(self._requests, select.POLLOUT)
                     self._wait()
-                    self._poller.unregister(self._requests)
+                    self._waiter.poller.unregister(self._requests)
         except BrokenPipeError:
             raise self._ended() from None
         except KeyboardInterrupt:  # half a message may have been sent
@@ -217,7 +217,7 @@ class SimulatorProcess:
             CallTooLate: the limit has passed. The process was ended.
         """
         left_ms = None if self._limit_s is None else max(0.0, 1e3 * (self._deadline - time.monotonic()))
-        ready = dict(self._poller.poll(left_ms))
+        ready = dict(self._waiter.wait(left_ms))
         if self._errors in ready:
             self._pass_on_errors()
         if self._answers in ready:
@@ -247,7 +247,7 @@ class SimulatorProcess:
         except BlockingIOError:
             return False
         if not data:
-            self._poller.modify(self._errors, 0)
+            self._waiter.poller.modify(self._errors, 0)
         self._print(data)
         return bool(data)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CallLimits:
-    """How many seconds calls of an env may take; None means no limit.
+    """How many seconds calls of an env may take; None means no limit. `spins`: whether to wait for it without sleep.
 
     Backends that end the process of a late env set only `start_s`.
     """
@@ -19,6 +19,7 @@ class CallLimits:
     step_s: float | None = None
     reset_s: float | None = None
     call_s: float | None = None
+    spins: bool = True
 
 
 class _OfThread(threading.local):
