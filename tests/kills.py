@@ -57,6 +57,7 @@ def compare(kind: str, backend: str, seed: int, moment: int, num_steps: int) -> 
 def main() -> None:
     """Compare, and exit with 1 if a batch differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", default=list(KINDS), help=f"of {', '.join(KINDS)}; none is all")
     parser.add_argument("--killed", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--moments", type=int, default=20, help="kills per kind and backend")
     parser.add_argument("--steps", type=int, default=10_000, help="steps of all envs after a kill")
@@ -69,13 +70,20 @@ def main() -> None:
         stepmill.save(pool, path)
         os.kill(os.getpid(), signal.SIGKILL)
     until_s = time.monotonic() + 60 * given.minutes
-    total = dict.fromkeys(KINDS, (0, 0, 0))
-    cases = [(kind, backend) for kind in KINDS for backend in (["kernel"] if kind == "kernel" else dict(BACKENDS))]
+    total = dict.fromkeys(given.kinds, (0, 0, 0))
+    cases = [
+        (kind, backend) for kind in given.kinds for backend in (["kernel"] if kind == "kernel" else dict(BACKENDS))
+    ]
     for number, (kind, backend) in itertools.product(range(given.moments), cases):
         if time.monotonic() > until_s:
             break
         moments = random.Random(f"{given.seed} {number} {kind} {backend}")
         found = compare(kind, backend, moments.randrange(1000), moments.randrange(1, 400), given.steps)
+        print(
+            f"{kind} {backend} moment {number}: {found[0]} batches compared, {found[1]} differ",
+            file=sys.stderr,
+            flush=True,
+        )
         kills, compared, different = total[kind]
         total[kind] = kills + 1, compared + found[0], different + found[1]
     for kind, (kills, compared, different) in total.items():
