@@ -80,7 +80,7 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         """Set an attribute of the env there."""
         if name in _OWN:
-            setattr(self, name, value)
+            super().__setattr__(name, value)
         else:
             self._change(("attribute", name), "set", name, value)
         return True
@@ -107,7 +107,7 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
         return partial(self._call, name) if status == IS_CALLABLE else value
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in _OWN or name.startswith("_"):
+        if name.startswith("_"):
             super().__setattr__(name, value)
         else:
             self.set_wrapper_attr(name, value)
