@@ -201,9 +201,9 @@ class WorkerSupervisor:
         running = [env_id for env_id, view in views.items() if view.has_run_last]
         return Death(worker, self.records[worker].generation, sorted(views), running)
 
-    def envs_of(self, worker: int) -> Sequence[int]:
+    def envs_of(self, worker: int) -> list[int]:
         """Return the envs that a worker serves. With spares, these may differ from those of its plan."""
-        return self.death_of(worker).env_ids
+        return sorted(view.env_id for view in self.views_of(worker) if view.env_id is not None)
 
     def worker_of(self, env_id: int) -> int:
         """Return the worker that serves an env."""
