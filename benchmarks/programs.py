@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -56,17 +56,24 @@ def wait_until_quiet() -> bool:
     return False
 
 
+def run_timed(
+    command: Sequence[str], timeout_s: float, env: Mapping[str, str], folder: Path | None = None
+) -> tuple[str, float, float]:
+    """Run a command. Return its stdout, its seconds, and the share of the machine that other processes used meanwhile."""
+    before, begin_s = cpu.read(os.getpid()), time.monotonic()
+    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=timeout_s)
+    whole_s, others = time.monotonic() - begin_s, cpu.foreign_share(before, cpu.read(os.getpid()))
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return done.stdout, whole_s, others
+
+
 def run_once(python: Path, program: str, engine: str, seed: int) -> Run:
     """Run a program to its end."""
     command = [str(python), "-W", "ignore", "-m", "benchmarks.program_child", program, engine, str(seed)]
-    before, begun_s = cpu.read(os.getpid()), time.time()
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PROGRAM_BEGUN_S": repr(begun_s)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=900)
-    whole_s = time.time() - begun_s
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    others = cpu.foreign_share(before, cpu.read(os.getpid()))
-    parts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PROGRAM_BEGUN_S": repr(time.time())}
+    stdout, whole_s, others = run_timed(command, 900, env)
+    parts: dict[str, Any] = json.loads(stdout.splitlines()[-1])
     return Run(program, engine, seed, whole_s, **parts, others=others)
 
 

@@ -59,11 +59,8 @@ ALF_PACKAGES = (
 )
 # PettingZoo's butterfly, classic and sisl envs, with what imports its Atari envs need.
 FARAMA_PACKAGES = ("pettingzoo[atari,butterfly,classic,sisl]==1.27.0", "supersuit==3.11.0")
-FRONTENDS_EXTRA = (
-    "pygame",
-    "pyyaml",
-    "sb3-contrib==2.9.2",
-)  # Gymnasium's, SB3's and TorchRL's tests draw envs and read settings
+# Gymnasium's, SB3's and TorchRL's tests draw envs and read settings. sb3-contrib's own tests run in the same environment.
+FRONTENDS_EXTRA = ("pygame", "pyyaml", "sb3-contrib==2.9.2")
 # imitation 1.0.1 asks for older versions of Gymnasium and SB3; what its tests of rollouts and wrappers use works with these.
 IMITATION_PACKAGES = (
     "imitation==1.0.1",

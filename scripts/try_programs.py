@@ -14,7 +14,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +22,7 @@ from side_env import ROOT, make_side_env
 
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import cpu
-from benchmarks.programs import wait_until_quiet
+from benchmarks.programs import run_timed, wait_until_quiet
 
 SPEED = re.compile(r"(?:SPS:|\bfps +\|) *(\d+)")
 IMPORTED = ("import gymnasium as gym\n", "import gymnasium as gym\nimport stepmill\n")
@@ -152,15 +150,9 @@ def read_rows(file: Path) -> list[list[str]]:
 def run_python(python: Path, folder: Path, arguments: Sequence[str], path: Path) -> tuple[int, float, float]:
     """Run Python, and return the last steps per second that the program printed, the whole seconds, and what other processes used."""
     wait_until_quiet()
-    before, begin_s = cpu.read(os.getpid()), time.monotonic()
     env = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [python, *arguments], check=False, cwd=folder, env=env, capture_output=True, text=True, timeout=600
-    )
-    whole_s, others = time.monotonic() - begin_s, cpu.foreign_share(before, cpu.read(os.getpid()))
-    if done.returncode:
-        raise SystemExit(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return int(SPEED.findall(done.stdout)[-1]), whole_s, others
+    stdout, whole_s, others = run_timed([str(python), *arguments], 600, env, folder)
+    return int(SPEED.findall(stdout)[-1]), whole_s, others
 
 
 def print_row(name: str, runs: Sequence[tuple[Run, Run]]) -> bool:
