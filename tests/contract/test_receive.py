@@ -36,6 +36,10 @@ def make(where: str = "fork", **options: object) -> stepmill.Pool:
     return make_pool(where, chaos_envs(), **options)
 
 
+def end_process(env: object) -> None:
+    os._exit(1)
+
+
 def ids_of(received: stepmill.Received) -> list[int]:
     return [] if received.batch is None else received.batch.env_id.tolist()
 
@@ -325,6 +329,21 @@ def test_a_death_that_a_call_raised_is_no_result_that_a_reset_drops() -> None:
         with pytest.raises(stepmill.WorkerDied):
             pool.call("locate", env_ids=[1])
         assert pool.reset(env_ids=[0, 1]).num_rows == 2
+
+
+def test_receive_returns_a_death_that_a_call_raised_also_for_a_neighbour_and_after_a_revive() -> None:
+    with make() as pool:
+        pool.reset(seed=0)
+        with pytest.raises(stepmill.WorkerDied) as caught:
+            pool.call(end_process, env_ids=[1])
+        assert list(caught.value.env_ids) == [0, 1]
+        pool.revive([1])  # env 0 was lost, too, and its user has not heard of it
+
+        received = pool.receive(0)
+
+        assert kinds_of(received) == {0: "died"}
+        assert received.faults[0].error is caught.value
+        assert is_empty(pool.receive(0))
 
 
 def test_a_death_that_recv_raises_is_not_returned_again() -> None:

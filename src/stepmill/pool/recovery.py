@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from stepmill.backends.base import Backend, worker_died_error
+from stepmill.backends.base import Backend, name_envs, worker_died_error
 from stepmill.pool.crash_reporter import CrashReporter
 from stepmill.pool.events import (
     BeginRestart,
@@ -33,7 +34,7 @@ from stepmill.pool.limits import RETRYABLE, EnvErrorLimits, ResetAttempts
 from stepmill.pool.policies import POLICIES, RAISE, FaultPolicy
 from stepmill.pool.replays import Effect, Replays
 from stepmill.pool.workers import WorkerRecord, WorkerState, WorkerSupervisor
-from stepmill.spec.errors import EnvTimeout, StepmillError, WorkerDied, add_clause, join_errors
+from stepmill.spec.errors import ClosedPoolError, EnvTimeout, StepmillError, WorkerDied, add_clause, join_errors
 from stepmill.spec.notices import warn
 from stepmill.spec.options import AutoresetMode, OnFault, PoolOptions
 from stepmill.spec.received import EnvFault, faults_by_env
@@ -398,6 +399,22 @@ class Recovery:
         cause = worker_died_error(worker, workers.envs_of(worker), None, hint="", cause="was recycled")
         workers.plan_restart(restart, cause, before=workers.end_gently(worker))
         self.carry_out([restart])
+
+    def report_death_in_call(self, error: WorkerDied, generation: int) -> None:
+        """Add the envs of the dead worker to the error of a call that is about to raise it, and let `receive` return the fault.
+
+        Only the error is changed if the policy does not raise deaths, or if the worker was restarted since `generation`, in which
+        the call was sent to it.
+        """
+        workers = self.workers
+        with suppress(ClosedPoolError):
+            name_envs(error, workers.envs_of(error.worker))
+            if self.policy.raises and workers.records[error.worker].generation == generation:
+                record = workers.check_process(error.worker)
+                if record.state is WorkerState.DEAD_UNREPORTED and record.error is None:
+                    fault = EnvFault(kind_name(FaultKind.DIED), error, error.worker, tuple(error.env_ids))
+                    self.raised = faults_by_env(self.raised, [fault])
+                    workers.mark_reported(error.worker, error)
 
     def is_known_loss(self, fault: EnvFailed) -> bool:
         """Return whether a call has already raised the death in which a command was lost, without knowing the command."""

@@ -124,7 +124,7 @@ class PoolFuture:
                     self._parts[index : index + 1] = self._requests.repeat(self._call, part, timeout_s)
                     continue
                 if not self._requests.is_left_to_successor(self._call, part):
-                    self._requests.workers.report_death_in_call(error, part.generation)
+                    self._requests.recovery.report_death_in_call(error, part.generation)
                     raise
                 outcomes = ()
             else:
@@ -170,8 +170,8 @@ class EnvRequests:
         self.ids = itertools.count(1)
         self._backend = runtime.backend
         self._revival = runtime.revival
-        self._recovery = runtime.revival.recovery
-        self.workers = self._recovery.workers
+        self.recovery = runtime.revival.recovery
+        self.workers = self.recovery.workers
         self._server_locations = runtime.server_locations
         self._num_envs = num_envs
         self._num_spares = options.resets.spare_envs
@@ -246,21 +246,21 @@ class EnvRequests:
         timeout_s = self._call_timeout_s if timeout_s is None else timeout_s
         self._wait_ready([view.worker for view in self.workers.state.view(env_ids=ids)], timeout_s)
         # Reading an attribute needs no capsule.
-        has_capsule = self._recovery.crash_reporter.is_wanted and kind is not RequestKind.GET_ATTR
-        positions = [self._recovery.crash_reporter.position_of(env_id) for env_id in ids] if has_capsule else ()
+        has_capsule = self.recovery.crash_reporter.is_wanted and kind is not RequestKind.GET_ATTR
+        positions = [self.recovery.crash_reporter.position_of(env_id) for env_id in ids] if has_capsule else ()
         call = EnvCall(kind, tuple(ids), payload_for, positions)
         return PoolFuture(self, call, self._post(call, range(len(ids))))
 
     def _wait_ready(self, workers: Iterable[int], timeout_s: float | None) -> None:
         owners = set(workers)
         self._revival.wait_until_rebuilt(owners, timeout_s)
-        if any(fault.worker in owners for fault in self._recovery.faults):
-            self._recovery.raise_errors(is_receiving=False)
-        self._recovery.warn()
+        if any(fault.worker in owners for fault in self.recovery.faults):
+            self.recovery.raise_errors(is_receiving=False)
+        self.recovery.warn()
 
     def _post(self, call: EnvCall, places: Sequence[int]) -> list[SentPart]:
         """Send a request to each lane of the envs at these places."""
-        workers, replays = self.workers, self._recovery.replays
+        workers, replays = self.workers, self.recovery.replays
         found: list[ServerView] = workers.state.view(env_ids=[call.env_ids[place] for place in places])
         views = dict(zip(places, found, strict=True))
         places_of: dict[int, list[int]] = {}
@@ -293,7 +293,7 @@ class EnvRequests:
 
         The next step reports the death.
         """
-        is_kept = call.kind in SETTING_KINDS and self._recovery.policy.leaves_settings
+        is_kept = call.kind in SETTING_KINDS and self.recovery.policy.leaves_settings
         return is_kept and not self.died_in_request(part)
 
     def may_repeat(self, part: SentPart) -> bool:
@@ -302,7 +302,7 @@ class EnvRequests:
         This is the case if the policy replays deaths, the worker died before it read the request, and no command was sent
         to these envs since.
         """
-        if not self._recovery.policy.replays or self.died_in_request(part):
+        if not self.recovery.policy.replays or self.died_in_request(part):
             return False
         record = self.workers.check_process(part.future.worker)
         if record.state is not WorkerState.DEAD_UNREPORTED or record.generation != part.generation:
@@ -335,7 +335,7 @@ class EnvRequests:
         if not call.positions:
             return error
         one = PositionedCall(call.kind, call.payload_for([place]), call.positions[place])
-        return self._recovery.crash_reporter.report_fault(error, env_id, FaultKind.RAISED, one)
+        return self.recovery.crash_reporter.report_fault(error, env_id, FaultKind.RAISED, one)
 
 
 SetColumn = Callable[[str, Any, Any], None]

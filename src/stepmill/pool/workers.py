@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from stepmill import _native
 from stepmill.backends.base import (
     Backend,
-    name_envs,
     too_many_workers_error,
     traits_of,
     worker_died_error,
@@ -261,19 +260,6 @@ class WorkerSupervisor:
         if record.state is WorkerState.DEAD_UNREPORTED:
             record.error = error
             self._move(record, WorkerState.DEAD_REPORTED)
-
-    def report_death_in_call(self, error: WorkerDied, generation: int) -> None:
-        """Add the envs of the dead worker to the error of a call, and record that it is about to be raised.
-
-        The death is recorded only if the policy raises deaths, and if the worker has not been restarted since the call.
-        The call was sent to it in `generation`.
-        """
-        with contextlib.suppress(ClosedPoolError):
-            if self.policy.raises and self.records[error.worker].generation == generation:
-                record = self.check_process(error.worker)
-                if record.state is WorkerState.DEAD_UNREPORTED and record.error is None:
-                    self._move(record, WorkerState.DEAD_REPORTED)
-            name_envs(error, self.envs_of(error.worker))
 
     def record_replies(self, lane: int, num_requests: int) -> None:
         """Report to the reaper that a lane has replied to its first `num_requests` requests."""
