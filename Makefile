@@ -72,9 +72,9 @@ coverage: venv  ## build/COVERAGE.md: which test shows which behaviour of docs/c
 	$(PY) scripts/coverage.py
 
 # Each on one core, the longest first.
-CHECKS := check-prose check-pyright check-budget check-types check-sizes check-imports check-stub check-model check-lint
+CHECKS := check-prose check-pyright check-budget check-types check-sizes check-imports check-stub check-model check-numbers check-lint
 
-check: build  ## lint, types, imports, sizes, budget, prose, stub, names in the model; two at a time
+check: build  ## lint, types, imports, sizes, budget, prose, stub, names in the model, measured numbers; two at a time
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target $(CHECKS)
 
 # The extension is a unity build, in which a file finds the includes of others. CXX=clang++ does the same with Clang.
@@ -106,6 +106,8 @@ check-stub:
 	$(PY) scripts/check_stub.py
 check-model:
 	$(PY) scripts/check_model_names.py
+check-numbers:  # in tables of measured values
+	$(PY) -m benchmarks.readme --check
 
 format: venv  ## fix what ruff can fix, and format
 	$(BIN)/ruff check --fix $(PYTHON_CODE)

@@ -145,6 +145,22 @@ def _real() -> list[Cell]:
         Cell(4, "cartpole-8", "CartPole n=8", "cartpole", 8, _pick(cartpole, 8)),
         Cell(4, "cartpole-64", "CartPole n=64", "cartpole", 64, _pick(cartpole, 64)),
         Cell(4, "halfcheetah-8", "HalfCheetah-v5 n=8", "halfcheetah", 8, _pick((*python, *cpp, *ours), 8)),
+        Cell(
+            4,
+            "kernel-cartpole-64",
+            "CartPole n=64, kernel",
+            "cartpole",
+            64,
+            _pick(("gym-numpy", *cpp, "stepmill-kernel"), 64),
+        ),
+        Cell(
+            4,
+            "kernel-halfcheetah-8",
+            "HalfCheetah-v5 n=8, kernel",
+            "halfcheetah",
+            8,
+            _pick((*cpp, "stepmill-kernel"), 8),
+        ),
         Cell(4, "pong-8", "Pong n=8", "pong", 8, _pick((*python, *cpp, "ale-sync", "ale-async", *ours), 8)),
     ]
 

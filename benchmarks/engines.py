@@ -117,6 +117,9 @@ _ALL = (
         {"backend": "process", "num_workers": 8},
         ("stepmill",),
     ),
+    EngineSpec(
+        "stepmill-kernel", "**stepmill** kernel, 2 threads", "stepmill_kernel", OURS, {"num_workers": 2}, ("stepmill",)
+    ),
     EngineSpec("multi-env-pipes", "MultiEnv with a thread and a pipe per env", "multi_env_pipes", OURS),
     EngineSpec("multi-env", "**stepmill** MultiEnv", "multi_env", OURS, {"num_workers": 2}, ("stepmill",)),
     EngineSpec("unity-queue", "ML-Agents with pickles and a queue", "unity_queue", OURS),

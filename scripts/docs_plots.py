@@ -34,6 +34,7 @@ COLOURS = {
     "#060606": "var(--series-4)",
 }
 INK, FAINT, *SERIES = COLOURS
+MARKS = "os^Dv*Xp"  # of libraries
 _UNITS = {"k": 1e3, "M": 1e6, "": 1.0}
 _RATIO = re.compile(r"([\d.]+)×")
 _STYLE: dict[Any, Any] = {
@@ -74,7 +75,7 @@ def render_all() -> dict[Path, str]:
     with mpl.rc_context(_STYLE):
         plots = {
             PLOTS / "noop.svg": plot_noop(tables(text, "noop")[0]),
-            PLOTS / "ratios.svg": plot_ratios(tables(text, "bench")[0], "times Gymnasium's best vector env"),
+            PLOTS / "ratios.svg": plot_libraries(tables(text, "ratios")[0]),
             PLOTS / "efficiency.svg": plot_efficiency(tables(text, "bench")[0]),
             PLOTS / "frontends.svg": plot_ratios(tables(text, "bench")[1], "times the class that it replaces"),
         }
@@ -141,8 +142,44 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
     return [top - gap * index for top, count in groups for index in range(count)]
 
 
+def plot_libraries(table: Sequence[Sequence[str]]) -> str:
+    """A line per cell: a mark for each library, at how many times as fast stepmill is as the library's fastest class."""
+    libraries, rows = table[0][1:], list(reversed(table[1:]))
+    figure, axes = plt.subplots(figsize=(3.6, 1.2 + 0.42 * len(rows)))
+    smallest = [min(number(cell) or math.inf for cell in row[1:]) for row in rows]
+    for library, mark, colour in zip(libraries, MARKS, (SERIES[0], SERIES[1], *[INK] * len(libraries)), strict=False):
+        points = [(number(row[1 + libraries.index(library)]), place) for place, row in enumerate(rows)]
+        known = [(value, place) for value, place in points if value is not None]
+        if known:
+            axes.plot(
+                *zip(*known, strict=True),
+                mark,
+                color=colour,
+                markersize=5,
+                fillstyle="none" if colour == INK else "full",
+                label=library,
+            )
+    for place, value in enumerate(smallest):
+        axes.annotate(
+            f"{value:.2g}×",
+            (1, place),
+            (6, 0),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+        )
+    _name_bars(axes, [_label(row) for row in rows], 0.16)
+    axes.set_xscale("log")
+    axes.axvline(1, color=FAINT, linewidth=1)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+    axes.set_xlabel("stepmill relative to each library's fastest class;\nright: to the fastest of all")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, handletextpad=0.1, columnspacing=0.8)
+    return _svg(figure, "ratios", "How many times as fast as the fastest class of each library")
+
+
 def plot_ratios(table: Sequence[Sequence[str]], label: str) -> str:
-    """A bar per row: the number before × in the row."""
+    """A bar per row of front-ends: the number before × in the row."""
     found = [(row, _RATIO.search("|".join(row[1:]))) for row in table[1:]]
     rows = [(_label(row), float(ratio[1])) for row, ratio in found if ratio]
     figure, axes = plt.subplots(figsize=(3.6, 0.5 + 0.42 * len(rows)))
@@ -180,8 +217,8 @@ def plot_efficiency(table: Sequence[Sequence[str]]) -> str:
     """Grouped bars of the efficiency of envs whose steps and resets differ in length."""
     rows = [row for row in table[1:] if row[0].startswith("efficiency")]
     figure, axes = plt.subplots(figsize=(3.6, 4.2))
-    for index, title in enumerate(("stepmill", "Gymnasium", "best other engine")):
-        values = [number(row[1 + index]) or 0.0 for row in reversed(rows)]
+    for index, (title, column) in enumerate((("stepmill", 1), ("Gymnasium", 3), ("best other engine", 6))):
+        values = [number(row[column]) or 0.0 for row in reversed(rows)]
         places = [place + 0.22 * (1 - index) for place in range(len(rows))]
         axes.barh(places, values, height=0.2, color=SERIES[index], label=title)
         for place, value in zip(places, values, strict=True):
