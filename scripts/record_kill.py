@@ -28,7 +28,7 @@ from stepmill.observe.monitor import Frame, Watch, render
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
-import kill_me  # noqa: E402
+import kill_me  # type: ignore[import-not-found]  # noqa: E402
 
 PICTURE = ROOT / "docs" / "pictures" / "kill_worker.svg"
 NUM_UPDATES, LOOK_EVERY, KILLS = 60, 5, (12, 27, 42)
@@ -49,10 +49,10 @@ class Training:
 
 def train(kills: Sequence[int]) -> Training:
     """Train, and kill a worker in the updates of `kills`, while its envs step."""
-    options = {"backend": "process", "num_workers": 2, "on_fault": "replay", "seeding": "per_episode"}
+    options = stepmill.PoolOptions(backend="process", num_workers=2, on_fault="replay", seeding="per_episode")
     makers = [partial(gymnasium.make, "CartPole-v1")] * kill_me.NUM_ENVS
     shown = Training([], [], [], "")
-    with stepmill.Pool(makers, **options) as pool:
+    with stepmill.Pool(makers, options=options) as pool:
         rollout, learner = stepmill.Rollout(pool, kill_me.NUM_STEPS), kill_me.Learner(seed=1)
         watch = Watch("stepmill top", pool.stats)
         rollout.reset(seed=1)
