@@ -131,7 +131,7 @@ def _add_owner(owners: Owners, env_id: int, innermost: object) -> None:
     owner = owners.setdefault(id(innermost), (env_id, innermost))[0]  # atomic: threads build envs at the same time
     if owner != env_id:
         kind = type(innermost)
-        raise UsageError(
+        raise ValueError(  # the EnvError is then a ValueError, too
             f"envs {min(owner, env_id)} and {max(owner, env_id)} are one object, a {kind.__module__}.{kind.__qualname__}; "
             "return a new env from each call of each function: lambda: make_env(), not env = make_env() and lambda: env"
         )

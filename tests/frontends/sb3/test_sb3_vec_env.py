@@ -286,6 +286,15 @@ def test_methods_and_attributes_reach_the_envs_at_the_indices(sb3_env_of):
         envs.env_method("fail")
 
 
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_functions_that_return_one_env_raise_the_class_that_dummy_vec_env_raises(backend):
+    env = gymnasium.make("CartPole-v1")
+    workers = {"num_workers": 1} if backend == "process" else {}
+    with pytest.raises(ValueError, match="envs 0 and 1 are one object") as caught:
+        SB3VecEnv([lambda: env] * 2, backend=backend, **workers)
+    assert isinstance(caught.value, EnvError)
+
+
 def test_frames_come_from_every_env_and_are_tiled(sb3_env_of):
     envs = sb3_env_of(make(2))
     envs.reset()
