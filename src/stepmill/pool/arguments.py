@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from stepmill.spec.errors import UsageError
+from stepmill.spec.errors import ArgumentTypeError, UsageError
 from stepmill.spec.tree import Node, iter_tree, map_tree
 
 
@@ -26,16 +26,17 @@ def checked_fns(env_fns: Sequence[Callable[[], object]]) -> tuple[Callable[[], o
     """Return the functions that make the envs.
 
     Raises:
-        UsageError: there are no functions, or one of them is not a function.
+        UsageError: there are no functions.
+        ArgumentTypeError: one of them is not a function, or this is not a list.
     """
     given: object = env_fns
     if isinstance(given, str):
-        raise UsageError(
+        raise ArgumentTypeError(
             f"env_fns is the string {given!r}; give a list of functions that make envs, one per env, or for an id of "
             f"Gymnasium use stepmill.make_vec({given!r}, num_envs=8)"
         )
     if callable(given) or not isinstance(given, Iterable):
-        raise UsageError(
+        raise ArgumentTypeError(
             f"env_fns is {_a_type(given)}; give a list of functions that make envs, one per env: [make_env] * 8"
         )
     fns: tuple[object, ...] = tuple(given)
@@ -44,7 +45,7 @@ def checked_fns(env_fns: Sequence[Callable[[], object]]) -> tuple[Callable[[], o
     for env_id, fn in enumerate(fns):
         if not callable(fn):
             made = f"lambda: gymnasium.make({fn!r})" if isinstance(fn, str) else "a class, or a lambda"
-            raise UsageError(f"env_fns[{env_id}] is {_a_type(fn)}; give a function that makes the env: {made}")
+            raise ArgumentTypeError(f"env_fns[{env_id}] is {_a_type(fn)}; give a function that makes the env: {made}")
     return cast("tuple[Callable[[], object], ...]", fns)
 
 

@@ -38,7 +38,7 @@ def test_parallel_env_takes_torchrls_arguments():
 def test_arguments_that_do_not_fit_are_refused_by_name():
     with pytest.raises(RuntimeError, match=r"len\(create_env_fn\) and num_workers mismatch, got 1 and 2"):
         ParallelEnv(2, [make])
-    with pytest.raises(UsageError, match="env_fns is an int"):
+    with pytest.raises(TypeError, match="env_fns is an int"):
         ParallelEnv(2, 3)
     with pytest.raises(UsageError, match="pin_memory=True of ParallelEnv is not supported"):
         ParallelEnv(2, make, pin_memory=True)

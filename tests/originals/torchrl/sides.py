@@ -16,6 +16,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torchrl")
 
 import torchrl.envs  # noqa: E402 - only if TorchRL is there
+from tensordict import TensorDict  # noqa: E402
+from torchrl.data import Composite, Unbounded  # noqa: E402
 from torchrl.envs import GymEnv, SerialEnv, StepCounter, TransformedEnv, set_gym_backend  # noqa: E402
 
 from stepmill.frontends import torchrl as frontend  # noqa: E402
@@ -112,6 +114,27 @@ class Plain(gymnasium.Env):  # type: ignore[type-arg]
     def step(self, action: Any) -> Any:
         self.seen.append(action)
         return self.observation_space.sample(), 0.1, False, False, {"lives": np.int64(2)}
+
+
+class NoTruncation(torchrl.envs.EnvBase):  # type: ignore[misc]
+    """An env of TorchRL without a truncated flag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_spec = Composite(observation=Unbounded((2,)))
+        self.action_spec = Unbounded((1,))
+        self.reward_spec = Unbounded((1,), dtype=torch.float64)
+
+    def _reset(self, tensordict: Any = None, **keywords: Any) -> Any:
+        return TensorDict({"observation": torch.zeros(2), "done": torch.zeros(1, dtype=torch.bool)}, [])
+
+    def _step(self, tensordict: Any) -> Any:
+        reward = torch.ones(1, dtype=torch.float64)
+        return TensorDict(
+            {"observation": torch.ones(2), "reward": reward, "done": torch.zeros(1, dtype=torch.bool)}, []
+        )
+
+    def _set_seed(self, seed: Any) -> None: ...
 
 
 def of(env_fn: Callable[[], Any], make: Maker, **keywords: Any) -> Callable[[], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import signal
 from collections.abc import Iterator
@@ -21,12 +22,22 @@ import torchrl.envs  # noqa: E402 - only if TorchRL is there
 from tensordict import TensorDict  # noqa: E402
 from torchrl.data import Unbounded  # noqa: E402
 from torchrl.envs import GymEnv, SerialEnv, TransformedEnv, set_gym_backend  # noqa: E402
-from torchrl.testing.mocking_classes import CountingEnvWithString  # noqa: E402
+from torchrl.testing.mocking_classes import CountingEnv, CountingEnvWithString  # noqa: E402
 
 from stepmill.frontends import torchrl as frontend  # noqa: E402
 from stepmill.spec.errors import EnvError, EnvTimeout, SpecMismatch, UsageError, WorkerDied  # noqa: E402
 from tests.originals.rows import Rows  # noqa: E402
-from tests.originals.torchrl.sides import MARKS, Maker, Plain, act, cartpole, counted, of, use_gymnasium  # noqa: E402
+from tests.originals.torchrl.sides import (  # noqa: E402
+    MARKS,
+    Maker,
+    NoTruncation,
+    Plain,
+    act,
+    cartpole,
+    counted,
+    of,
+    use_gymnasium,
+)
 
 pytestmark = MARKS
 row = Rows("torchrl")
@@ -253,27 +264,6 @@ def test_the_step_after_the_end(make: Maker) -> None:
     assert (0.0 in rewards) is not make.is_ours
 
 
-class NoTruncation(torchrl.envs.EnvBase):  # type: ignore[misc]
-    """An env of TorchRL without a truncated flag."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.observation_spec = torchrl.data.Composite(observation=Unbounded((2,)))
-        self.action_spec = Unbounded((1,))
-        self.reward_spec = Unbounded((1,), dtype=torch.float64)
-
-    def _reset(self, tensordict: Any = None, **keywords: Any) -> Any:
-        return TensorDict({"observation": torch.zeros(2), "done": torch.zeros(1, dtype=torch.bool)}, [])
-
-    def _step(self, tensordict: Any) -> Any:
-        reward = torch.ones(1, dtype=torch.float64)
-        return TensorDict(
-            {"observation": torch.ones(2), "reward": reward, "done": torch.zeros(1, dtype=torch.bool)}, []
-        )
-
-    def _set_seed(self, seed: Any) -> None: ...
-
-
 @row("Envs of TorchRL without `truncated`")
 @row("Rewards of dtype float64")
 def test_flags_and_rewards(make: Maker) -> None:
@@ -377,6 +367,30 @@ def test_actions_and_arguments_that_do_not_fit(make: Maker) -> None:
         env.step(td.set("action", torch.zeros(2, 3, dtype=torch.int64)))
 
 
+@row("Env functions that are not functions")
+@pytest.mark.parametrize(("functions", "error"), [(3, TypeError), ([3, 3], TypeError), ("CartPole-v1", RuntimeError)])
+def test_what_are_no_functions(make: Maker, functions: Any, error: type[Exception]) -> None:
+    with pytest.raises(TypeError if make.is_ours else error) as caught:
+        make.module.ParallelEnv(2, functions)
+    assert isinstance(caught.value, UsageError) is make.is_ours
+
+
+@row("An env in place of an env function")
+def test_an_env_in_place_of_a_function(make: Maker) -> None:
+    with pytest.raises(NotImplementedError, match="forward is not implemented") as caught:
+        make.here(cartpole()).reset()
+    assert isinstance(caught.value, EnvError) is make.is_ours
+
+
+@row("Functions that return one env")
+def test_functions_that_return_one_env(make: Maker) -> None:
+    single = cartpole()
+    with make.refuses(ValueError, "envs 0 and 1 are one object"):
+        make.here(lambda: single).reset()
+    env = make.here(lambda: copy.deepcopy(single))
+    assert act(env, env.reset())["reward"].tolist() == [[1.0], [1.0]]
+
+
 @row("Envs with text")
 def test_envs_with_text(make: Maker) -> None:
     with make.refuses(EnvError, match="string of CountingEnvWithString is a NonTensor"):
@@ -461,6 +475,15 @@ def test_what_asynchronous_envs_do_for_all_envs(make: Maker) -> None:
     with make.only_ours(AttributeError):
         pool.async_reset_send()
         assert len(pool.async_reset_recv(2)) == 2
+
+
+@row("`step` after `close()`")
+def test_a_step_after_close(make: Maker) -> None:
+    env = make.here(CountingEnv)
+    td = env.rand_action(env.reset())
+    env.close()
+    with make.refuses(match=r"is closed; reset\(\) opens it again"):
+        assert env.step(td)["next"].batch_size == (2,)
 
 
 @row("`close()` a second time")
