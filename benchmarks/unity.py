@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from stepmill.envs.unity import ActionTuple
-from stepmill.frontends.mlagents.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from stepmill.frontends.mlagents.steps import ActionInfo, DecisionSteps, TerminalSteps
 
 BEHAVIOR = "ball"
@@ -17,7 +16,7 @@ class NoopUnity:
     """An env with one agent, whose observation is always the same float32 image."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self.behavior_specs = {BEHAVIOR: BehaviorSpec([ObservationSpec(shape)], ActionSpec(2, ()))}
+        self.behavior_specs = {BEHAVIOR: None}  # a spec, which managers only pass on
         ids = np.zeros(1, np.int32)
         decision = DecisionSteps([np.zeros((1, *shape), np.float32)], np.ones(1, np.float32), ids)
         no_agents = TerminalSteps(

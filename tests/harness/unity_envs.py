@@ -11,18 +11,56 @@ Every number in an agent's observation is its id, and so is its reward.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from stepmill.frontends.mlagents.channels import SideChannelManager
-from stepmill.frontends.mlagents.specs import ActionSpec, AgentGroupSpec, BehaviorSpec, ObservationSpec
 from stepmill.frontends.mlagents.steps import BatchedStepResult, DecisionSteps, TerminalSteps
 
 Script = Mapping[str, Sequence["Sequence[int] | None"]]
 Hook = Callable[[Any], None]
 NUM_ACTIONS = 2
 BRANCHES = (3, 2)
+
+
+class ActionSpec(NamedTuple):
+    """As in mlagents-envs 0.28."""
+
+    continuous_size: int
+    discrete_branches: tuple[int, ...]
+
+
+class ObservationSpec(NamedTuple):
+    """As in mlagents-envs 0.28, which has more fields."""
+
+    shape: tuple[int, ...]
+
+
+class BehaviorSpec(NamedTuple):
+    """As in mlagents-envs 0.28."""
+
+    observation_specs: list[ObservationSpec]
+    action_spec: ActionSpec
+
+
+class AgentGroupSpec(NamedTuple):
+    """As in mlagents-envs 0.15, whose action_type is an enum."""
+
+    observation_shapes: list[tuple[int, ...]]
+    action_type: int
+    action_shape: Any
+
+    def is_action_discrete(self) -> bool:
+        return self.action_type == 0
+
+    @property
+    def discrete_action_branches(self) -> Any:
+        return self.action_shape if self.is_action_discrete() else None
+
+    @property
+    def action_size(self) -> int:
+        return len(self.action_shape) if self.is_action_discrete() else int(self.action_shape)
 
 
 class _ScriptedEnv:

@@ -10,7 +10,7 @@ size: it is sent through the slab as an opaque value, without pickling. mlagents
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from typing import Any, Protocol, cast
 
@@ -209,15 +209,11 @@ def generation_of(env: object) -> Generation:
     )
 
 
-def behavior_names(env: Any, generation: Generation) -> list[str]:
-    """Return the behaviours, or agent groups, that the env has now. It may add more later."""
-    found: Iterable[str] = env.behavior_specs if generation is Generation.BEHAVIORS else env.get_agent_groups()
-    return list(found)
-
-
-def read_spec(env: Any, generation: Generation, name: str) -> Any:
-    """Return the env's own spec of a behaviour."""
-    return env.behavior_specs[name] if generation is Generation.BEHAVIORS else env.get_agent_group_spec(name)
+def read_specs(env: Any, generation: Generation) -> dict[str, Any]:
+    """Return the env's own specs of the behaviours, or agent groups, that it has now. It may add more later."""
+    if generation is Generation.BEHAVIORS:
+        return dict(env.behavior_specs)
+    return {name: env.get_agent_group_spec(name) for name in env.get_agent_groups()}
 
 
 def read_results(env: Any, generation: Generation) -> Results:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from stepmill.frontends.mlagents import DecisionSteps, RestartLimits, TerminalSteps, UnityTimeOutException
-from stepmill.frontends.mlagents.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.frontends.mlagents.parts import Policy, ended, wait
+from tests.harness.unity_envs import ActionSpec, BehaviorSpec, ObservationSpec
 
 NUM_WORKERS = 4
 HANG_S = 100.0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
+import sys
 import threading
 from functools import partial
 from types import SimpleNamespace
@@ -198,6 +200,31 @@ def test_training_behaviors_collects_results_from_all_envs(manager_of, script):
     assert brain.vector_observation_space_size == 0
     assert brain.vector_action_space_type == "continuous"
     assert brain.vector_action_space_size == [2]
+
+
+@pytest.mark.covers("U-9", "U-17")
+def test_specs_are_the_objects_of_the_env(manager_of, script):
+    manager = manager_of(walking(script, is_discrete=True))
+    env = script(WALK, is_discrete=True)
+    own = env.behavior_specs if script is ScriptedBehaviors else {"walk": env.get_agent_group_spec("walk")}
+    assert manager.training_behaviors == own
+    assert type(manager.training_behaviors["walk"]) is type(own["walk"])
+
+
+@pytest.mark.covers("U-9")
+def test_a_spec_whose_class_only_the_worker_can_import_is_an_error_that_names_it(manager_of, tmp_path):
+    (tmp_path / "only_in_the_worker.py").write_text("class Spec: ...\n")
+
+    def factory(worker_id, channels):
+        sys.path.insert(0, str(tmp_path))
+
+        class Env(ScriptedBehaviors):
+            behavior_specs = {"walk": importlib.import_module("only_in_the_worker").Spec()}
+
+        return Env(WALK)
+
+    with pytest.raises(stepmill.StepmillError, match="only_in_the_worker"):
+        manager_of(factory)
 
 
 @pytest.mark.covers("U-B8")

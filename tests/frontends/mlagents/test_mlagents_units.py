@@ -10,18 +10,11 @@ import pytest
 
 import stepmill
 from stepmill.frontends.mlagents import BatchedStepResult, DecisionSteps, RestartLimits, TerminalSteps
+from stepmill.frontends.mlagents.brain_parameters import brain_parameters
 from stepmill.frontends.mlagents.failures import UnityWorkerDied, pack, rebuild
-from stepmill.frontends.mlagents.specs import (
-    ActionSpec,
-    AgentGroupSpec,
-    BehaviorSpec,
-    ObservationSpec,
-    brain_parameters,
-    pack_spec,
-    unpack_spec,
-)
 from stepmill.frontends.mlagents.workers import EngineWorker, LiveAgents, RestartQuota, WorkerState
 from stepmill.testing.faulty import ERRORS, MuteError
+from tests.harness.unity_envs import ActionSpec, AgentGroupSpec, BehaviorSpec, ObservationSpec
 
 
 class Clock:
@@ -110,30 +103,17 @@ def test_agents_of_the_first_generation_are_interrupted_as_done_by_a_limit():
 @pytest.mark.parametrize(
     "spec",
     [
-        BehaviorSpec([ObservationSpec((3,)), ObservationSpec((8, 9, 3), name="camera")], ActionSpec(0, (3, 2))),
+        BehaviorSpec([ObservationSpec((3,)), ObservationSpec((8, 9, 3))], ActionSpec(0, (3, 2))),
         BehaviorSpec([ObservationSpec((3,)), ObservationSpec((8, 9, 3))], ActionSpec(2, ())),
         AgentGroupSpec([(3,), (8, 9, 3)], 0, (3, 2)),
         AgentGroupSpec([(3,), (8, 9, 3)], 1, 2),
     ],
 )
-def test_specs_arrive_whole_or_as_ours_where_their_library_is_missing(spec):
-    pickled, plain = pack_spec(spec)
-    assert unpack_spec((pickled, plain)) == spec
-    for lost in (None, b"not a pickle"):
-        ours = unpack_spec((lost, plain))
-        assert vars(brain_parameters("walk", ours)) == vars(brain_parameters("walk", spec))
+def test_specs_of_both_generations_are_described_in_the_form_of_the_first(spec):
     brain = brain_parameters("walk", spec)
     assert (brain.vector_observation_space_size, brain.number_visual_observations) == (3, 1)
     assert brain.vector_action_space_size == ([3, 2] if brain.vector_action_space_type == "discrete" else [2])
     assert brain.camera_resolutions[0].height == 8
-
-
-def test_actions_of_a_spec_are_zeros_or_random_within_their_branches():
-    spec = ActionSpec(2, (3, 4))
-    assert spec.empty_action(5).discrete.shape == (5, 2)
-    action = spec.random_action(50)
-    assert abs(action.continuous).max() <= 1.0
-    assert action.discrete.max(axis=0).tolist() == [2, 3]
 
 
 @pytest.mark.covers("U-13", "U-B2")

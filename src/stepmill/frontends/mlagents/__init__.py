@@ -10,7 +10,7 @@ The names are loaded on first use, because a worker also imports this package.
     pipe_workers         drives workers that a subclass starts; `worker()` for their processes
     workers              the state of a worker, its restart quota, its agents; messages
     steps                results, actions, batches of agents
-    specs                specs of behaviours
+    brain_parameters     specs of behaviours as trainers of the first generation describe them
     channels             side channels and their bytes
     settings             engine settings, restart quotas, parameters of the env
     timing               timers of the learner and the workers
@@ -24,6 +24,8 @@ from stepmill._lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from stepmill.envs.unity import ActionTuple as ActionTuple
+    from stepmill.frontends.mlagents.brain_parameters import BrainParameters as BrainParameters
+    from stepmill.frontends.mlagents.brain_parameters import CameraResolution as CameraResolution
     from stepmill.frontends.mlagents.channels import EngineConfig as EngineConfig
     from stepmill.frontends.mlagents.channels import EngineConfigurationChannel as EngineConfigurationChannel
     from stepmill.frontends.mlagents.channels import EnvironmentParametersChannel as EnvironmentParametersChannel
@@ -54,8 +56,6 @@ if TYPE_CHECKING:
     from stepmill.frontends.mlagents.settings import OnCrash as OnCrash
     from stepmill.frontends.mlagents.settings import RestartLimits as RestartLimits
     from stepmill.frontends.mlagents.settings import UniformSettings as UniformSettings
-    from stepmill.frontends.mlagents.specs import BrainParameters as BrainParameters
-    from stepmill.frontends.mlagents.specs import CameraResolution as CameraResolution
     from stepmill.frontends.mlagents.steps import ActionInfo as ActionInfo
     from stepmill.frontends.mlagents.steps import AllStepResult as AllStepResult
     from stepmill.frontends.mlagents.steps import BatchedStepResult as BatchedStepResult

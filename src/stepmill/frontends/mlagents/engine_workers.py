@@ -15,13 +15,13 @@ from stepmill.frontends.mlagents.settings import (
     checked_parameters,
     read_settings,
 )
-from stepmill.frontends.mlagents.specs import unpack_spec
 from stepmill.frontends.mlagents.steps import EnvironmentStep, plain_actions, unpack
 from stepmill.frontends.mlagents.supervisor import Supervisor
 from stepmill.frontends.mlagents.timing import publish_timers
 from stepmill.frontends.mlagents.unity_worker import WorkerMaker, end_players
 from stepmill.frontends.mlagents.workers import EngineWorker, WorkerState
 from stepmill.pool.pool import Pool
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.options import AutoresetMode, PoolOptions, Start, Tuning
 
 
@@ -49,8 +49,9 @@ class EngineWorkers:
         self.quota = self.supervisor.quota
         self._specs: dict[str, Any] = {}
         self._is_closed = False
-        for worker, description in zip(workers, self.pool.call("describe"), strict=True):
-            self._store_description(worker, description)
+        with close_on_error(self.pool.close):
+            for worker, description in zip(workers, self.pool.call("describe"), strict=True):
+                self._store_description(worker, description)
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
@@ -125,8 +126,7 @@ class EngineWorkers:
     def _store_description(self, worker: EngineWorker, description: Mapping[str, Any]) -> None:
         worker.properties = description["properties"]
         worker.players = description["players"]
-        specs = description["specs"]
-        self._specs.update({name: unpack_spec(spec) for name, spec in specs.items() if name not in self._specs})
+        self._specs.update(description["specs"])
 
     # ---- the rest of a manager's methods -----------------------------------------------------------------------------
 

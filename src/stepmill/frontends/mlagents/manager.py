@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepmill import timers
-from stepmill.envs.unity import Generation, behavior_names, generation_of, read_results, read_spec, set_agent_actions
+from stepmill.envs.unity import Generation, generation_of, read_results, read_specs, set_agent_actions
+from stepmill.frontends.mlagents.brain_parameters import BrainParameters, brain_parameters
 from stepmill.frontends.mlagents.settings import checked_parameters
-from stepmill.frontends.mlagents.specs import BrainParameters, brain_parameters
 from stepmill.frontends.mlagents.steps import ActionInfo, EnvironmentStep, plain_actions, unpack
 from stepmill.frontends.mlagents.timing import time_decisions
 from stepmill.frontends.overrides import refuse_overrides
@@ -258,8 +258,7 @@ class SimpleEnvManager(EnvManager):
     @property
     def training_behaviors(self) -> dict[str, Any]:
         """The specs of the env's behaviours, by name."""
-        names = behavior_names(self.env, self._generation)
-        return {name: read_spec(self.env, self._generation, name) for name in names}
+        return read_specs(self.env, self._generation)
 
     @property
     def get_properties(self) -> dict[str, float]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import cloudpickle
 
-from stepmill.envs.unity import Generation, behavior_names, read_spec
+from stepmill.envs.unity import Generation, read_specs
 from stepmill.frontends.mlagents import failures
 from stepmill.frontends.mlagents.channels import with_methods
 from stepmill.frontends.mlagents.manager import logger
@@ -332,9 +332,7 @@ def _answer_requests(env: UnityWorker, conn: Any, step_queue: Any, worker_id: in
         elif command is EnvironmentCommand.RESET:
             conn.send(EnvironmentResponse(command, worker_id, unpack(answer[1])))
         elif command is EnvironmentCommand.BEHAVIOR_SPECS:
-            names = behavior_names(env.env, env.generation)
-            specs = {name: read_spec(env.env, env.generation, name) for name in names}
-            conn.send(EnvironmentResponse(command, worker_id, specs))
+            conn.send(EnvironmentResponse(command, worker_id, read_specs(env.env, env.generation)))
 
 
 def _report(failure: Mapping[str, Any], conn: Any, step_queue: Any, worker_id: int) -> None:

@@ -31,16 +31,14 @@ from stepmill.envs.unity import (
     PAYLOAD_BYTES,
     Generation,
     UnityEnv,
-    behavior_names,
     generation_of,
     read_results,
-    read_spec,
+    read_specs,
     set_agent_actions,
 )
 from stepmill.frontends.mlagents import channels
 from stepmill.frontends.mlagents.failures import pack
 from stepmill.frontends.mlagents.optional_imports import load
-from stepmill.frontends.mlagents.specs import pack_spec
 from stepmill.spec.errors import UsageError
 from stepmill.worker.process_stat import read_stat
 
@@ -221,12 +219,10 @@ class UnityWorker(UnityEnv):
     # ---- methods that the learner calls -----------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
-        """Return the packed specs of behaviours, the float properties and the players, or without an env only players."""
+        """Return the specs of behaviours, the float properties and the players, or without an env only the players."""
         specs, properties = {}, {}
         if self.failure is None:
-            names = behavior_names(self.env, self.generation)
-            specs = {name: pack_spec(read_spec(self.env, self.generation, name)) for name in names}
-            properties = self.channels.properties
+            specs, properties = read_specs(self.env, self.generation), self.channels.properties
         return {"specs": specs, "properties": properties, "players": find_players()}
 
     def call_channel(self, channel: object, method: str, *args: Any, **kwargs: Any) -> Any:
