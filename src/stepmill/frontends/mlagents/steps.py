@@ -1,20 +1,22 @@
 """Results of steps in both generations, actions, and batches of the agents of several workers.
 
-Field names are those of ML-Agents, so that policies and agent managers that are written for it work. Arrays are [A,
-...] for A agents. The number, the ids and the order of the agents may change with every step.
+The classes are stepmill's own, because mlagents_envs is optional and its versions have the classes of one generation only. Field
+names are those of ML-Agents, so that policies and agent managers that are written for it work. Arrays are [A, ...] for A
+agents. The number, the ids and the order of the agents may change with every step.
 """
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepmill.envs.unity import Results
+from stepmill.envs.unity import BATCH_FIELDS, DECISION_FIELDS, TERMINAL_FIELDS, Results
 from stepmill.frontends.mlagents.optional_imports import load
 
 Array: TypeAlias = NDArray[Any]
@@ -23,56 +25,25 @@ Array: TypeAlias = NDArray[Any]
 # ---- one agent -------------------------------------------------------------------------------------------------------
 
 
-class DecisionStep(NamedTuple):
-    """One agent that needs a decision."""
-
-    obs: list[Array]
-    reward: float
-    agent_id: int
-    action_mask: list[Array] | None
-    group_id: int
-    group_reward: float
+def _one_agent(name: str, fields: tuple[str, ...]) -> Any:
+    """Return a class for one agent: mlagents_envs' if it has these fields, because trainers call isinstance()."""
+    theirs = load("base_env", name)
+    return theirs if getattr(theirs, "_fields", ()) == fields else namedtuple(name, fields)  # noqa: PYI024 - no types
 
 
-class TerminalStep(NamedTuple):
-    """One agent whose episode ended. `interrupted` is True if a limit ended it, which Gymnasium calls truncated."""
-
-    obs: list[Array]
-    reward: float
-    interrupted: bool
-    agent_id: int
-    group_id: int
-    group_reward: float
-
-
-class StepResult(NamedTuple):
-    """One agent, in the first generation."""
-
-    obs: list[Array]
-    reward: float
-    done: bool
-    max_step: bool
-    agent_id: int
-    action_mask: list[Array] | None
-
-
-def _one_agent(ours: type[Any]) -> Any:
-    """Return the class for one agent: mlagents_envs' if it has the same fields, because trainers call isinstance()."""
-    theirs = load("base_env", ours.__name__)
-    return theirs if getattr(theirs, "_fields", ()) == getattr(ours, "_fields", None) else ours
-
-
-_DECISION_STEP = _one_agent(DecisionStep)
-_TERMINAL_STEP = _one_agent(TerminalStep)
+DecisionStep = _one_agent("DecisionStep", DECISION_FIELDS)
+TerminalStep = _one_agent("TerminalStep", TERMINAL_FIELDS)
+StepResult = _one_agent("StepResult", BATCH_FIELDS)
 
 
 # ---- the agents of a behaviour ---------------------------------------------------------------------------------------
 
 
 class _Agents(Mapping[int, Any]):
-    """A mapping from an agent's id to its row of the arrays."""
+    """A mapping from an agent's id to its row of the arrays, as an object of `_row_class`."""
 
     agent_id: Array
+    _row_class: ClassVar[Any]
 
     @cached_property
     def agent_id_to_index(self) -> dict[int, int]:
@@ -86,11 +57,17 @@ class _Agents(Mapping[int, Any]):
     def __iter__(self) -> Iterator[int]:
         return iter(self.agent_id)
 
-    def _row_of(self, agent_id: int) -> int:
+    def __getitem__(self, agent_id: int) -> Any:
         row = self.agent_id_to_index.get(agent_id)
         if row is None:
             raise KeyError(f"agent_id {agent_id} is not present in the {type(self).__name__}")
-        return row
+        return self._row_class(*(self._part(name, row) for name in self._row_class._fields))._replace(agent_id=agent_id)
+
+    def _part(self, name: str, row: int) -> Any:
+        value = getattr(self, name)
+        if name in ("obs", "action_mask"):
+            return None if value is None else [array[row] for array in value]
+        return value[row]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(agent_id={np.asarray(self.agent_id).tolist()})"
@@ -110,6 +87,7 @@ class DecisionSteps(_Agents):
         group_reward: [A] float32.
     """
 
+    _row_class: ClassVar[Any] = DecisionStep
     obs: Sequence[Array]
     reward: Array
     agent_id: Array
@@ -122,12 +100,6 @@ class DecisionSteps(_Agents):
         self.action_mask = None if self.action_mask is None else list(self.action_mask)
         self.group_id = _column(self.group_id, len(self), np.int32)
         self.group_reward = _column(self.group_reward, len(self), np.float32)
-
-    def __getitem__(self, agent_id: int) -> Any:
-        row = self._row_of(agent_id)
-        mask = None if self.action_mask is None else [branch[row] for branch in self.action_mask]
-        obs = [array[row] for array in self.obs]
-        return _DECISION_STEP(obs, self.reward[row], agent_id, mask, self.group_id[row], self.group_reward[row])
 
     @staticmethod
     def empty(spec: Any) -> DecisionSteps:
@@ -144,6 +116,7 @@ class TerminalSteps(_Agents):
         interrupted: [A] bool, True if a limit ended the episode.
     """
 
+    _row_class: ClassVar[Any] = TerminalStep
     obs: Sequence[Array]
     reward: Array
     interrupted: Array
@@ -155,12 +128,6 @@ class TerminalSteps(_Agents):
         self.obs = list(self.obs)
         self.group_id = _column(self.group_id, len(self), np.int32)
         self.group_reward = _column(self.group_reward, len(self), np.float32)
-
-    def __getitem__(self, agent_id: int) -> Any:
-        row = self._row_of(agent_id)
-        obs = [array[row] for array in self.obs]
-        group = self.group_id[row], self.group_reward[row]
-        return _TERMINAL_STEP(obs, self.reward[row], self.interrupted[row], agent_id, *group)
 
     @staticmethod
     def empty(spec: Any) -> TerminalSteps:
@@ -184,6 +151,7 @@ class BatchedStepResult(_Agents):
         max_step: [A] bool, whether a limit ended it.
     """
 
+    _row_class: ClassVar[Any] = StepResult
     obs: Sequence[Array]
     reward: Array
     done: Array
@@ -203,7 +171,7 @@ class BatchedStepResult(_Agents):
         """Whether the agent is in this result."""
         return agent_id in self.agent_id_to_index
 
-    def get_agent_step_result(self, agent_id: int) -> StepResult:
+    def get_agent_step_result(self, agent_id: int) -> Any:
         """Return one agent's row.
 
         Raises:
@@ -212,12 +180,6 @@ class BatchedStepResult(_Agents):
         if not self.contains_agent(agent_id):
             raise IndexError(f"agent_id {agent_id} is not present in the BatchedStepResult")
         return self[agent_id]
-
-    def __getitem__(self, agent_id: int) -> StepResult:
-        row = self._row_of(agent_id)
-        mask = None if self.action_mask is None else [branch[row] for branch in self.action_mask]
-        obs = [array[row] for array in self.obs]
-        return StepResult(obs, self.reward[row], self.done[row], self.max_step[row], agent_id, mask)
 
 
 AllStepResult: TypeAlias = dict[str, "tuple[DecisionSteps, TerminalSteps] | BatchedStepResult"]
