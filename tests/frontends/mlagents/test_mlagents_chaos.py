@@ -171,7 +171,7 @@ def test_ctrl_c_between_a_command_and_its_note_loses_no_env(manager_of, script, 
     monkeypatch.undo()
 
     steps = manager.get_steps()
-    if after == "recv":  # results that were received are lost: their agents' episodes end, and the envs are reset
+    if after == "receive":  # results that were received are lost: their agents' episodes end, and the envs are reset
         assert [ended(step) for step in steps] == [{1: True}, {}] * 2
         assert [bool(step.brain_name_to_action_info) for step in steps] == [True, False] * 2
     assert [each["step"] for each in manager._pool.get_attr("counts")] == [1, 1]

@@ -316,6 +316,51 @@ def test_a_deliberate_stop_is_not_a_crash_and_the_others_continue(manager_of, sc
     assert manager.reset() == 1
 
 
+@pytest.mark.covers("U-B9")
+def test_a_stopped_env_stays_out_if_a_call_finds_that_its_process_has_ended(manager_of):
+    manager = manager_of(with_hooks(ScriptedBehaviors, 1, {("step", 1): raise_(STOPS[0])}), 2)
+    manager.reset()
+    step_until(manager, lambda steps: manager.stopped_workers)
+    kill_worker(manager._pool, 1)
+    with pytest.raises(stepmill.WorkerDied):
+        manager.call_channel("StatsSideChannel", "get_and_reset_stats", worker_ids=[1])
+    assert {step.worker_id for step in step_until(manager, lambda steps: len(steps) > 2)} == {0}
+    assert (manager.stopped_workers, manager.restart_counts) == ([1], [0, 0])
+
+
+@pytest.mark.covers("U-14", "U-B4")
+def test_a_broken_env_whose_process_ends_is_restarted_by_the_next_reset_only(manager_of, script):
+    manager = manager_of(with_hooks(script, 1, {("step", 1): raise_(lambda: CustomError("once"))}), 2)
+    manager.reset()
+    with pytest.raises(CustomError):
+        step_until(manager, lambda _steps: False)  # raises
+    kill_worker(manager._pool, 1)
+    with pytest.raises(stepmill.WorkerDied):
+        manager.call_channel("StatsSideChannel", "get_and_reset_stats", worker_ids=[1])
+    assert {step.worker_id for step in step_until(manager, lambda steps: len(steps) > 2)} == {0}
+    assert manager.reset() == 2
+    assert manager.restart_counts == [0, 0]
+
+
+@pytest.mark.covers("U-14")
+def test_episodes_that_ended_with_a_reset_of_a_broken_env_are_not_interrupted_later(manager_of, tmp_path):
+    breaks = {("step", 2): raise_(lambda: CustomError("once"))}
+    dies = {("step", 1): once(tmp_path / "died", die)}
+
+    def factory(worker_id, channels):
+        is_rebuilt = (tmp_path / "made").exists()
+        (tmp_path / "made").touch()
+        return ScriptedBehaviors({"walk": [[1], [1, 2]]}, hooks=dies if is_rebuilt else breaks)
+
+    manager = manager_of(factory)
+    manager.reset()
+    with pytest.raises(CustomError):
+        step_until(manager, lambda _steps: False)  # raises, with agents 1 and 2 in their episodes
+    manager.reset()
+    (lost,) = manager.get_steps()
+    assert ended(lost) == {1: True}
+
+
 @pytest.mark.covers("U-B9", "U-11")
 @pytest.mark.parametrize("stop", STOPS, ids=["behaviors", "groups"])
 def test_when_the_last_env_is_stopped_that_is_raised(manager_of, stop):

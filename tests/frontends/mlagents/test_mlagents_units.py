@@ -12,7 +12,7 @@ import stepmill
 from stepmill.frontends.mlagents import BatchedStepResult, DecisionSteps, RestartLimits, TerminalSteps
 from stepmill.frontends.mlagents.brain_parameters import brain_parameters
 from stepmill.frontends.mlagents.failures import UnityWorkerDied, pack, rebuild
-from stepmill.frontends.mlagents.workers import EngineWorker, LiveAgents, RestartQuota, WorkerState
+from stepmill.frontends.mlagents.workers import EngineWorker, EngineWorkerState, LiveAgents, RestartQuota
 from stepmill.testing.faulty import ERRORS, MuteError
 from tests.harness.unity_envs import ActionSpec, AgentGroupSpec, BehaviorSpec, ObservationSpec
 
@@ -49,7 +49,7 @@ def test_restarts_in_a_lifetime_are_limited_and_minus_one_is_no_limit():
 def test_a_worker_makes_allowed_moves_only():
     worker = EngineWorker(0, dict)
     with pytest.raises(stepmill.EngineBug, match="NEW to STEPPING"):
-        worker.move(WorkerState.STEPPING)
+        worker.move(EngineWorkerState.STEPPING)
 
 
 def decision(*agents: int) -> DecisionSteps:

@@ -19,7 +19,7 @@ from stepmill.frontends.mlagents.steps import EnvironmentStep, plain_actions, un
 from stepmill.frontends.mlagents.supervisor import Supervisor
 from stepmill.frontends.mlagents.timing import publish_timers
 from stepmill.frontends.mlagents.unity_worker import WorkerMaker, end_players
-from stepmill.frontends.mlagents.workers import EngineWorker, WorkerState
+from stepmill.frontends.mlagents.workers import EngineWorker, EngineWorkerState
 from stepmill.pool.pool import Pool
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.options import AutoresetMode, PoolOptions, Start, Tuning
@@ -45,7 +45,7 @@ class EngineWorkers:
         self.pool = Pool(
             [_make_maker(worker, options) for worker in workers], backend="process", options=_pool_options(options)
         )
-        self.supervisor = Supervisor(self.pool, workers, limits, options)
+        self.supervisor = Supervisor(self.pool, workers, limits, options, manager.env_parameters)
         self.quota = self.supervisor.quota
         self._specs: dict[str, Any] = {}
         self._is_closed = False
@@ -82,9 +82,9 @@ class EngineWorkers:
 
     def _queue_steps(self) -> None:
         """Command a step of every worker that is not busy, or a reset if its env was never reset."""
-        for worker in self._in(WorkerState.NEW):
+        for worker in self._in(EngineWorkerState.NEW):
             self.supervisor.reset(worker)
-        ready = self._in(WorkerState.READY)
+        ready = self._in(EngineWorkerState.READY)
         if not ready:
             return
         decided = self._manager._decisions([worker.previous_step for worker in ready])
@@ -95,7 +95,7 @@ class EngineWorkers:
             actions[worker.worker_id] = plain_actions(infos, is_second_generation=is_second)
         self.supervisor.step(actions)
 
-    def _in(self, *states: WorkerState) -> list[EngineWorker]:
+    def _in(self, *states: EngineWorkerState) -> list[EngineWorker]:
         return [worker for worker in self._workers if worker.state in states]
 
     # ---- results ----------------------------------------------------------------------------------------------------
@@ -137,22 +137,22 @@ class EngineWorkers:
         with self.supervisor:
             self._wait_until_idle(self._options.drain_timeout_s)
             self.supervisor.check_not_all_stopped()
-            for worker in self._in(WorkerState.NEW, WorkerState.READY):
+            for worker in self._in(EngineWorkerState.NEW, EngineWorkerState.READY):
                 self.supervisor.reset(worker)
-            for worker in self._in(WorkerState.BROKEN):
+            for worker in self._in(EngineWorkerState.BROKEN, EngineWorkerState.DEAD):
                 self.supervisor.rebuild_env(worker)
             self._wait_until_idle(None)
         self.supervisor.check_not_all_stopped()
-        return [worker.previous_step for worker in self._in(WorkerState.READY)]
+        return [worker.previous_step for worker in self._in(EngineWorkerState.READY)]
 
     def _wait_until_idle(self, drain_timeout_s: float | None) -> None:
         """Wait until no worker is busy, and drop the results. The limit applies to steps."""
         deadline = None if drain_timeout_s is None else time.monotonic() + drain_timeout_s
         while any(worker.waiting for worker in self._workers):
-            is_stepping = bool(self._in(WorkerState.STEPPING))
+            is_stepping = bool(self._in(EngineWorkerState.STEPPING))
             left_s = None if deadline is None or not is_stepping else max(deadline - time.monotonic(), 0.0)
             if not self._receive(1, left_s):
-                stuck = {worker.worker_id for worker in self._in(WorkerState.STEPPING)}
+                stuck = {worker.worker_id for worker in self._in(EngineWorkerState.STEPPING)}
                 raise UnityStuckError(
                     f"Workers {stuck} stuck in waiting state for {drain_timeout_s:g} s; give a step_timeout_s, which ends them"
                 )
@@ -165,7 +165,6 @@ class EngineWorkers:
         self._manager.env_parameters.update(checked)
         for worker in self._workers:
             worker.parameters.update(checked)
-        self.supervisor.parameters = self._manager.env_parameters
 
     def start_training(self, behavior_name: str, trainer_settings: Any) -> None:
         """Send the beginning of a behaviour's training with each worker's next command."""
@@ -186,13 +185,13 @@ class EngineWorkers:
     @property
     def stopped_workers(self) -> list[int]:
         """Workers whose env was stopped deliberately."""
-        return [worker.worker_id for worker in self._in(WorkerState.STOPPED)]
+        return [worker.worker_id for worker in self._in(EngineWorkerState.STOPPED)]
 
     def close(self) -> None:
         """Close all envs at the same time, in at most `close_timeout_s`. Then end the processes and hung players."""
         late: list[int] = []
         if not self._is_closed:
-            idle = [worker.worker_id for worker in self._in(WorkerState.NEW, WorkerState.READY)]
+            idle = [worker.worker_id for worker in self._in(EngineWorkerState.NEW, EngineWorkerState.READY)]
             deadline = time.monotonic() + self._options.close_timeout_s
             publish_timers(self.pool, idle, self._options.close_timeout_s / 2)
             late = self.supervisor.close_envs(deadline - time.monotonic())

@@ -4,7 +4,7 @@ result "failed"  ─┬ stopped deliberately ─► STOPPED, left out; when all 
                   ├ restartable, quota left ─► LEAVING (closes its env, ends) ─┐
                   └ else ─► BROKEN, the exception is raised                     ├► RESETTING, in a new process
 process dead ─────┬ quota left ────────────────────────────────────────────────┘
-                  └ else ─► BROKEN, UnityWorkerDied is raised
+                  └ else ─► DEAD, UnityWorkerDied is raised
 """
 
 from __future__ import annotations
@@ -19,31 +19,40 @@ from stepmill.frontends.mlagents.manager import logger
 from stepmill.frontends.mlagents.settings import ManagerOptions, RestartLimits
 from stepmill.frontends.mlagents.steps import AllStepResult, EnvironmentStep
 from stepmill.frontends.mlagents.unity_worker import end_players
-from stepmill.frontends.mlagents.workers import EngineWorker, RestartQuota, WorkerState
+from stepmill.frontends.mlagents.workers import EngineWorker, EngineWorkerState, RestartQuota
 from stepmill.pool.pool import Pool
 from stepmill.spec.errors import EnvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.options import EnvState
 from stepmill.spec.received import EnvFault
 
+_ENDED = (EngineWorkerState.DEAD, EngineWorkerState.STOPPED)
+
 
 class Supervisor:
     """Owns the states of the workers of one manager. Steps and resets run in its `with` block.
 
+    Args:
+        parameters: all env parameters so far, for envs that are rebuilt. The caller adds to them.
+
     Attributes:
-        parameters: all env parameters, for envs that are rebuilt.
         quota: the quota of restarts.
         was_crash: whether a worker crashed and was restarted since the last `take_results`.
     """
 
     def __init__(
-        self, pool: Pool, workers: Sequence[EngineWorker], limits: RestartLimits, options: ManagerOptions
+        self,
+        pool: Pool,
+        workers: Sequence[EngineWorker],
+        limits: RestartLimits,
+        options: ManagerOptions,
+        parameters: Mapping[str, Any],
     ) -> None:
-        self.parameters: dict[str, Any] = {}
         self.quota = RestartQuota(limits, len(workers))
         self.was_crash = False
         self._pool = pool
         self._workers = workers
         self._options = options
+        self._parameters = parameters
         self._results: list[EnvironmentStep] = []
         self._failures: list[Exception] = []
         self._stop: Exception | None = None
@@ -65,69 +74,65 @@ class Supervisor:
 
     def _correct(self, worker: EngineWorker, state: EnvState) -> None:
         """Correct a worker's state. Ctrl-C may have come between a command, or the receipt of a result, and its change."""
-        is_pending = state in (EnvState.BUSY, EnvState.READY)
-        if worker.waiting and state is EnvState.FAULTED:
-            worker.is_gone = True  # its fault was received, but not processed
-            self._crash(worker, failures.UnityCommunicationException("UnityEnvironment worker: recv failed."))
-        elif worker.waiting and not is_pending:
-            self._end_episodes(worker)  # its result was received, but not processed
-            self.reset(worker)
-        elif is_pending and worker.state is WorkerState.READY:
-            worker.take_pending_updates()
-            worker.move(WorkerState.STEPPING)
-        elif is_pending and worker.state is WorkerState.NEW:
-            worker.take_pending_updates()
-            worker.move(WorkerState.RESETTING)
+        if worker.waiting is (state in (EnvState.BUSY, EnvState.READY)):
+            return
+        if not worker.waiting:  # it was sent a step
+            self._record_step(worker)
+        elif state is EnvState.FAULTED:  # its fault was received
+            self._on_loss(worker, failures.UnityCommunicationException("UnityEnvironment worker: recv failed."))
+        else:  # its result was received, or it was not sent its command
+            self._end_episodes(worker)
+            self._restart(worker)
 
     # ---- commands ---------------------------------------------------------------------------------------------------
 
     def step(self, actions: Mapping[int, Mapping[str, Any]]) -> None:
         """Send actions by worker id. If a worker is found dead, the others still get their actions."""
-        updates = {each: (self._workers[each].parameters, self._workers[each].calls) for each in actions}
-        commands = [(action, *updates[each]) for each, action in actions.items()]
+        stepping = {self._workers[worker_id]: action for worker_id, action in actions.items()}
+        commands = [(action, worker.parameters, worker.calls) for worker, action in stepping.items()]
         self._unsent |= actions.keys() - set(self._pool.send(commands, list(actions)))
-        for worker in [self._workers[worker_id] for worker_id in actions]:
-            if worker.worker_id not in self._unsent:
-                worker.take_pending_updates()
-                worker.is_fresh = False
-            worker.move(WorkerState.STEPPING)
+        for worker in stepping:
+            self._record_step(worker)
+
+    def _record_step(self, worker: EngineWorker) -> None:
+        if worker.worker_id not in self._unsent:
+            worker.take_pending_updates()
+            worker.is_fresh = False
+        worker.move(EngineWorkerState.STEPPING)
 
     def reset(self, worker: EngineWorker) -> None:
         """Command a reset, unless the env was rebuilt and reset, and has not stepped since."""
-        if worker.is_fresh and not worker.parameters and not worker.calls:
-            return
+        if not worker.is_fresh or worker.parameters or worker.calls:
+            self._send_reset(worker)
+
+    def _send_reset(self, worker: EngineWorker) -> None:
         parameters, calls = worker.take_pending_updates()
         worker.live_agents.clear()
         worker.previous_all_action_info = {}
-        worker.move(WorkerState.RESETTING)
+        worker.move(EngineWorkerState.RESETTING)
         options = {"parameters": parameters, "calls": calls}
         if not self._pool.reset_async(env_ids=[worker.worker_id], options=options):
             self._unsent.add(worker.worker_id)
 
     def rebuild_env(self, worker: EngineWorker) -> None:
-        """Rebuild a broken worker's env without using its quota, because the user has called reset()."""
-        if worker.is_gone:
+        """Rebuild the env of a broken or dead worker without using its quota, because the user has called reset()."""
+        if worker.state is EngineWorkerState.DEAD:
             self._restart(worker)
         else:
             self._end_process(worker)
 
     def _end_process(self, worker: EngineWorker) -> None:
         """Command the worker to close its env and to end its process."""
-        worker.move(WorkerState.LEAVING)
+        worker.move(EngineWorkerState.LEAVING)
         self._pool.reset_async(env_ids=[worker.worker_id], options={"leave": self._options.leave_timeout_s})
 
     def _restart(self, worker: EngineWorker) -> None:
-        """Start a process in place of a dead one, without waiting for it. Its first command is a reset."""
-        worker.move(WorkerState.RESETTING)
-        worker.is_gone = False
+        """Start a process if that of the worker is dead, without waiting for it, and command a reset."""
         worker.is_fresh = True
+        worker.parameters = dict(self._parameters)
         self._unsent.discard(worker.worker_id)
-        worker.parameters = dict(self.parameters)
-        _, calls = worker.take_pending_updates()
-        worker.previous_all_action_info = {}
         self._pool.revive([worker.worker_id], wait=False)
-        options = {"parameters": dict(self.parameters), "calls": calls}
-        self._pool.reset_async(env_ids=[worker.worker_id], options=options)
+        self._send_reset(worker)
 
     # ---- results ----------------------------------------------------------------------------------------------------
 
@@ -144,7 +149,7 @@ class Supervisor:
 
     def on_step(self, worker: EngineWorker, results: AllStepResult, stats: Mapping[str, Any]) -> None:
         """Store the result of a step or a reset."""
-        worker.move(WorkerState.READY)
+        worker.move(EngineWorkerState.READY)
         worker.has_answered = True
         worker.live_agents.update(results)
         infos = worker.previous_all_action_info
@@ -163,40 +168,38 @@ class Supervisor:
             self._end_episodes(worker)
             self._end_process(worker)
         else:
-            worker.move(WorkerState.BROKEN)
-            self._failures.append(exception)
+            self._fail(worker, EngineWorkerState.BROKEN, exception)
 
     def on_fault(self, worker: EngineWorker, fault: EnvFault) -> None:
         """Handle a death, a deadline that is over, or a malformed result."""
         error: Exception = fault.error
-        verb = "send" if worker.worker_id in self._unsent else "recv"
-        worker.is_gone = fault.is_loss
-        if worker.state is WorkerState.LEAVING and worker.is_gone:
-            self._end_players(worker)
-            self._restart(worker)
-        elif isinstance(error, WorkerDied):
-            self._crash(worker, failures.died(error, verb))
+        if isinstance(error, WorkerDied):
+            error = failures.died(error, "send" if worker.worker_id in self._unsent else "recv")
+        elif isinstance(error, EnvTimeout):
+            error = failures.timed_out(error)
+        if fault.is_loss:
+            self._on_loss(worker, error)
         else:
-            self._crash(worker, failures.timed_out(error) if isinstance(error, EnvTimeout) else error)
+            self._fail(worker, EngineWorkerState.BROKEN, error)
 
-    def _crash(self, worker: EngineWorker, exception: Exception) -> None:
-        """Handle a worker whose process has ended, or whose result is malformed."""
-        if worker.is_gone:
-            self._end_players(worker)
-        if worker.is_gone and self._may_restart(worker, exception):
-            self._end_episodes(worker)
-            self._restart(worker)
-        else:
-            worker.move(WorkerState.BROKEN)
-            self._failures.append(exception)
-
-    def _end_players(self, worker: EngineWorker) -> None:
-        """Kill the processes that a dead worker's env has started, because a hung player does not notice the death."""
+    def _on_loss(self, worker: EngineWorker, exception: Exception) -> None:
+        """Handle the end of a worker's process. Its env's players are killed: one that hangs does not notice the death."""
         end_players(worker.players)
         worker.players = []
+        if worker.state is EngineWorkerState.BROKEN:  # a call to its env has raised this
+            worker.move(EngineWorkerState.DEAD)
+        elif worker.state is EngineWorkerState.LEAVING or self._may_restart(worker, exception):
+            self._end_episodes(worker)
+            self._restart(worker)
+        elif worker.state not in _ENDED:
+            self._fail(worker, EngineWorkerState.DEAD, exception)
+
+    def _fail(self, worker: EngineWorker, state: EngineWorkerState, exception: Exception) -> None:
+        worker.move(state)
+        self._failures.append(exception)
 
     def _may_restart(self, worker: EngineWorker, exception: Exception) -> bool:
-        if not worker.has_answered:
+        if not worker.has_answered or worker.state in _ENDED:
             return False  # an env that has never worked needs the user, and not a restart
         if not self.quota.take(worker.worker_id):
             logger.error("Worker %d exceeded the allowed number of restarts.", worker.worker_id)
@@ -215,7 +218,7 @@ class Supervisor:
 
     def _on_stop(self, worker: EngineWorker, exception: Exception) -> None:
         self._end_episodes(worker)
-        worker.move(WorkerState.STOPPED)
+        worker.move(EngineWorkerState.STOPPED)
         logger.warning("worker[%d] was stopped (%s) and is left out; the others continue", worker.worker_id, exception)
         self._stop = exception
 
@@ -240,14 +243,15 @@ class Supervisor:
         """
         if any(worker.waiting for worker in self._workers):
             return
-        broken = [worker.worker_id for worker in self._workers if worker.state is WorkerState.BROKEN]
+        failed = (EngineWorkerState.BROKEN, EngineWorkerState.DEAD)
+        broken = [worker.worker_id for worker in self._workers if worker.state in failed]
         if broken:
             raise UsageError(f"workers {broken} have failed, and no other worker is left to step; call reset()")
         self.check_not_all_stopped()
 
     def check_not_all_stopped(self) -> None:
         """Raise if all envs were stopped deliberately."""
-        if self._stop is None or any(worker.state is not WorkerState.STOPPED for worker in self._workers):
+        if self._stop is None or any(worker.state is not EngineWorkerState.STOPPED for worker in self._workers):
             return
         if isinstance(self._stop, failures.UnityCommunicatorStoppedException):
             raise self._stop
@@ -258,8 +262,8 @@ class Supervisor:
     def close_envs(self, timeout_s: float) -> list[int]:
         """Close all envs at the same time. Return the ids of workers that take longer than `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        starting_or_ending = (WorkerState.LEAVING, WorkerState.RESETTING)  # the pool ends these
-        ids = [w.worker_id for w in self._workers if not w.is_gone and w.state not in starting_or_ending]
+        left_to_the_pool = (EngineWorkerState.LEAVING, EngineWorkerState.RESETTING, EngineWorkerState.DEAD)
+        ids = [worker.worker_id for worker in self._workers if worker.state not in left_to_the_pool]
         asked = [(worker_id, self._pool.call_async("close_env", env_ids=[worker_id])) for worker_id in ids]
         late = []
         for worker_id, future in asked:

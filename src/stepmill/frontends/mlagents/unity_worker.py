@@ -190,19 +190,13 @@ class UnityWorker(UnityEnv):
             return "failed", self.failure
         try:
             with timers.timed(f"env.{phase}"):
-                self._step_or_reset(phase, actions)
+                set_agent_actions(self.env, actions)
+                getattr(self.env, phase)()
             results = read_results(self.env, self.generation)
             return "step", results, self._read_stats(), self._describe_changes(list(results))
         except (Exception, KeyboardInterrupt) as exc:
             self.failure = pack(exc, phase)
             return "failed", self.failure
-
-    def _step_or_reset(self, phase: str, actions: Mapping[str, Any]) -> None:
-        if phase == "step":
-            set_agent_actions(self.env, actions)
-            self.env.step()
-        else:
-            self.env.reset()
 
     def _read_stats(self) -> dict[str, list[tuple[float, int]]]:
         stats = self.channels.stats.get_and_reset_stats()

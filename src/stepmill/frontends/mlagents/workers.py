@@ -146,7 +146,7 @@ class UnityEnvWorker(_Joined):
         )
 
 
-class WorkerState(Enum):
+class EngineWorkerState(Enum):
     """The state of a worker of the engine."""
 
     NEW = "new"  # never reset: its next command is a reset
@@ -154,18 +154,20 @@ class WorkerState(Enum):
     STEPPING = "stepping"
     RESETTING = "resetting"  # also while its process is restarted
     LEAVING = "leaving"  # its env has failed and is being closed; its process ends
-    BROKEN = "broken"  # it failed and was not restarted; only a reset restarts it
+    BROKEN = "broken"  # its env failed and was not rebuilt; only a reset rebuilds it
+    DEAD = "dead"  # its process has ended and was not restarted; only a reset restarts it
     STOPPED = "stopped"  # its env was stopped deliberately
 
 
-_S = WorkerState
+_S = EngineWorkerState
 _MOVES = {
-    _S.NEW: {_S.RESETTING, _S.BROKEN},
-    _S.READY: {_S.STEPPING, _S.RESETTING, _S.BROKEN},
-    _S.STEPPING: {_S.READY, _S.LEAVING, _S.RESETTING, _S.BROKEN, _S.STOPPED},
-    _S.RESETTING: {_S.READY, _S.LEAVING, _S.RESETTING, _S.BROKEN, _S.STOPPED},
+    _S.NEW: {_S.RESETTING, _S.BROKEN, _S.DEAD},
+    _S.READY: {_S.STEPPING, _S.RESETTING, _S.BROKEN, _S.DEAD},
+    _S.STEPPING: {_S.READY, _S.LEAVING, _S.RESETTING, _S.BROKEN, _S.DEAD, _S.STOPPED},
+    _S.RESETTING: {_S.READY, _S.LEAVING, _S.RESETTING, _S.BROKEN, _S.DEAD, _S.STOPPED},
     _S.LEAVING: {_S.RESETTING, _S.BROKEN},
-    _S.BROKEN: {_S.LEAVING, _S.RESETTING},
+    _S.BROKEN: {_S.LEAVING, _S.DEAD},
+    _S.DEAD: {_S.RESETTING},
     _S.STOPPED: set(),
 }
 _BUSY = frozenset({_S.STEPPING, _S.RESETTING, _S.LEAVING})
@@ -183,7 +185,6 @@ class EngineWorker(UnityEnvWorker):
         parameters: the env parameters that are sent with its next command.
         calls: the methods of the worker, as (name, arguments), that are called before its next command.
         has_answered: whether its env was ever reset.
-        is_gone: whether a BROKEN worker's process has ended.
         is_fresh: whether its env was rebuilt after a crash and reset, and has not stepped yet.
     """
 
@@ -197,16 +198,15 @@ class EngineWorker(UnityEnvWorker):
         self.parameters: dict[str, Any] = {}
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.has_answered = False
-        self.is_gone = False
         self.is_fresh = False
-        self._state = WorkerState.NEW
+        self._state = EngineWorkerState.NEW
 
     @property
-    def state(self) -> WorkerState:
+    def state(self) -> EngineWorkerState:
         """The state of the worker."""
         return self._state
 
-    def move(self, state: WorkerState) -> None:
+    def move(self, state: EngineWorkerState) -> None:
         """Change the state.
 
         Raises:
@@ -289,13 +289,14 @@ class LiveAgents:
         for name, agents in results.items():
             seen = self._seen.setdefault(name, {})
             if isinstance(agents, tuple):
-                decision, terminal = agents
-                for agent in terminal.agent_id:
-                    seen.pop(int(agent), None)
-                for row, agent in enumerate(decision.agent_id):
-                    seen[int(agent)] = (decision, row)
+                last: Any = agents[0]
+                ended, rows = agents[1].agent_id, list(range(len(last)))
             else:
-                _update_from_batch(seen, agents)
+                last, is_done = agents, np.asarray(agents.done, np.bool_)
+                ended, rows = agents.agent_id[is_done], np.flatnonzero(~is_done).tolist()
+            for agent in ended:
+                seen.pop(int(agent), None)
+            seen.update({int(last.agent_id[row]): (last, row) for row in rows})
 
     def clear(self) -> None:
         """Remove all agents, because a reset has ended all episodes."""
@@ -304,14 +305,6 @@ class LiveAgents:
     def make_interrupted(self) -> AllStepResult:
         """Return the end of each agent's episode as interrupted, with its last observation and no reward."""
         return {name: _interrupt(seen) for name, seen in self._seen.items() if seen}
-
-
-def _update_from_batch(seen: _LastSeen, agents: BatchedStepResult) -> None:
-    for row, (agent, is_done) in enumerate(zip(agents.agent_id, agents.done, strict=True)):
-        if is_done:
-            seen.pop(int(agent), None)
-        else:
-            seen[int(agent)] = (agents, row)
 
 
 def _interrupt(seen: _LastSeen) -> tuple[DecisionSteps, TerminalSteps] | BatchedStepResult:
