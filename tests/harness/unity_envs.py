@@ -10,12 +10,14 @@ Every number in an agent's observation is its id, and so is its reward.
 
 from __future__ import annotations
 
+import struct
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepmill.frontends.mlagents.channels import SideChannelManager
+from stepmill.frontends.mlagents.channels import IncomingMessage
 from stepmill.frontends.mlagents.steps import BatchedStepResult, DecisionSteps, TerminalSteps
 
 Script = Mapping[str, Sequence["Sequence[int] | None"]]
@@ -63,6 +65,11 @@ class AgentGroupSpec(NamedTuple):
         return len(self.action_shape) if self.is_action_discrete() else int(self.action_shape)
 
 
+def pack_message(channel_id: uuid.UUID, message: bytes) -> bytes:
+    """Return a message of a channel as it is sent to or from an env."""
+    return channel_id.bytes_le + struct.pack("<i", len(message)) + message
+
+
 class _ScriptedEnv:
     """The base of the envs of both generations.
 
@@ -89,7 +96,7 @@ class _ScriptedEnv:
     ) -> None:
         self.script = dict(script or {"walk": [[1]]})
         self.shape = shape
-        self.channels = SideChannelManager(side_channels)
+        self.channels = {channel.channel_id: channel for channel in side_channels}
         self.hooks = dict(hooks or {})
         self.says = dict(says or {})
         self.interrupts = set(interrupts)
@@ -120,8 +127,17 @@ class _ScriptedEnv:
         self._enter_phase("close")
 
     def _exchange_messages(self) -> None:
-        self.sent.append(bytes(self.channels.generate_side_channel_messages()))
-        self.channels.process_side_channel_message(self.says.get(self.counts["step"] + 1, b""))
+        sent = b""
+        for channel in self.channels.values():
+            sent += b"".join(pack_message(channel.channel_id, each) for each in channel.message_queue)
+            channel.message_queue = []
+        self.sent.append(sent)
+        said = self.says.get(self.counts["step"] + 1, b"")
+        while said:
+            channel_id, (size,) = uuid.UUID(bytes_le=said[:16]), struct.unpack_from("<i", said, 16)
+            if channel_id in self.channels:
+                self.channels[channel_id].on_message_received(IncomingMessage(said[20 : 20 + size]))
+            said = said[20 + size :]
 
     def _names(self) -> list[str]:
         return [name for name in self.script if self._agents_at(name, self.time) is not None]

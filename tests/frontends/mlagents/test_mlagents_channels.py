@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import struct
 import uuid
 from typing import Any
@@ -20,24 +19,18 @@ from stepmill.frontends.mlagents import (
     MultiRangeUniformSettings,
     OutgoingMessage,
     RawBytesChannel,
-    SideChannelManager,
     StatsAggregationMethod,
     StatsSideChannel,
     UniformSettings,
     UnityCommunicationException,
-    UnityEnvironmentException,
     UnitySideChannelException,
     aggregate_stats,
 )
 from stepmill.frontends.mlagents.settings import ConstantSettings
-from tests.harness.unity_envs import ScriptedBehaviors
+from tests.harness.unity_envs import ScriptedBehaviors, pack_message
 
 WALK = {"walk": [[1], [1], [1]]}
 OWN_ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
-
-
-def packed(channel_id: uuid.UUID, message: bytes) -> bytes:
-    return channel_id.bytes_le + struct.pack("<i", len(message)) + message
 
 
 def text(value: str) -> bytes:
@@ -134,30 +127,15 @@ def test_float_properties_are_set_by_both_sides():
 
 
 @pytest.mark.covers("U-8")
-def test_packed_messages_go_to_their_channel_as_often_as_they_come_and_unknown_ones_are_a_warning(caplog):
-    raw, floats = RawBytesChannel(OWN_ID), FloatPropertiesChannel()
-    manager = SideChannelManager([raw, floats])
-    raw.send_raw_data(b"abc")
-    raw.send_raw_data(b"")
-    data = bytes(manager.generate_side_channel_messages())
-    assert data == packed(OWN_ID, b"abc") + packed(OWN_ID, b"")
-    assert manager.generate_side_channel_messages() == b""
-
-    with caplog.at_level(logging.WARNING, "stepmill.mlagents"):
-        manager.process_side_channel_message(data + packed(uuid.UUID(int=5), b"?"))
-    assert raw.get_and_clear_received_messages() == [b"abc", b""]
-    assert raw.get_and_clear_received_messages() == []
-    assert "Unknown side channel data received" in caplog.text
-
-
-@pytest.mark.covers("U-8")
-def test_two_channels_of_one_id_and_broken_bytes_are_errors():
-    with pytest.raises(UnityEnvironmentException, match="two side channels"):
-        SideChannelManager([RawBytesChannel(OWN_ID), RawBytesChannel(OWN_ID)])
-    manager = SideChannelManager([])
-    for data in (b"short", packed(OWN_ID, b"abcd")[:-1], OWN_ID.bytes_le + struct.pack("<i", -1)):
-        with pytest.raises(UnityEnvironmentException):
-            manager.process_side_channel_message(data)
+def test_raw_bytes_are_sent_as_they_are_and_received_once():
+    channel = RawBytesChannel(OWN_ID)
+    channel.send_raw_data(b"abc")
+    channel.send_raw_data(b"")
+    assert messages_of(channel) == [b"abc", b""]
+    for message in messages_of(channel):
+        channel.on_message_received(IncomingMessage(message))
+    assert channel.get_and_clear_received_messages() == [b"abc", b""]
+    assert channel.get_and_clear_received_messages() == []
 
 
 @pytest.mark.covers("U-8")
@@ -234,8 +212,8 @@ def test_samplers_and_numbers_are_sent_with_the_next_step_and_never_twice(manage
 
 @pytest.mark.covers("U-8")
 def test_what_the_env_says_is_in_its_step_and_in_the_properties(manager_of, script):
-    stat = packed(StatsSideChannel().channel_id, text("speed") + struct.pack("<fi", 1.5, 2))
-    told = packed(FloatPropertiesChannel().channel_id, text("wind") + struct.pack("<f", 0.5))
+    stat = pack_message(StatsSideChannel().channel_id, text("speed") + struct.pack("<fi", 1.5, 2))
+    told = pack_message(FloatPropertiesChannel().channel_id, text("wind") + struct.pack("<f", 0.5))
     manager = manager_of(
         lambda worker_id, channels: script(WALK, side_channels=channels, says={2: stat + stat, 3: told})
     )
@@ -261,7 +239,7 @@ def test_without_mlagents_envs_a_factory_gets_the_channels_of_both_generations(m
 
 @pytest.mark.covers("U-8")
 def test_channels_of_ones_own_are_made_in_the_workers_and_can_be_called(manager_of, script):
-    says = {1: packed(OWN_ID, b"hello")}
+    says = {1: pack_message(OWN_ID, b"hello")}
     manager = manager_of(
         lambda worker_id, channels: script(WALK, side_channels=channels, says=says),
         2,

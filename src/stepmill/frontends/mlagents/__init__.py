@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from stepmill.frontends.mlagents.channels import OutgoingMessage as OutgoingMessage
     from stepmill.frontends.mlagents.channels import RawBytesChannel as RawBytesChannel
     from stepmill.frontends.mlagents.channels import SideChannel as SideChannel
-    from stepmill.frontends.mlagents.channels import SideChannelManager as SideChannelManager
     from stepmill.frontends.mlagents.channels import StatsAggregationMethod as StatsAggregationMethod
     from stepmill.frontends.mlagents.channels import StatsSideChannel as StatsSideChannel
     from stepmill.frontends.mlagents.channels import aggregate_stats as aggregate_stats

@@ -2,10 +2,10 @@
 
 `UnityEnvironment` of mlagents_envs uses three attributes of a channel: `channel_id`, `message_queue` and
 `on_message_received`. These classes have them. If mlagents_envs is installed, workers use its channels instead, because
-the bytes of one of them depend on its version.
+the bytes of one of them depend on its version. These are for programs without mlagents_envs, which is optional, and for channels of
+users that work with both of its generations.
 
-    packed messages   for each message: 16 bytes of the channel's UUID (little-endian fields), int32 length, the message
-    message           values one after the other, little-endian; a string is an int32 length and ASCII
+A message is its values one after the other, little-endian; a string is an int32 length and ASCII.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple, TypeVar
 
-from stepmill.frontends.mlagents.failures import (
-    UnityCommunicationException,
-    UnityEnvironmentException,
-    UnitySideChannelException,
-)
+from stepmill.frontends.mlagents.failures import UnityCommunicationException, UnitySideChannelException
 from stepmill.frontends.mlagents.optional_imports import load
 
 logger = logging.getLogger("stepmill.mlagents")
@@ -109,64 +105,6 @@ class OutgoingMessage:
         if self.buffer:
             logger.warning("set_raw_bytes replaces %d bytes that were written before", len(self.buffer))
         self.buffer = bytearray(buffer)
-
-
-class SideChannelManager:
-    """Packs the messages that channels have queued, and passes messages from the env to their channels.
-
-    `UnityEnvironment` has its own manager. This class is for envs without a manager.
-    """
-
-    def __init__(self, side_channels: Iterable[Any] = ()) -> None:
-        """Raise UnityEnvironmentException if two channels have the same id."""
-        self._channels: dict[uuid.UUID, Any] = {}
-        for channel in side_channels:
-            if channel.channel_id in self._channels:
-                raise UnityEnvironmentException(
-                    f"There cannot be two side channels with the same channel id {channel.channel_id}."
-                )
-            self._channels[channel.channel_id] = channel
-
-    def generate_side_channel_messages(self) -> bytearray:
-        """Return all queued messages in packed form, and empty the queues."""
-        packed = bytearray()
-        for channel_id, channel in self._channels.items():
-            for message in channel.message_queue:
-                packed += channel_id.bytes_le + struct.pack("<i", len(message)) + message
-            channel.message_queue = []
-        return packed
-
-    def process_side_channel_message(self, data: bytes) -> None:
-        """Pass packed messages to their channels. A message for an unknown channel is dropped with a warning.
-
-        Raises:
-            UnityEnvironmentException: the bytes end within a message.
-        """
-        offset = 0
-        while offset < len(data):
-            channel_id, message, offset = _unpack_one(data, offset)
-            channel = self._channels.get(channel_id)
-            if channel is None:
-                logger.warning("Unknown side channel data received. Channel type: %s.", channel_id)
-            else:
-                channel.on_message_received(IncomingMessage(message))
-
-
-def _unpack_one(data: bytes, offset: int) -> tuple[uuid.UUID, bytes, int]:
-    if len(data) - offset < 20:
-        raise UnityEnvironmentException(
-            f"side channel data end {len(data) - offset} bytes into a message's head; let Unity and Python be of "
-            "compatible versions"
-        )
-    channel_id = uuid.UUID(bytes_le=bytes(data[offset : offset + 16]))
-    (size,) = struct.unpack_from("<i", data, offset + 16)
-    begin = offset + 20
-    if not 0 <= size <= len(data) - begin:
-        raise UnityEnvironmentException(
-            f"The message received by the side channel {channel_id} was unexpectedly short: {len(data) - begin} of {size} "
-            "bytes; correct the env's side channel"
-        )
-    return channel_id, bytes(data[begin : begin + size]), begin + size
 
 
 class SideChannel(ABC):
