@@ -13,7 +13,7 @@ from stepmill.frontends.mlagents.settings import (
     OnCrash,
     RestartLimits,
     checked_parameters,
-    read_settings,
+    read_engine,
 )
 from stepmill.frontends.mlagents.steps import EnvironmentStep, plain_actions, unpack
 from stepmill.frontends.mlagents.supervisor import Supervisor
@@ -209,7 +209,7 @@ def _make_maker(worker: EngineWorker, options: ManagerOptions) -> WorkerMaker:
     return WorkerMaker(
         worker.env_factory,
         worker.worker_id,
-        read_settings(worker.run_options, options.restarts).engine,
+        read_engine(worker.run_options),
         None if options.seed is None else options.seed + worker.worker_id,
         options.channel_factory,
         options.payload_bytes,

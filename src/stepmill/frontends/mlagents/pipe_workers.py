@@ -25,7 +25,7 @@ from stepmill.envs.unity import Generation, read_specs
 from stepmill.frontends.mlagents import failures
 from stepmill.frontends.mlagents.channels import with_methods
 from stepmill.frontends.mlagents.manager import logger
-from stepmill.frontends.mlagents.settings import ManagerOptions, RestartLimits, checked_parameters, read_settings
+from stepmill.frontends.mlagents.settings import ManagerOptions, RestartLimits, checked_parameters, read_engine
 from stepmill.frontends.mlagents.steps import EnvironmentStep, plain_actions, unpack
 from stepmill.frontends.mlagents.timing import merge_timers
 from stepmill.frontends.mlagents.unity_worker import UnityWorker, WorkerMaker
@@ -291,8 +291,7 @@ def worker(
         log_level: the level of stepmill's logger for ML-Agents.
     """
     logger.setLevel(log_level)
-    engine = read_settings(run_options, None).engine
-    env = UnityWorker(WorkerMaker(cloudpickle.loads(pickled_env_factory), worker_id, engine))
+    env = UnityWorker(WorkerMaker(cloudpickle.loads(pickled_env_factory), worker_id, read_engine(run_options)))
     try:
         _answer_requests(env, parent_conn, step_queue, worker_id)
     except KeyboardInterrupt as exc:

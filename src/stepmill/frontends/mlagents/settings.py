@@ -111,43 +111,31 @@ def merge_manager_options(options: ManagerOptions | None, keywords: ManagerKeywo
     return replace(options or ManagerOptions(), **keywords)  # type: ignore[arg-type]  # its __post_init__ makes enums
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The settings that a manager reads from run options or an engine configuration."""
-
-    engine: EngineConfig
-    restarts: RestartLimits
-
-
-def read_settings(given: Any, restarts: RestartLimits | None) -> Settings:
-    """Read an engine configuration, or run options that have one.
+def read_engine(given: Any) -> EngineConfig:
+    """Return the engine configuration of `given`.
 
     Args:
-        given: an EngineConfig (anything with its fields), ML-Agents' RunOptions (anything with `engine_settings` and
-            `env_settings`), or None.
-        restarts: the quotas; None takes those of the run options, or the defaults.
+        given: an EngineConfig (anything with its fields), ML-Agents' RunOptions (anything with `engine_settings`), or None.
     Raises:
         UnitySideChannelException: a width without a height, or the other way round.
         UsageError: `given` is none of these.
     """
     engine = getattr(given, "engine_settings", given)
-    config = EngineConfig() if engine is None else _read_engine(engine)
-    check_resolution(config.width, config.height)
-    quotas = getattr(given, "env_settings", None)
-    return Settings(config, restarts or _read_limits(quotas))
-
-
-def _read_engine(engine: Any) -> EngineConfig:
+    if engine is None:
+        return EngineConfig()
     if not hasattr(engine, "time_scale"):
         raise UsageError(
             f"engine_configuration is a {type(engine).__name__}; give an EngineConfig, RunOptions, or None for the defaults"
         )
     # The first generation has no capture_frame_rate, so None is not sent.
-    return EngineConfig(*(getattr(engine, name, None) for name in EngineConfig._fields))
+    config = EngineConfig(*(getattr(engine, name, None) for name in EngineConfig._fields))
+    check_resolution(config.width, config.height)
+    return config
 
 
-def _read_limits(quotas: Any) -> RestartLimits:
-    default = RestartLimits()
+def read_limits(given: Any) -> RestartLimits:
+    """Return the quotas of ML-Agents' RunOptions (anything with `env_settings`). Those that it lacks have their defaults."""
+    quotas, default = getattr(given, "env_settings", None), RestartLimits()
     return RestartLimits(
         **{each.name: getattr(quotas, each.name, getattr(default, each.name)) for each in fields(default)}
     )

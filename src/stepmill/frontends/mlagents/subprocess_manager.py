@@ -16,7 +16,8 @@ from stepmill.frontends.mlagents.settings import (
     ManagerOptions,
     RestartLimits,
     merge_manager_options,
-    read_settings,
+    read_engine,
+    read_limits,
 )
 from stepmill.frontends.mlagents.steps import EnvironmentStep
 from stepmill.frontends.mlagents.timing import timer_tree
@@ -90,7 +91,8 @@ class SubprocessEnvManager(EnvManager):
         # Only processes that a subclass starts use the queue, because the engine's results are in shared memory.
         self.step_queue: Any = None if self.create_worker is _create_engine_worker else multiprocessing.Queue()
         self.env_workers: list[UnityEnvWorker] = []
-        limits = read_settings(self.run_options, self.options.restarts).restarts
+        read_engine(self.run_options)  # raises here if the workers would
+        limits = self.options.restarts or read_limits(self.run_options)
         try:
             for worker_id in range(n_env):
                 self.env_workers.append(

@@ -51,13 +51,10 @@ def publish_timers(pool: Pool, worker_ids: Sequence[int], timeout_s: float) -> N
         timeout_s: the time limit for all of them together.
     """
     library = sys.modules.get(_LIBRARY_TIMERS)
-    found = [] if library is None else _library_trees(pool, worker_ids, timeout_s)
-    if library is None or not found:
-        return
-    with library.hierarchical_timer("workers") as node:
-        for tree in found:
-            root = node.get_child("worker_root")
-            _add(root, tree)
+    if library is not None and (found := _library_trees(pool, worker_ids, timeout_s)):
+        with library.hierarchical_timer("workers") as node:
+            for tree in found:
+                _add(node.get_child("worker_root"), tree)
 
 
 def merge_timers(root: Any) -> None:
