@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from stepmill.observe import progress
-from stepmill.observe.progress import TextColumn, show_progress
+from stepmill.observe.progress import show_progress
 from tests.harness.hangs import HANG_GUARD_S
 
 
@@ -43,28 +43,24 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return file
 
 
-def columns():
-    return (TextColumn("{task.description}"),)
-
-
 def test_long_work_shows_a_bar_and_gives_the_cursor_back(terminal):
-    with show_progress(*columns(), is_quiet=False) as bar:
-        bar.add_task("measuring", total=2)
+    with show_progress("waiting", 2, is_quiet=False) as show:
+        show(1, "measuring")
         assert terminal.is_drawn.wait(HANG_GUARD_S)
     assert terminal.getvalue().rindex("\x1b[?25h") > terminal.getvalue().rindex("\x1b[?25l")
 
 
 def test_short_work_shows_nothing(terminal, monkeypatch):
     monkeypatch.setattr(progress, "DELAY_S", HANG_GUARD_S)
-    with show_progress(*columns(), is_quiet=False) as bar:
-        bar.add_task("measuring", total=2)
+    with show_progress("measuring", 2, is_quiet=False) as show:
+        show(1)
     assert terminal.getvalue() == ""
 
 
 def test_quiet_work_shows_nothing_and_starts_no_thread(terminal):
     num_threads = threading.active_count()
-    with show_progress(*columns(), is_quiet=True) as bar:
-        bar.add_task("measuring", total=2)
+    with show_progress("measuring", 2, is_quiet=True) as show:
+        show(1)
         assert threading.active_count() == num_threads
     assert terminal.getvalue() == ""
 
@@ -72,15 +68,14 @@ def test_quiet_work_shows_nothing_and_starts_no_thread(terminal):
 def test_what_is_no_terminal_shows_nothing(terminal, monkeypatch):
     file = io.StringIO()
     replace_stderr(monkeypatch, file)
-    with show_progress(*columns(), is_quiet=False) as bar:
-        bar.add_task("measuring", total=2)
+    with show_progress("measuring", 2, is_quiet=False) as show:
+        show(1)
     assert file.getvalue() == ""
 
 
 def test_the_bar_goes_when_the_work_raises(terminal):
     def work() -> None:
-        with show_progress(*columns(), is_quiet=False) as bar:
-            bar.add_task("measuring", total=2)
+        with show_progress("measuring", 2, is_quiet=False):
             assert terminal.is_drawn.wait(HANG_GUARD_S)
             raise ValueError("broken")
 

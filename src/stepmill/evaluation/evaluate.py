@@ -19,7 +19,7 @@ from stepmill.evaluation.journal import Journal
 from stepmill.evaluation.plan import EnvFn, EvaluateOptions, Plan, Tasks, make_plan
 from stepmill.evaluation.policies import NO_EPISODE, Act, make_act, take_rows
 from stepmill.evaluation.result import Episode, Evaluation
-from stepmill.observe.progress import BarColumn, TextColumn, TimeRemainingColumn, show_progress
+from stepmill.observe.progress import show_progress
 from stepmill.pool.port import PoolPort, checked_count, rows_of
 
 if TYPE_CHECKING:
@@ -72,12 +72,12 @@ def evaluate(
     with closing(Journal(settings.resume, _identity(policy, plan, settings))) as journal:
         keys = [(pair.task, pair.seed) for pair in plan.pairs]
         todo = [episode_id for episode_id, key in enumerate(keys) if key not in journal.known]
-        columns = (BarColumn(), TextColumn("{task.completed}/{task.total} episodes"), TimeRemainingColumn())
-        with show_progress(*columns, is_quiet=not settings.progress) as bar:
-            shown = bar.add_task("", total=len(keys), completed=len(keys) - len(todo))
-            for episode in _play(policy, plan, todo, num_envs, settings, options):
+        num_done = len(keys) - len(todo)
+        with show_progress(f"{num_done}/{len(keys)} episodes", len(keys), is_quiet=not settings.progress) as show:
+            show(num_done)  # the first number is no speed
+            for count, episode in enumerate(_play(policy, plan, todo, num_envs, settings, options), num_done + 1):
                 journal.add(episode)
-                bar.advance(shown)
+                show(count, f"{count}/{len(keys)} episodes")
         return Evaluation(plan.env, tuple(map(journal.known.__getitem__, keys)), perf_counter() - began_s)
 
 

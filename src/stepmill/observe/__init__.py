@@ -16,7 +16,8 @@ attach          finds pools of other programs, and reads their counters
 monitor         draws where a pool's time goes: `stepmill top`, `stepmill run`, `stepmill.monitor` (rich)
 trace           records what the threads of a pool do: `stepmill.trace`
 trace_command   `stepmill trace`
-doctor          `stepmill doctor`: findings about an env
+doctor          `stepmill doctor`: checks an env in child processes
+findings        what these checks can find, with the cures
 doctor_probe    checks of envs, in a child process for doctor, or in the caller's for `stepmill.testing.check_env`
 process_usage   data of processes from the system, for these checks and for tune
 compared_runs   the checks of runs that must be equal

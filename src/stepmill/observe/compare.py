@@ -9,11 +9,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from itertools import cycle, product
 from multiprocessing import parent_process
 from operator import methodcaller
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from stepmill.observe.catalog import EnvChoice, find_env
 from stepmill.observe.exit_status import complain, first_line
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 UNIT = "env-steps per second, automatic resets included"
 NUM_DRAWS = 64
 WARM_UP_S = 0.1
-OnFailure: TypeAlias = Callable[[str, Exception], None]  # the name of the engine that failed, and its error
-_Running: TypeAlias = "tuple[Any, list[object]]"  # a vector env, and the actions to step it with
 
 
 @dataclass(frozen=True)
@@ -38,14 +37,6 @@ class Engine:
     name: str
     open: Callable[[], Any]
     close: Callable[[Any], None]
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """How many rounds to measure per engine, and how long each takes. A short warm-up comes first and is not counted."""
-
-    num_rounds: int = 4
-    round_s: float = 0.6
 
 
 def engines_for(choice: EnvChoice, num_envs: int) -> list[Engine]:
@@ -78,7 +69,7 @@ def _open_async(env_fns: Sequence[Callable[[], gymnasium.Env[object, object]]]) 
         return AsyncVectorEnv(env_fns, copy=False, shared_memory=False)
 
 
-def make_env(make: Callable[[], gymnasium.Env[object, object]]) -> gymnasium.Env[object, object]:
+def make_env(make: Callable[[], Any]) -> Any:
     """Build an env for any engine. OpenCV gets one thread; Gymnasium's workers ignore Ctrl-C and print no traceback."""
     if parent_process() is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -90,101 +81,81 @@ def make_env(make: Callable[[], gymnasium.Env[object, object]]) -> gymnasium.Env
 
 
 def compare_engines(
-    engines: Sequence[Engine],
-    rounds: Rounds,
-    on_round: Callable[[int], None] = lambda _number: None,
-    on_failure: OnFailure | None = None,
+    engines: Sequence[Engine], num_rounds: int, round_s: float, on_round: Callable[[int], None]
 ) -> dict[str, float]:
-    """Return each engine's median rate over the rounds, in env-steps/s. `on_round` is called after each round.
+    """Return each engine's median rate over the rounds, in env-steps/s. `on_round` is called with the number of the round.
 
     All engines are open at the same time and take turns in short rounds, so that a disturbance affects all of them alike.
     Every row that `step` returns is counted, including automatic resets, because the vector envs do not tell them apart.
-    An engine of another library that fails is left out, and `on_failure` is called with its name; without `on_failure`, and
-    if stepmill's engines fail, the exception is raised.
+    A short warm-up comes first and is not counted. An engine of another library that fails is left out, with a message.
     """
     with ExitStack() as opened:
-        running: dict[str, _Running] = {}
+        running: dict[str, tuple[Any, Iterator[object]]] = {}  # a vector env, and the actions to step it with
         for engine in engines:
-            with _report_failure(on_failure, engine.name):
+            with _leave_out_failed(engine.name):
                 envs = engine.open()
                 opened.callback(engine.close, envs)
-                actions = _draw_actions(envs)
+                envs.action_space.seed(0)
+                actions = [envs.action_space.sample() for _ in range(NUM_DRAWS)]  # sampling is not measured
                 envs.reset(seed=0)
-                running[engine.name] = (envs, actions)
-        found = []
-        for number, round_s in enumerate([WARM_UP_S, *[rounds.round_s] * rounds.num_rounds]):
-            found.append(_measure_in_turn(running, round_s, on_failure))
-            running = {name: running[name] for name in found[-1]}
-            if number > 0:
-                on_round(number)
-    return {name: median(rates[name] for rates in found[1:]) for name in running}
-
-
-def _measure_in_turn(running: dict[str, _Running], round_s: float, on_failure: OnFailure | None) -> dict[str, float]:
-    """Run one round of each engine, and return the rates of those that did not fail."""
-    rates = {}
-    for name, (envs, actions) in running.items():
-        with _report_failure(on_failure, name):
-            rates[name] = _run_round(envs, actions, round_s)
-    return rates
+                running[engine.name] = (envs, cycle(actions))
+        rates: dict[str, list[float]] = {name: [] for name in running}
+        for (number, limit_s), name in product(enumerate([WARM_UP_S, *[round_s] * num_rounds]), rates):
+            if len(rates[name]) < number:
+                continue  # it has failed
+            with _leave_out_failed(name):
+                rates[name].append(_run_round(*running[name], limit_s))
+            on_round(number)
+    return {name: median(found[1:]) for name, found in rates.items() if len(found) > num_rounds}
 
 
 @contextmanager
-def _report_failure(on_failure: OnFailure | None, name: str) -> Iterator[None]:
-    """Call `on_failure` if the block raises, unless it is None or the error is stepmill's."""
+def _leave_out_failed(engine: str) -> Iterator[None]:
+    """Report an error of another library, and continue without that engine."""
     try:
         yield
     except StepmillError:
         raise
     except Exception as error:
-        if on_failure is None:
-            raise
-        on_failure(name, error)
+        complain(f"{engine} failed and is left out: {type(error).__name__}: {first_line(str(error))}")
 
 
-def _draw_actions(envs: VectorEnv) -> list[object]:
-    """Draw the actions before the measurement, so that it does not include sampling."""
-    envs.action_space.seed(0)
-    return [envs.action_space.sample() for _ in range(NUM_DRAWS)]
-
-
-def _run_round(envs: VectorEnv, actions: list[object], round_s: float) -> float:
+def _run_round(envs: Any, actions: Iterator[object], round_s: float) -> float:
     """Step for about `round_s` seconds, read an element of each result, and return env-steps/s."""
-    num_batches = 0
-    begun_s = perf_counter()
-    elapsed_s = 0.0
+    num_batches, elapsed_s, begun_s = 0, 0.0, perf_counter()
     while elapsed_s < round_s:
-        _, reward, *_ = envs.step(actions[num_batches % NUM_DRAWS])
+        _, reward, *_ = envs.step(next(actions))
         _ = reward[0]
         num_batches += 1
         elapsed_s = perf_counter() - begun_s
-    return num_batches * envs.num_envs / elapsed_s
+    return float(num_batches * envs.num_envs / elapsed_s)
 
 
 # ---- the command -------------------------------------------------------------------------------------------------------
 
 
-def _leave_out(engine: str, error: Exception) -> None:
-    complain(f"{engine} failed and is left out: {type(error).__name__}: {first_line(str(error))}")
-
-
 def run_bench(
-    env_id: str, num_envs: int, rounds: Rounds, *, env_kwargs: dict[str, object] | None, is_json: bool, quiet: bool
+    env_id: str,
+    num_envs: int,
+    *,
+    rounds: int,
+    round_seconds: float,
+    env_kwargs: dict[str, object] | None,
+    is_json: bool,
+    quiet: bool,
 ) -> None:
     """Measure the engines, and print their rates.
 
     Raises:
         UsageError: the env is unknown.
     """
-    from stepmill.observe.progress import BarColumn, TextColumn, TimeRemainingColumn, show_progress
+    from stepmill.observe.progress import show_progress
 
     search_current_directory()
     choice = find_env(env_id, env_kwargs=env_kwargs)
     engines = engines_for(choice, num_envs)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with show_progress(*columns, is_quiet=quiet) as progress:
-        task = progress.add_task(f"{len(engines)} engines, rounds", total=rounds.num_rounds)
-        rates = compare_engines(engines, rounds, lambda number: progress.update(task, completed=number), _leave_out)
+    with show_progress(f"{len(engines)} engines, rounds", rounds, is_quiet=quiet) as show:
+        rates = compare_engines(engines, rounds, round_seconds, show)
     if is_json:
         print(json.dumps({"env": choice.env_id, "num_envs": num_envs, "steps_per_s": rates}, indent=2), flush=True)
     else:

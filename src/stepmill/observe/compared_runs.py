@@ -14,28 +14,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from stepmill.observe.findings import Emit
+
 NUM_COMPARED = 150
 NUM_RUNS = 5  # one of them is beside another env
-
-NON_DETERMINISTIC = (
-    "non-deterministic",
-    "two envs with the same seed and the same actions return different data",
-    "draw all random numbers from self.np_random; do not use the clock, the order of sets, or a space that was not seeded",
-)
-STATE_SURVIVES_RESET = (
-    "state-survives-reset",
-    "an env that was used before returns other data after a second reset(seed=...)",
-    "set all state in reset()",
-)
-SHARED_STATE = (
-    "shared-state",
-    "an env returns other data while another env runs in the same process",
-    "keep state in self, not in the class or module; until then, use envs_per_worker=1",
-)
+DIFFERENCES = {
+    "non-deterministic": "two envs with the same seed and the same actions return different data",
+    "state-survives-reset": "an env that was used before returns other data after a second reset(seed=...)",
+    "shared-state": "an env returns other data while another env runs in the same process",
+}
 
 Item = TypeVar("Item")
 EnvFn = Callable[[], Any]
-Emit = Callable[[str, str, str, str, str], None]  # check, severity, what, where, cure
 
 
 def check_seeds(env_fn: EnvFn, emit: Emit, _num_steps: int, budget_s: float) -> None:
@@ -71,19 +61,15 @@ def compare_runs(
         alone = _play(first, until(actions, budget_s / NUM_RUNS), seed, ignore_info)
         if _global_generators() != states:
             what = "reset() or step() uses a random generator of the whole process (np.random or random)"
-            cure = "use self.np_random, which reset(seed=...) seeds; then check again"
-            emit("global-generator", "error", what, "reset(), step()", cure)
+            emit("global-generator", what, "reset(), step()")
             return
         emit_few_steps(emit, len(alone) - 1, num_steps)
         play = partial(_play, actions=actions[: len(alone) - 1], seed=seed, ignore_info=ignore_info)
-        for env, (check, what, cure) in (
-            (second, NON_DETERMINISTIC),
-            (first, STATE_SURVIVES_RESET),
-            (None, SHARED_STATE),
-        ):
+        for check, what in DIFFERENCES.items():
+            env = {"non-deterministic": second, "state-survives-reset": first}.get(check)
             later = play(make_env(), beside=make_env()) if env is None else play(env)
             if (step := _first_difference(alone, later)) is not None:
-                emit(check, "error", what, f"step {step}", cure)
+                emit(check, what, f"step {step}")
                 return
 
 
@@ -100,7 +86,7 @@ def emit_few_steps(emit: Emit, num_played: int, num_steps: int) -> None:
     """Report it if the env was too slow for all the steps that should be compared."""
     if num_played < num_steps:
         steps = f"{num_played} of {num_steps} steps"
-        emit("few-steps", "note", "the env is slow", steps, "compare more with stepmill.testing.check_env")
+        emit("few-steps", "the env is slow", steps)
 
 
 def _global_generators() -> tuple[bytes, object]:

@@ -15,41 +15,15 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from enum import Enum
 
 from stepmill._pickling import dumps
+from stepmill.observe.findings import Finding, Severity, make_finding
 from stepmill.spec.errors import UsageError
 
 GROUPS = ("steps", "seeds", "backends", "forks")
 NUM_STEPS = 10_000
 LIMIT_S = 120.0  # after which the env of a group counts as hung
 STEPS_BUDGET_S = 30.0  # after which the long run of steps ends if the env is slow
-
-
-class Severity(Enum):
-    """How bad a finding is. Notes do not change the exit status: they concern a backend or a start method that is not the default."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    NOTE = "note"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One problem of an env.
-
-    Attributes:
-        check: the name of the check, for programs.
-        what: a description of the problem.
-        where: the call, the step or the backend with the problem.
-        cure: what to do.
-    """
-
-    check: str
-    severity: Severity
-    what: str
-    where: str
-    cure: str
 
 
 @dataclass
@@ -112,7 +86,8 @@ def diagnose(
     try:
         pickled = dumps(env_fn)
     except Exception as error:  # the user's objects may raise anything
-        diagnosis.findings.append(_unpicklable(error))
+        what = f"the function that makes the env cannot be pickled: {type(error).__name__}: {error}"
+        diagnosis.findings.append(make_finding("unpicklable-factory", what, "env_fn; no other check was made"))
         return diagnosis
     for group in groups:
         if group == "backends" and any(finding.check == "non-deterministic" for finding in diagnosis.findings):
@@ -127,16 +102,6 @@ def diagnose(
     return diagnosis
 
 
-def _unpicklable(error: Exception) -> Finding:
-    return Finding(
-        "unpicklable-factory",
-        Severity.ERROR,
-        f"the function that makes the env cannot be pickled: {type(error).__name__}: {error}",
-        "env_fn; no other check was made",
-        "make what it holds (locks, files, connections) inside the function, or use the serial or thread backend",
-    )
-
-
 def _run_group(group: str, pickled: bytes, num_steps: int, limit_s: float) -> list[Finding]:
     """Run one group in a child process, and return its findings, even if it crashes or hangs."""
     settings = {"group": group, "num_steps": num_steps, "budget_s": min(STEPS_BUDGET_S, limit_s / 2), "path": sys.path}
@@ -145,28 +110,13 @@ def _run_group(group: str, pickled: bytes, num_steps: int, limit_s: float) -> li
         output.seek(0)
         # A probe that was killed may have left a part of a line.
         rows = [json.loads(line) for line in output if line.endswith(b"\n")]
-    found = [Finding(**{**row, "severity": Severity(row["severity"])}) for row in rows if row]
+    found = [make_finding(*row) for row in rows if row]
     if code is None:
-        found.append(
-            Finding(
-                "hangs",
-                Severity.ERROR,
-                f"the checks did not end within {limit_s:g} s: the env hangs, or a step or a constructor is very slow",
-                f"group {group!r}",
-                "find where with `py-spy dump`; in a pool, set step_timeout_s and reset_timeout_s",
-            )
-        )
-    elif code or not any(not row or row["check"] == "hangs" for row in rows):
+        what = f"the checks did not end within {limit_s:g} s: the env hangs, or a step or a constructor is very slow"
+        found.append(make_finding("hangs", what, f"group {group!r}"))
+    elif code or [] not in rows:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        found.append(
-            Finding(
-                "crashes",
-                Severity.ERROR,
-                f"the env ended its process with {how}",
-                f"group {group!r}",
-                "run it under a native debugger; in a pool, use backend='process' and crash_dir",
-            )
-        )
+        found.append(make_finding("crashes", f"the env ended its process with {how}", f"group {group!r}"))
     return found
 
 
@@ -191,15 +141,13 @@ def run_doctor(
     env_id: str, env_fn: Callable[[], object], num_steps: int, *, is_json: bool, is_quiet: bool
 ) -> Diagnosis:
     """Diagnose, show the progress on a terminal, and print the result."""
-    from stepmill.observe.progress import BarColumn, TextColumn, TimeElapsedColumn, show_progress
+    from stepmill.observe.progress import show_progress
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with show_progress(*columns, is_quiet=is_quiet) as progress:
-        task = progress.add_task("checks", total=len(GROUPS))
+    with show_progress(env_id, len(GROUPS), is_quiet=is_quiet) as show:
 
-        def begin(group: str) -> None:
-            progress.update(task, description=f"{env_id}: {group}", completed=GROUPS.index(group))
+        def on_group(group: str) -> None:
+            show(GROUPS.index(group), f"{env_id}: {group}")
 
-        diagnosis = diagnose(env_fn, name=env_id, num_steps=num_steps, on_group=begin)
+        diagnosis = diagnose(env_fn, name=env_id, num_steps=num_steps, on_group=on_group)
     print(diagnosis.to_json() if is_json else diagnosis, flush=True)
     return diagnosis

@@ -2,7 +2,7 @@
 two in the caller's process.
 
 The child of doctor, `python -m stepmill.observe.doctor_probe FD`, reads two pickles from stdin, the settings and the
-env function, and writes one JSON object per finding to the descriptor FD.
+env function, and writes one JSON array per finding to the descriptor FD: check, what and where.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ import cloudpickle
 import numpy as np
 
 from stepmill.backends.starter_client import STARTERS
-from stepmill.observe.compared_runs import Emit, EnvFn, check_seeds, emit_few_steps, is_equal, until
+from stepmill.observe.compared_runs import EnvFn, check_seeds, emit_few_steps, is_equal, until
+from stepmill.observe.findings import Emit
 from stepmill.observe.process_usage import children, num_fds, resident_bytes, thread_seconds, wait_for_end
 
 NUM_CHECKED = 300  # steps whose results are checked; the other steps only look for leaks
@@ -60,13 +61,7 @@ def check_steps(env_fn: EnvFn, emit: Emit, num_steps: int, budget_s: float) -> N
     _close(env)
     left = wait_for_end(children() - before)
     if left:
-        emit(
-            "children-left",
-            "error",
-            f"{len(left)} child processes are still running after close()",
-            "close()",
-            "end them in close(), and wait for them",
-        )
+        emit("children-left", f"{len(left)} child processes are still running after close()", "close()")
     for pid in left:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -99,10 +94,11 @@ class _LongRun:
         self._is_ticking = True
         self._ticker = threading.Thread(target=self._tick, daemon=True)
 
-    def _emit(self, check: str, severity: str, what: str, where: str, cure: str) -> None:
-        if check not in self._emitted:
-            self._emitted.add(check)
-            self._report(check, severity, what, where, cure)
+    def _emit(self, check: str, what: str, where: str) -> None:
+        name = check.partition("/")[0]
+        if name not in self._emitted:
+            self._emitted.add(name)
+            self._report(check, what, where)
 
     def _tick(self) -> None:
         while self._is_ticking:
@@ -113,7 +109,7 @@ class _LongRun:
         is_coroutine = inspect.iscoroutinefunction(self._env.step)
         if is_coroutine or not hasattr(getattr(self._env, "action_space", None), "sample"):
             what = "its step is a coroutine" if is_coroutine else "it declares no action_space to draw actions from"
-            self._emit("not-checked", "error", f"the env is not checked: {what}", "the env", "play it with a Pool")
+            self._emit("not-checked", f"the env is not checked: {what}", "the env")
             raise _Unusable
         self._env.action_space.seed(0)
         self._ticker.start()
@@ -147,7 +143,7 @@ class _LongRun:
         result = self._env.reset(seed=0) if step == 0 else self._env.reset()
         self._reset_s.append(time.monotonic() - began_s)
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-            self._emit("bad-output", "error", f"reset returns {result!r:.80}", "reset()", "return (observation, info)")
+            self._emit("bad-output", f"reset returns {result!r:.80}, and not (observation, info)", "reset()")
             return
         self._check_observation(result[0], "reset()")
         self._last = None
@@ -165,28 +161,25 @@ class _LongRun:
             self._num_silent += self._ticks <= ticks + SILENT_TICKS
         if step <= NUM_CHECKED:
             if not is_equal(action, given):
-                cure = "copy the action in step() before you change it; in a program it is the learner's array"
-                self._emit(
-                    "changes-action", "warning", f"step has changed its action {given!r:.60}", f"step {step}", cure
-                )
+                self._emit("changes-action", f"step has changed its action {given!r:.60}", f"step {step}")
             self._check_result(result, f"step {step}")
         if result[2] or result[3]:
             self._reset(step)
 
     def _check_result(self, result: Any, where: str) -> None:
         if not (isinstance(result, tuple) and len(result) == 5):
-            what = f"step returns {result!r:.80}"
-            self._emit("bad-output", "error", what, where, "return (observation, reward, terminated, truncated, info)")
+            wanted = "(observation, reward, terminated, truncated, info)"
+            self._emit("bad-output", f"step returns {result!r:.80}, and not {wanted}", where)
             raise _Unusable
         observation, reward, terminated, truncated, info = result
         self._check_observation(observation, where)
         if not isinstance(reward, (int, float, np.number, np.ndarray)) or not np.all(np.isfinite(reward)):
-            self._emit("bad-reward", "error", f"the reward is {reward!r:.60}", where, "return a finite number")
+            self._emit("bad-reward", f"the reward is {reward!r:.60}", where)
         if not all(isinstance(flag, (bool, np.bool_)) for flag in (terminated, truncated)):
-            what = f"terminated is {terminated!r:.40} and truncated is {truncated!r:.40}"
-            self._emit("bad-output", "error", what, where, "return two bools")
+            flags = f"terminated is {terminated!r:.40} and truncated is {truncated!r:.40}"
+            self._emit("bad-output", f"{flags}, and not two bools", where)
         if not isinstance(info, dict):
-            self._emit("bad-output", "error", f"info is {info!r:.60}", where, "return a dict")
+            self._emit("bad-output", f"info is {info!r:.60}, and not a dict", where)
         else:
             self._check_info(info, where)
 
@@ -195,37 +188,28 @@ class _LongRun:
         if not space.contains(observation):
             what = _space_problem(space, observation)
             if _is_rounded(space, observation):
-                cure = "clip the observation, or widen the space by as much"
-                self._emit("observation-space", "warning", f"{what}: a rounding error", where, cure)
+                self._emit("observation-space/rounding", f"{what}: a rounding error", where)
             else:
-                self._emit("observation-space", "error", what, where, "correct the space or the env")
+                self._emit("observation-space", what, where)
         dtype = getattr(observation, "dtype", None)
         if isinstance(observation, np.ndarray) and space.dtype is not None and dtype != space.dtype:
             what = f"the observation has dtype {dtype}, and the space declares {space.dtype}"
-            self._emit("observation-space", "warning", what, where, "return the dtype of the space")
+            self._emit("observation-space/dtype", what, where)
         if self._last is not None:
             last, copied = self._last
             if not is_equal(last, copied):
-                self._emit(
-                    "observation-aliases",
-                    "warning",
-                    "an observation that was returned before has changed, because the env writes to it again",
-                    where,
-                    "return a copy; pools copy results, but other users of the env see old observations change",
-                )
+                what = "an observation that was returned before has changed, because the env writes to it again"
+                self._emit("observation-aliases", what, where)
         self._last = (observation, copy.deepcopy(observation))
 
     def _check_info(self, info: dict[Any, Any], where: str) -> None:
         try:
             size = len(cloudpickle.dumps(info))
         except Exception as error:  # the user's objects may raise anything
-            what = f"info cannot be pickled: {type(error).__name__}: {error}"
-            self._emit("unpicklable-info", "error", what, where, "put plain data into info")
+            self._emit("unpicklable-info", f"info cannot be pickled: {type(error).__name__}: {error}", where)
             return
         if size > HUGE_INFO_BYTES:
-            what = f"info has {size / 1024:,.0f} KiB"
-            cure = "put large arrays into the observation; infos are copied and decoded one by one"
-            self._emit("huge-info", "warning", what, where, cure)
+            self._emit("huge-info", f"info has {size / 1024:,.0f} KiB", where)
 
     def _check_threads(self, before_s: dict[int, float]) -> None:
         now_s = thread_seconds()
@@ -234,34 +218,20 @@ class _LongRun:
         main_s = now_s[own] - before_s.get(own, 0.0)
         if sum(others.values()) > max(0.5 * main_s, 0.1):
             busy = sum(seconds > 0.01 for seconds in others.values())
-            self._emit(
-                "threads",
-                "warning",
-                f"{busy} other threads of this env use {sum(others.values()) / max(main_s, 0.01):.1f} times as much CPU time "
-                "as the thread that steps it",
-                "step()",
-                "workers already use all cores: limit the env's threads (workers.env, workers.threads)",
+            times = sum(others.values()) / max(main_s, 0.01)
+            what = (
+                f"{busy} other threads of this env use {times:.1f} times as much CPU time as the thread that steps it"
             )
+            self._emit("threads", what, "step()")
 
     def _check_durations(self) -> None:
         step_s, reset_s = statistics.median(self._step_s), statistics.median(self._reset_s[1:] or self._reset_s)
         is_large_part = sum(self._reset_s) > 0.3 * sum(self._step_s)
         if reset_s > max(SLOW_RESET_S, SLOW_RESET_FACTOR * step_s) and is_large_part:
-            self._emit(
-                "slow-reset",
-                "warning",
-                f"a reset takes {reset_s * 1e3:.3g} ms, a step {step_s * 1e3:.3g} ms",
-                "reset()",
-                "use resets.spare_envs, which are reset in advance, or resets.overlap",
-            )
+            self._emit("slow-reset", f"a reset takes {reset_s * 1e3:.3g} ms, a step {step_s * 1e3:.3g} ms", "reset()")
         if self._num_long >= NUM_LONG_STEPS and self._num_silent > 0.8 * self._num_long:
-            self._emit(
-                "holds-gil",
-                "note",
-                f"no other thread of Python runs during {self._num_silent} of {self._num_long} long steps",
-                "step()",
-                "use backend='process', or release the GIL in native code; backend='thread' gains nothing",
-            )
+            what = f"no other thread of Python runs during {self._num_silent} of {self._num_long} long steps"
+            self._emit("holds-gil", what, "step()")
 
     def _check_leaks(self, sizes: Sequence[tuple[int, int]], interval: int) -> None:
         if len(sizes) < 4:
@@ -272,15 +242,11 @@ class _LongRun:
         grown = memory[-1] - memory[0]
         if grows and grown > max(LEAK_BYTES, LEAK_BYTES_PER_STEP * num_steps):
             self._emit(
-                "memory-leak",
-                "warning",
-                f"memory grows by {grown / num_steps:,.0f} bytes per step",
-                f"{num_steps:,} steps",
-                "look for lists that grow, in the env and in its wrappers (tracemalloc)",
+                "memory-leak", f"memory grows by {grown / num_steps:,.0f} bytes per step", f"{num_steps:,} steps"
             )
         if fds[-1] - fds[0] >= LEAKED_FDS:
             what = f"{fds[-1] - fds[0]} descriptors were opened but not closed"
-            self._emit("descriptor-leak", "error", what, f"{num_steps:,} steps", "close files and sockets")
+            self._emit("descriptor-leak", what, f"{num_steps:,} steps")
 
 
 def check_backends(env_fn: EnvFn, emit: Emit, _num_steps: int, budget_s: float) -> None:
@@ -296,18 +262,13 @@ def check_backends(env_fn: EnvFn, emit: Emit, _num_steps: int, budget_s: float) 
             if backend == "serial":
                 emit_few_steps(emit, len(steps), NUM_STEPS_OF_POOLS)
         except BadOutput as error:
-            emit("bad-output", "error", error.message, f"backend {backend!r}", "correct the env, or its spaces")
+            emit("bad-output", error.message, f"backend {backend!r}")
         except StepmillError as error:
-            emit("raises", "error", error.message, f"backend {backend!r}", "correct the env")
+            emit("raises", error.message, f"backend {backend!r}")
     for backend in ("thread", "process"):
         if "serial" in runs and backend in runs and not is_equal(runs["serial"], runs[backend]):
-            emit(
-                "backend-differs",
-                "error",
-                f"the data on the {backend} backend differ from those on the serial backend",
-                f"two envs, {len(runs[backend]) - 1} steps",
-                "look for state or generators that envs of one process share",
-            )
+            what = f"the data on the {backend} backend differ from those on the serial backend"
+            emit("backend-differs", what, f"two envs, {len(runs[backend]) - 1} steps")
 
 
 def check_forks(env_fn: EnvFn, emit: Emit, _num_steps: int, _budget_s: float) -> None:
@@ -326,13 +287,8 @@ def check_forks(env_fn: EnvFn, emit: Emit, _num_steps: int, _budget_s: float) ->
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     if ended[0] == 0 or status != 0:
-        emit(
-            "fork-unsafe",
-            "note",
-            "an env in a forked process " + ("hangs" if ended[0] == 0 else f"fails (status {status})"),
-            "context='fork'",
-            "keep the default context='forkserver', or use 'spawn'; make no env in the program that makes the pool",
-        )
+        how = "hangs" if ended[0] == 0 else f"fails (status {status})"
+        emit("fork-unsafe", f"an env in a forked process {how}", "context='fork'")
 
 
 def _run_in_fork(env_fn: EnvFn) -> None:
@@ -397,9 +353,8 @@ def main() -> None:
     os.set_inheritable(descriptor, False)
     output = os.fdopen(descriptor, "w", buffering=1)
 
-    def emit(check: str, severity: str, what: str, where: str, cure: str) -> None:
-        fields = {"check": check, "severity": severity, "what": what, "where": where, "cure": cure}
-        output.write(json.dumps(fields) + "\n")
+    def emit(*finding: str) -> None:
+        output.write(json.dumps(finding) + "\n")
 
     settings = pickle.load(sys.stdin.buffer)
     sys.path[:] = settings["path"]
@@ -410,9 +365,8 @@ def main() -> None:
     except _Unusable:
         pass
     except Exception as error:  # the env may raise anything
-        cure = "correct the env; a pool reports it as EnvError"
-        emit("raises", "error", f"{type(error).__name__}: {error}", f"group {settings['group']!r}", cure)
-    output.write("{}\n")  # the end, which is not written if the env ends this process
+        emit("raises", f"{type(error).__name__}: {error}", f"group {settings['group']!r}")
+    emit()  # the end, which is not written if the env ends this process
     output.close()
     STARTERS.close()
     os._exit(0)  # threads and children of the env must not keep this process alive

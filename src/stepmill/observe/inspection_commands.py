@@ -122,15 +122,15 @@ def doctor(
 @click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
 @json_option("rates")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
-def bench(*, rounds: int, round_seconds: float, **arguments: Any) -> None:
+def bench(**arguments: Any) -> None:
     """Compare the speed of stepmill with that of Gymnasium's vector envs on ENV.
 
     All engines are open at the same time and take turns in short rounds, so that a busy machine affects all alike. The rates
     are medians over the rounds, with random actions that are drawn in advance. stepmill has its defaults, Gymnasium copy=False.
     """
-    from stepmill.observe.compare import Rounds, run_bench
+    from stepmill.observe.compare import run_bench
 
-    run_bench(rounds=Rounds(rounds, round_seconds), **arguments)
+    run_bench(**arguments)
 
 
 @click.command(short_help="Find how to run an env on this machine.")

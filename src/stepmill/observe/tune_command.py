@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from stepmill.observe.policy import search_current_directory
-from stepmill.observe.tune import OnProgress, Phase, Tuner, make_request
+from stepmill.observe.progress import show_progress
+from stepmill.observe.tune import Tuner, make_request
 
 
 def run_tune(*, learner_ms: float, is_json: bool, quiet: bool, **of_request: Any) -> None:
@@ -24,9 +23,11 @@ def run_tune(*, learner_ms: float, is_json: bool, quiet: bool, **of_request: Any
     """
     search_current_directory()
     request = make_request(**of_request, learner_s=learner_ms / 1000)
+    name = request.name
     with Tuner(request) as tuner:
         try:
-            with _progress(request.name, request.budget_s, is_quiet=quiet) as tuner.on_progress:
+            with show_progress(name, request.budget_s, is_quiet=quiet) as show:
+                tuner.on_progress = lambda phase, elapsed_s: show(elapsed_s, f"{name}: {phase.value}")
                 tuner.run()
         except KeyboardInterrupt:
             if not tuner.has_result:
@@ -36,19 +37,3 @@ def run_tune(*, learner_ms: float, is_json: bool, quiet: bool, **of_request: Any
     print(json.dumps(result.to_dict(), indent=2) if is_json else result, flush=True)
     if result.is_interrupted:
         raise KeyboardInterrupt
-
-
-@contextmanager
-def _progress(name: str, budget_s: float, *, is_quiet: bool) -> Iterator[OnProgress]:
-    """Show a bar of the budget on a terminal."""
-    from stepmill.observe import progress as bars
-
-    columns = (bars.TextColumn("{task.description}"), bars.BarColumn())
-    times = (bars.TimeElapsedColumn(), bars.TimeRemainingColumn())
-    with bars.show_progress(*columns, *times, is_quiet=is_quiet) as progress:
-        task = progress.add_task(name, total=budget_s)
-
-        def show(phase: Phase, elapsed_s: float) -> None:
-            progress.update(task, description=f"{name}: {phase.value}", completed=elapsed_s)
-
-        yield show

@@ -16,6 +16,7 @@ import numpy as np
 
 from stepmill.observe.compared_runs import compare_runs
 from stepmill.observe.doctor_probe import check_steps
+from stepmill.observe.findings import Severity, make_finding
 from stepmill.testing.compare import find_difference
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import RaisingEnv
@@ -48,9 +49,10 @@ def check_env(env_fn: EnvFn, *, seed: int = 0, num_steps: int = 200, ignore_info
         CheckFailed: the env is not deterministic, leaves something behind, violates the Gymnasium step API, or cannot be checked.
     """
 
-    def emit(check: str, severity: str, what: str, where: str, cure: str) -> None:
-        if severity == "error":
-            raise CheckFailed(f"{check}: {what} ({where}); {cure}")
+    def emit(*found: str) -> None:
+        finding = make_finding(*found)
+        if finding.severity is Severity.ERROR:
+            raise CheckFailed(f"{finding.check}: {finding.what} ({finding.where}); {finding.cure}")
 
     check_steps(env_fn, emit, num_steps, math.inf)
     compare_runs(env_fn, emit, num_steps, seed, ignore_info)
