@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -15,7 +14,7 @@ from stepmill.observe.policy import act_randomly
 from stepmill.observe.run import PolicyError, Run, RunPlan
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import RecvTimeout
-from stepmill.spec.stats import WorkerStats
+from stepmill.spec.stats import FAULT_KINDS, Durations, LearnerStats, PoolStats, WorkerStats
 
 
 @dataclass
@@ -25,6 +24,7 @@ class ScriptedPool:
     num_envs: int
     late: list[int] = field(default_factory=list)  # recv calls, counted from 0, that time out
     num_recv: int = 0
+    num_reads: int = 0
     pending: list[int] = field(default_factory=list)
     actions: list[object] = field(default_factory=list)
 
@@ -50,13 +50,15 @@ class ScriptedPool:
         return self._results(np.asarray(ready))
 
     def stats(self):
-        return SimpleNamespace(
-            faults_by_kind={},
-            workers=[
-                WorkerStats(i, 100 + i, 0.0, 0.0, 0.0, 1e9 * i, int(self.steps[i]), 0, 0, 0, 0, None, False)
-                for i in range(self.num_envs)
-            ],
+        self.num_reads += 1
+        workers = tuple(
+            WorkerStats(i, 100 + i, 0.0, 0.0, 0.0, 1e9 * i * self.num_reads, steps, 0, 0, 0, 0, None, False)
+            for i, steps in enumerate(self.steps.tolist())
         )
+        none, no_calls = np.zeros(self.num_envs, np.int64), Durations(*np.zeros((4, 1)))
+        learner = LearnerStats(0.0, 0.0, 0.0, 0.0, 0, 0)
+        faults = np.zeros((self.num_envs, len(FAULT_KINDS)), np.int64)
+        return PoolStats(1.0, self.num_envs, workers, learner, no_calls, no_calls, faults, none, none, 0, 0, 0)
 
     def _results(self, env_id) -> Batch:
         self.length[env_id] += 1
@@ -161,9 +163,9 @@ def test_shares_stay_between_0_and_1_whatever_the_clocks_say():
     pool = ScriptedPool(2)
     run = run_of(pool, max_steps=1)
     drive(run)
-    for worker in run.finish().workers:
-        assert 0 <= worker.env_share <= 1
-        assert 0 <= worker.wait_share <= 1
+    for worker in run.finish().workers():
+        assert 0 <= worker["env_share"] <= 1
+        assert 0 <= worker["wait_share"] <= 1
 
 
 def test_an_interrupted_run_still_tells_what_it_did():

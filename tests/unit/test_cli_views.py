@@ -16,7 +16,7 @@ from rich.console import Console
 from stepmill.observe.monitor import open_run_view
 from stepmill.observe.report import PlainView, per_second, plain_line, summary_json, summary_text
 from stepmill.observe.run import RunPlan
-from stepmill.observe.snapshot import EpisodeTally, Setup, Snapshot, WorkerShare
+from stepmill.observe.snapshot import EpisodeTally, Setup, Snapshot
 from stepmill.spec.stats import FAULT_KINDS, Durations, LearnerStats, PoolStats, WorkerStats
 
 SETUP = Setup(
@@ -33,19 +33,24 @@ SETUP = Setup(
 
 
 def snapshot(num_workers: int = 2, **changes) -> Snapshot:
-    workers = tuple(WorkerShare(i, 1000 + i, 500, 250.0, 3, 0.6, 0.3) for i in range(num_workers))
+    stats = stats_of(num_workers, 2.0)
     made = Snapshot(
         elapsed_s=2.0,
         steps=1234,
-        steps_per_s=617.0,
-        recent_steps_per_s=700.0,
         batches=160,
         episodes=EpisodeTally().summary(),
         policy_share=0.1,
         pool_share=0.85,
-        workers=workers,
+        total=stats,
+        recent=stats,
     )
     return dataclasses.replace(made, **changes)
+
+
+def with_faults(**kinds: int) -> PoolStats:
+    stats = stats_of(2, 2.0)
+    stats.faults[0] = [kinds.get(kind, 0) for kind in FAULT_KINDS]
+    return stats
 
 
 def stats_of(num_workers: int, elapsed_s: float) -> PoolStats:
@@ -74,7 +79,7 @@ def draw(shown: Snapshot, width: int = 110, height: int = 40, encoding: str = "u
     console = Console(file=file, force_terminal=True, width=width, height=height, color_system=None)
     seconds = itertools.count(1.0)
     with open_run_view(console, RunPlan(8, 8, max_steps=2468)) as view:
-        view.began(SETUP, lambda: stats_of(len(shown.workers), next(seconds)))
+        view.began(SETUP, lambda: stats_of(len(shown.total.workers), next(seconds)))
         view.show(shown)
         buffer.truncate(buffer.seek(0))
         view.show(shown)
@@ -122,7 +127,7 @@ def test_the_picture_of_a_run_needs_no_more_than_ascii():
 
 
 def test_a_run_without_a_single_step_is_shown():
-    nothing = snapshot(1, elapsed_s=0.0, steps=0, steps_per_s=0.0, recent_steps_per_s=0.0, batches=0)
+    nothing = snapshot(1, elapsed_s=0.0, steps=0, recent=stats_of(1, 0.0), batches=0)
     file = io.StringIO()
     with open_run_view(Console(file=file, force_terminal=True), RunPlan(8, 8)) as view:
         view.began(SETUP, lambda: stats_of(1, 0.0))
@@ -133,7 +138,7 @@ def test_a_run_without_a_single_step_is_shown():
 
 def test_a_plain_line_has_the_numbers_of_now():
     assert plain_line(snapshot()) == (
-        "2.0 s · 1,234 env-steps · 700.0 env-steps/s · 0 episodes · return - · length - · env 60 % waiting 30 %"
+        "2.0 s · 1,234 env-steps · 500.0 env-steps/s · 0 episodes · return - · length - · env 70 % waiting 30 %"
     )
     assert "waiting" not in plain_line(snapshot(0))
 
@@ -153,11 +158,11 @@ def test_the_summary_tells_people_of_every_worker():
     text = summary_text(SETUP, snapshot(), is_interrupted=True)
     assert text.splitlines()[0].endswith("seed 3, interrupted")
     assert "none ended" in text
-    assert "worker 1      env 60 %, waiting 30 %, 250.0 steps/s" in text
+    assert "worker 1      env 70 %, waiting 30 %, 250.0 steps/s" in text
 
 
 def test_the_summary_counts_the_faults_that_the_policy_absorbed():
-    faulty = snapshot(faults={"timed_out": 3, "neighbour": 2})
+    faulty = snapshot(total=with_faults(timed_out=3, neighbour=2))
     assert "  faults        3 timed out, 2 lost with another env" in summary_text(SETUP, faulty, is_interrupted=False)
     assert "faults: 3 timed out" in plain_line(faulty)
     assert "faults" not in summary_text(SETUP, snapshot(), is_interrupted=False)
@@ -187,7 +192,8 @@ def test_the_summary_for_programs_is_strict_json():
     assert found["env_id"] == "Some-v0"
     assert found["steps"] == 1234
     assert found["episodes"]["return_mean"] is None
-    assert found["workers"][1]["wait_share"] == 0.3
+    assert found["steps_per_s"] == 617.0
+    assert found["workers"][1]["wait_share"] == pytest.approx(0.3)
     assert found["interrupted"] is False
 
 

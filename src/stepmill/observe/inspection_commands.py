@@ -66,7 +66,7 @@ def top(pid: int | None, interval: float, count: int | None, prometheus: bool) -
 @click.option("--seconds", type=SECONDS, metavar="S", default=0.5, show_default=True, help="Seconds to record.")
 @click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
 @click.option("--quiet", is_flag=True, help="Print nothing.")
-def trace(**arguments: object) -> None:
+def trace(**arguments: Any) -> None:
     """Step ENV with random actions, and record what each thread does, for ui.perfetto.dev.
 
     ENV is a Gymnasium id, module:Id, or module:Class. The trace has a track for the learner and one per worker, with steps, resets and
@@ -75,9 +75,9 @@ def trace(**arguments: object) -> None:
 
     The first 0.2 s, in which processes warm up, are not recorded.
     """
-    from stepmill.observe.trace_command import TraceRequest, trace_env
+    from stepmill.observe.trace_command import trace_env
 
-    trace_env(TraceRequest(**arguments))  # type: ignore[arg-type]
+    trace_env(**arguments)
 
 
 @click.command(short_help="Check an env for problems with speed, data and stability.")

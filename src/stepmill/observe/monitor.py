@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepmill.observe.attach import AttachedPool, PoolFile, process_state
-from stepmill.observe.report import clock, describe, describe_silence, number, per_second, percent, plural
+from stepmill.observe.report import QuietView, clock, describe, describe_silence, number, per_second, percent, plural
 from stepmill.observe.run import RunPlan
 from stepmill.observe.snapshot import Setup, Snapshot
 from stepmill.pool.pool import Pool
@@ -353,7 +353,7 @@ def watch_until_end(pool: AttachedPool, interval_s: float, *, num_looks: int | N
         sys.stdout.write(f"the pool of process {pool.file.pid} was closed\n")
 
 
-class RunView:
+class RunView(QuietView):
     """Shows `stepmill run`: the picture of its pool, with the run's progress and episodes.
 
     The thread that drives the pool draws it between two batches: a second thread would compete with the run for the GIL.

@@ -6,8 +6,9 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from statistics import mean
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from stepmill.observe.snapshot import Episodes, Setup, Snapshot
 
@@ -19,10 +20,10 @@ MAX_WORKER_LINES = 16
 MAX_SILENT = 8  # envs that do not answer, by their ids
 
 
-class View(Protocol):
-    """An output that shows a run while it lasts."""
+class QuietView:
+    """An output that shows a run while it lasts. This one shows nothing before the summary."""
 
-    interval_s: float
+    interval_s = math.inf
 
     def starting(self, what: str) -> None:
         """Called when the envs are about to be built; `what` describes them."""
@@ -34,37 +35,22 @@ class View(Protocol):
         """Called about every `interval_s` seconds."""
 
 
-class PlainView:
+class PlainView(QuietView):
     """Writes one line every `interval_s` seconds, for logs and pipes."""
 
     interval_s = PLAIN_INTERVAL_S
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._write = partial(print, file=stream, flush=True)
 
     def starting(self, what: str) -> None:
-        print(f"starting {what}", file=self._stream, flush=True)
+        self._write(f"starting {what}")
 
     def began(self, setup: Setup, read: Callable[[], PoolStats]) -> None:
-        print(describe(setup), file=self._stream, flush=True)
+        self._write(describe(setup))
 
     def show(self, snapshot: Snapshot) -> None:
-        print(plain_line(snapshot), file=self._stream, flush=True)
-
-
-class QuietView:
-    """Shows nothing before the summary."""
-
-    interval_s = math.inf
-
-    def starting(self, what: str) -> None:
-        """Do nothing."""
-
-    def began(self, setup: Setup, read: Callable[[], PoolStats]) -> None:
-        """Do nothing."""
-
-    def show(self, snapshot: Snapshot) -> None:
-        """Do nothing."""
+        self._write(plain_line(snapshot))
 
 
 def plain_line(snapshot: Snapshot) -> str:
@@ -72,16 +58,15 @@ def plain_line(snapshot: Snapshot) -> str:
     parts = [
         f"{snapshot.elapsed_s:.1f} s",
         f"{snapshot.steps:,} env-steps",
-        f"{per_second(snapshot.recent_steps_per_s)} env-steps/s",
+        f"{per_second(snapshot.recent.steps_per_s)} env-steps/s",
         f"{snapshot.episodes.count:,} episodes",
         f"return {number(snapshot.episodes.recent_return_mean)}",
         f"length {number(snapshot.episodes.recent_length_mean)}",
     ]
-    if snapshot.faults:
-        parts.append(f"faults: {describe_faults(snapshot)}")
-    if snapshot.workers:
-        env_share = mean(worker.env_share for worker in snapshot.workers)
-        wait_share = mean(worker.wait_share for worker in snapshot.workers)
+    if faults := describe_faults(snapshot):
+        parts.append(f"faults: {faults}")
+    if workers := snapshot.workers():
+        env_share, wait_share = (mean(each[share] for each in workers) for share in ("env_share", "wait_share"))
         parts.append(f"env {percent(env_share)} waiting {percent(wait_share)}")
     if snapshot.silent:
         parts.append(f"no answer from {describe_silence(snapshot)}")
@@ -90,30 +75,38 @@ def plain_line(snapshot: Snapshot) -> str:
 
 def summary_text(setup: Setup, totals: Snapshot, *, is_interrupted: bool) -> str:
     """Return the summary at the end of a run as text."""
-    ending = ", interrupted" if is_interrupted else ""
+    ending, faults = ", interrupted" if is_interrupted else "", describe_faults(totals)
     lines = [
         f"{setup.env_id}: {describe(setup)}{ending}",
         _field("env-steps", f"{totals.steps:,} in {totals.elapsed_s:.2f} s, {per_second(totals.steps_per_s)}/s"),
         _field("episodes", _describe_episodes(totals.episodes)),
-        *([_field("faults", describe_faults(totals))] if totals.faults else []),
+        *([_field("faults", faults)] if faults else []),
         _field("start", f"{setup.start_s:.2f} s until all envs were built"),
         _field(
             "this process", f"{percent(totals.policy_share)} in the policy, {percent(totals.pool_share)} in the pool"
         ),
     ]
-    for worker in totals.workers[:MAX_WORKER_LINES]:
-        shares = f"env {percent(worker.env_share)}, waiting {percent(worker.wait_share)}"
-        lines.append(_field(f"worker {worker.worker}", f"{shares}, {per_second(worker.steps_per_s)} steps/s"))
-    if len(totals.workers) > MAX_WORKER_LINES:
-        lines.append(_field("...", f"{len(totals.workers) - MAX_WORKER_LINES} more workers; --json lists all"))
+    workers = totals.workers()
+    for each in workers[:MAX_WORKER_LINES]:
+        shares = f"env {percent(each['env_share'])}, waiting {percent(each['wait_share'])}"
+        lines.append(_field(f"worker {each['worker']}", f"{shares}, {per_second(each['steps_per_s'])} steps/s"))
+    if len(workers) > MAX_WORKER_LINES:
+        lines.append(_field("...", f"{len(workers) - MAX_WORKER_LINES} more workers; --json lists all"))
     return "\n".join(lines)
 
 
 def summary_json(setup: Setup, totals: Snapshot, *, is_interrupted: bool) -> str:
     """Return the summary as one JSON object with the fields of Setup and Snapshot. NaN becomes null."""
-    document = {**asdict(setup), **asdict(totals), "interrupted": is_interrupted}
-    # Over the whole run it equals steps_per_s.
-    del document["recent_steps_per_s"]
+    document = {
+        **asdict(setup),
+        **vars(totals),
+        "steps_per_s": totals.steps_per_s,
+        "episodes": asdict(totals.episodes),
+        "workers": totals.workers(),
+        "faults": totals.total.faults_by_kind,
+        "interrupted": is_interrupted,
+    }
+    del document["total"], document["recent"]
     return json.dumps(_without_nan(document), indent=2)
 
 
@@ -133,8 +126,8 @@ def describe(setup: Setup) -> str:
 
 def describe_faults(snapshot: Snapshot) -> str:
     """Return one phrase about the faults that the fault policy absorbed: `8 timed out, 1 raised`."""
-    names = {"neighbour": "lost with another env"}
-    return ", ".join(f"{count:,} {names.get(kind, kind.replace('_', ' '))}" for kind, count in snapshot.faults.items())
+    names, kinds = {"neighbour": "lost with another env"}, snapshot.total.faults_by_kind.items()
+    return ", ".join(f"{count:,} {names.get(kind, kind.replace('_', ' '))}" for kind, count in kinds)
 
 
 def describe_silence(snapshot: Snapshot) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepmill.observe.policy import Policy
-from stepmill.observe.snapshot import EpisodeTally, Snapshot, WorkerShare
+from stepmill.observe.snapshot import EpisodeTally, Snapshot
 from stepmill.spec.errors import RecvTimeout, StepmillError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from stepmill.pool.pool import Pool
     from stepmill.spec.batch import Batch
-    from stepmill.spec.stats import PoolStats, WorkerStats
+    from stepmill.spec.stats import PoolStats
 
 # An env is reported as silent if, when the run ends, it has not answered for this many seconds ...
 SILENT_S = 1.0
@@ -48,15 +48,6 @@ class RunPlan:
     seed: int | None = None
 
 
-@dataclass(frozen=True)
-class _Counters:
-    """All counters at one moment. Rates are computed from differences between two of these."""
-
-    at_s: float
-    steps: int
-    stats: PoolStats
-
-
 class Run:
     """One run of a pool under a policy. Iterate `snapshots` to drive it; `finish` returns the totals at any time."""
 
@@ -74,8 +65,8 @@ class Run:
         self._pool_s = 0.0
         self._sent_s = np.full(plan.num_envs, perf_counter())  # when each env was given its last command
         self._slowest_s = 0.0
-        self._first = self._read_counters(perf_counter())
-        self._shown = self._first
+        self._begun_s = perf_counter()
+        self._first = pool.stats()
 
     def snapshots(self, interval_s: float) -> Iterator[Snapshot]:
         """Run to the end of the plan, and yield a snapshot about every `interval_s` seconds.
@@ -84,18 +75,18 @@ class Run:
             PolicyError: the policy raised.
             StepmillError: the pool raised.
         """
+        shown_s, shown = self._begun_s, self._first
         for now_s in self._advance():
             if self._is_over(now_s):
                 return
-            if now_s - self._shown.at_s >= interval_s:
-                now, before = self._read_counters(now_s), self._shown
-                self._shown = now
-                yield self._compose(now, since=before)
+            if now_s - shown_s >= interval_s:
+                snapshot = self._take_snapshot(since=shown)
+                shown_s, shown = now_s, snapshot.total
+                yield snapshot
 
     def finish(self) -> Snapshot:
         """Return the totals since the start of the run, even if it was interrupted."""
-        now = self._read_counters(perf_counter())
-        return self._compose(now, since=self._first)
+        return self._take_snapshot(since=self._first)
 
     def _silent_envs(self, now_s: float) -> tuple[tuple[int, ...], float]:
         """Return the envs that have not answered for much longer than any answer took, and the longest silence in seconds."""
@@ -160,46 +151,21 @@ class Run:
         plan = self._plan
         if plan.max_steps is not None and self._steps >= plan.max_steps:
             return True
-        return plan.max_seconds is not None and now_s - self._first.at_s >= plan.max_seconds
+        return plan.max_seconds is not None and now_s - self._begun_s >= plan.max_seconds
 
-    def _compose(self, now: _Counters, since: _Counters) -> Snapshot:
-        elapsed_s = max(now.at_s - self._first.at_s, 1e-9)
-        recent_s = max(now.at_s - since.at_s, 1e-9)
-        silent, silence_s = self._silent_envs(now.at_s)
+    def _take_snapshot(self, since: PoolStats) -> Snapshot:
+        now, now_s = self._pool.stats(), perf_counter()
+        elapsed_s = max(now_s - self._begun_s, 1e-9)
+        silent, silence_s = self._silent_envs(now_s)
         return Snapshot(
             elapsed_s=elapsed_s,
-            steps=now.steps,
-            steps_per_s=now.steps / elapsed_s,
-            recent_steps_per_s=(now.steps - since.steps) / recent_s,
+            steps=self._steps,
             batches=self._batches,
             episodes=self._episodes.summary(),
             policy_share=self._policy_s / elapsed_s,
             pool_share=self._pool_s / elapsed_s,
-            workers=tuple(
-                _share(worker, worker - old, recent_s)
-                for worker, old in zip(now.stats.workers, since.stats.workers, strict=True)
-            ),
-            faults=now.stats.faults_by_kind,
+            total=now,
+            recent=now - since,
             silent=silent,
             silence_s=silence_s,
         )
-
-    def _read_counters(self, at_s: float) -> _Counters:
-        return _Counters(at_s, self._steps, self._pool.stats())
-
-
-def _share(now: WorkerStats, recent: WorkerStats, span_s: float) -> WorkerShare:
-    return WorkerShare(
-        worker=now.worker,
-        pid=now.pid,
-        steps=now.steps,
-        steps_per_s=recent.steps / span_s,
-        resets=now.resets,
-        env_share=_clip(recent.busy_s / span_s),
-        wait_share=_clip(recent.wait_s / span_s),
-    )
-
-
-def _clip(share: float) -> float:
-    """Limit a share to 0 to 1: the worker's clock and this process's clock are not read at the same moment."""
-    return min(1.0, max(0.0, share))

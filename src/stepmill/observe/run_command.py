@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from stepmill.observe.catalog import EnvChoice, batch_actions, find_env
 from stepmill.observe.options import DEFAULT_SECONDS, RANDOM
 from stepmill.observe.policy import Policy, act_randomly, load_policy, search_current_directory
-from stepmill.observe.report import PlainView, QuietView, View, plural, summary_json, summary_text
+from stepmill.observe.report import PlainView, QuietView, plural, summary_json, summary_text
 from stepmill.observe.run import Run, RunPlan
 from stepmill.observe.snapshot import Setup, Snapshot
 from stepmill.observe.video import Recorder
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """The options of `stepmill run`, as click parsed them. None means that an option was not given."""
+    """The options of `stepmill run` and `stepmill trace`, as click parsed them. None means that an option was not given."""
 
     env_id: str
     num_envs: int
     num_workers: int | None
     backend: str
     batch_size: int | None
-    steps: int | None
+    steps: int | None = None
     seconds: float | None
     seed: int | None
-    policy: str
+    policy: str = RANDOM
     env_kwargs: dict[str, object] | None = None
     context: str = Context.FORKSERVER.value
     step_timeout: float | None = None
     reset_timeout: float | None = None
     on_fault: str = OnFault.RAISE.value
     crash_dir: str | None = None
-    atari: bool | None
-    is_json: bool
-    traceback: bool
+    atari: bool | None = None
+    is_json: bool = False
+    traceback: bool = False
     video: str | None = None
     video_dir: str | None = None
     quiet: bool = False
@@ -107,7 +107,7 @@ def run_env(request: RunRequest) -> None:
         )
 
 
-def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) -> tuple[Setup, Snapshot, bool]:
+def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: QuietView) -> tuple[Setup, Snapshot, bool]:
     """Run the envs and show the run in the view. Return what ran, the totals, and whether Ctrl-C ended the run."""
     from stepmill.pool.pool import Pool
 
@@ -155,7 +155,7 @@ def after_frame(policy: Policy, record_frame: Callable[[], None]) -> Policy:
 
 
 @contextmanager
-def open_view(request: RunRequest, plan: RunPlan) -> Iterator[View]:
+def open_view(request: RunRequest, plan: RunPlan) -> Iterator[QuietView]:
     """Choose the view: live on a terminal, plain lines in a pipe, and nothing on stdout but the document with --json."""
     if request.quiet:
         yield QuietView()

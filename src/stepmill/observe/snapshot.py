@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stepmill.spec.stats import PoolStats
 
 NUM_RECENT_EPISODES = 100
 
@@ -30,23 +33,6 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class WorkerShare:
-    """How one worker spent its time, as shares of wall time, 0 to 1.
-
-    `env_share` is the time in steps and resets of envs, including the copying of their results. `wait_share` is the time
-    spent waiting for actions.
-    """
-
-    worker: int
-    pid: int | None
-    steps: int
-    steps_per_s: float
-    resets: int
-    env_share: float
-    wait_share: float
-
-
-@dataclass(frozen=True)
 class Episodes:
     """Statistics of finished episodes, NaN before the first one. `recent` covers the last 100."""
 
@@ -63,9 +49,8 @@ class Episodes:
 class Snapshot:
     """The state of a run at one moment.
 
-    `recent_steps_per_s` and the workers' shares cover the time since the previous snapshot. In the last snapshot they
+    `total` has the pool's statistics since its start, and `recent` those since the previous snapshot; in the last snapshot they
     cover the whole run.
-    `faults` counts the faults of envs by kind; a worker that dies is a fault of each of its envs.
     `policy_share` and `pool_share` are the shares of wall time that this process spent in the policy and in the pool.
     `silent` lists the envs that have not answered for much longer than any answer took, and `silence_s` is the longest of these
     silences in seconds.
@@ -73,16 +58,38 @@ class Snapshot:
 
     elapsed_s: float
     steps: int
-    steps_per_s: float
-    recent_steps_per_s: float
     batches: int
     episodes: Episodes
     policy_share: float
     pool_share: float
-    workers: tuple[WorkerShare, ...]
-    faults: dict[str, int] = field(default_factory=dict)
+    total: PoolStats
+    recent: PoolStats
     silent: tuple[int, ...] = ()
     silence_s: float = 0.0
+
+    @property
+    def steps_per_s(self) -> float:
+        """Env steps per second since the start of the run."""
+        return self.steps / max(self.elapsed_s, 1e-9)
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Return what each worker did recently. Shares are of wall time, 0 to 1, though clocks are not read at the same moment.
+
+        `env_share` is the time in steps and resets of envs, including the copying of their results.
+        """
+        span_s = max(self.recent.elapsed_s, 1e-9)
+        return [
+            {
+                "worker": each.worker,
+                "pid": each.pid,
+                "steps": each.steps,
+                "steps_per_s": each.steps / span_s,
+                "resets": each.resets,
+                "env_share": min(1.0, each.busy_s / span_s),
+                "wait_share": min(1.0, each.wait_s / span_s),
+            }
+            for each in self.recent.workers
+        ]
 
 
 @dataclass
