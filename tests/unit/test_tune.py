@@ -12,16 +12,16 @@ import gymnasium
 import pytest
 
 from stepmill.observe.catalog import EnvChoice
-from stepmill.observe.tune import Tuner, TuneRequest, make_request
-from stepmill.observe.tune_choice import SERIAL, Configuration, EnvProfile
-from stepmill.observe.tune_code import code_of_function, code_of_id, code_text
-from stepmill.observe.tune_measure import Subject
+from stepmill.observe.tune import Tuner, make_request
+from stepmill.observe.tune_choice import SERIAL, Configuration, EnvProfile, TuneRequest
+from stepmill.observe.tune_code import code_text
 from stepmill.spec.errors import EnvError, UsageError
 from stepmill.spec.options import BackendName
 from stepmill.testing import CountingEnv
 
 PROCESSES = Configuration(backend=BackendName.PROCESS, num_workers=2)
 PROFILE = EnvProfile(step_s=1e-3, cpu_share=0.5, obs_bytes=16)
+COUNTING = EnvChoice("CountingEnv", CountingEnv, is_atari=False, is_function=True)
 
 
 class FakeArena:
@@ -44,20 +44,16 @@ class FakeArena:
         self.is_closed = True
 
 
-def make_tuner(rate_of, *, profile=PROFILE, num_envs=8, load=0.0, **of_request):
+def make_tuner(rate_of, *, profile=PROFILE, load=0.0, **of_request):
     now = [0.0]
     arena = FakeArena(rate_of, now)
-    of_subject = {"can_pickle": of_request.pop("can_pickle", True)}
-    subject = Subject(CountingEnv, None, num_envs, 0.0, 30.0, **of_subject)
-    request = TuneRequest(
-        name="Fake-v0", subject=subject, source=code_of_function(CountingEnv), baseline=PROCESSES, **of_request
-    )
+    request = TuneRequest(**{"env": COUNTING, "num_envs": 8, "cores": 2, "baseline": PROCESSES, **of_request})
     tuner = Tuner(
         request,
         load=load,
         clock=lambda: now[0],
-        profile_one=lambda _subject, seconds: profile,
-        make_arena=lambda _subject: arena,
+        profile_one=lambda _request, seconds: profile,
+        make_arena=lambda _request: arena,
     )
     return tuner, arena
 
@@ -169,11 +165,12 @@ def test_a_function_that_cannot_be_pickled_leaves_two_backends():
         return CountingEnv(int(lock.locked()))
 
     request = make_request(make_env, 4)
-    assert not request.subject.can_pickle
-    result, _ = run_tuner(threads_win, can_pickle=False)
+    assert request.baseline == SERIAL
+    result, _ = run_tuner(threads_win, unpicklable=request.unpicklable, baseline=request.baseline)
     tried = {each.configuration.backend for each in result.trials}
     assert tried == {BackendName.SERIAL, BackendName.THREAD}
-    assert result.baseline.configuration == SERIAL
+    (note,) = result.notes
+    assert note.startswith("the function that makes the env cannot be pickled (TypeError: ")
 
 
 def test_what_is_known_after_an_interrupt_is_a_result():
@@ -253,27 +250,31 @@ def test_the_baseline_is_what_auto_runs():
 
 
 def test_the_printed_program_makes_the_env_as_it_was_measured():
-    def text_of(given_id, choice, configuration=PROCESSES):
-        return code_text(code_of_id(given_id, choice), configuration, 4)
+    def text_of(choice, configuration=PROCESSES):
+        return code_text(choice, configuration, 4)
 
     plain = EnvChoice("CartPole-v1", CountingEnv, is_atari=False, env_kwargs=(("a", 1),))
     call = (
         'envs = stepmill.make_vec("CartPole-v1", num_envs=4, env_kwargs={\'a\': 1}, backend="process", num_workers=2)'
     )
-    assert text_of("CartPole-v1", plain).endswith(call)
-    mine = EnvChoice("My-v0", CountingEnv, is_atari=False)
-    assert 'make_vec("my_envs:My-v0"' in text_of("my_envs:My-v0", mine)
-    atari = EnvChoice("ALE/Pong-v5", CountingEnv, is_atari=True, is_ale=True)
+    assert text_of(plain).endswith(call)
+    mine = EnvChoice("My-v0", CountingEnv, is_atari=False, module="my_envs")
+    assert 'make_vec("my_envs:My-v0"' in text_of(mine)
+    atari = EnvChoice("ALE/Pong-v5", CountingEnv, is_atari=True, module="ale_py")
     assert "make_vec(\"ale_py:ALE/Pong-v5\", num_envs=4, env_kwargs={'frameskip': 1}, wrappers=[preprocess]" in text_of(
-        "ALE/Pong-v5", atari
+        atari
     )
     in_batches = Configuration(backend=BackendName.PROCESS, num_workers=2, batch_size=2)
-    assert "Pool([lambda: preprocess(gymnasium.make(" in text_of("ALE/Pong-v5", atari, in_batches)
+    assert "Pool([lambda: preprocess(gymnasium.make(" in text_of(atari, in_batches)
     spares = Configuration(backend=BackendName.PROCESS, num_workers=5, spare_envs=1)
-    assert "VectorEnv([CountingEnv] * (4 + 1), " in code_text(code_of_function(CountingEnv), spares, 4)
-    own = EnvChoice("my_envs:MyEnv", CountingEnv, is_atari=False, env_kwargs=(("a", 1),), is_function=True)
-    assert text_of("my_envs:MyEnv", own).startswith("import stepmill\nfrom my_envs import MyEnv\n\n")
-    assert "VectorEnv([lambda: MyEnv(a=1)] * 4, " in text_of("my_envs:MyEnv", own)
+    assert "VectorEnv([CountingEnv] * (4 + 1), " in text_of(COUNTING, spares)
+    own = EnvChoice(
+        "my_envs:MyEnv", CountingEnv, is_atari=False, module="my_envs", env_kwargs=(("a", 1),), is_function=True
+    )
+    assert text_of(own).startswith("import stepmill\nfrom my_envs import MyEnv\n\n")
+    assert "VectorEnv([lambda: MyEnv(a=1)] * 4, " in text_of(own)
+    nameless = make_request(lambda: None, 4).env
+    assert "VectorEnv([make_env] * 4, " in text_of(nameless)
     for configuration in (PROCESSES, in_batches, spares, SERIAL):
-        for source in (code_of_id("ALE/Pong-v5", atari), code_of_function(lambda: None)):
-            compile(code_text(source, configuration, 4), "printed", "exec")
+        for choice in (atari, mine, nameless):
+            compile(text_of(choice, configuration), "printed", "exec")

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepmill.observe.catalog import EnvChoice
 from stepmill.observe.tune_choice import (
     SERIAL,
     TIE,
     Configuration,
     EnvProfile,
-    Limits,
+    TuneRequest,
     choose,
+    contenders,
     explain,
-    is_settled,
-    keep_better_half,
     neighbours,
-    paired_scores,
+    scores_of,
     starts,
 )
 from stepmill.spec.options import BackendName, PoolOptions
 from stepmill.spec.stats_text import duration_text
+from stepmill.testing import CountingEnv
 
-ON_TWO_CORES = Limits(8, 2)
+COUNTING = EnvChoice("CountingEnv", CountingEnv, is_atari=False, is_function=True)
+on_cores = partial(TuneRequest, env=COUNTING)
+ON_TWO_CORES = on_cores(num_envs=8, cores=2)
 THREADS, PROCESSES, MORE, EIGHT = (
     Configuration(backend=BackendName(backend), num_workers=num_workers)
     for backend, num_workers in (("thread", 2), ("process", 2), ("process", 4), ("process", 8))
@@ -36,22 +40,22 @@ SLOW_RESET = EnvProfile(step_s=1e-4, reset_s=0.05, episode_steps=50, cpu_share=0
 IMAGES = EnvProfile(step_s=1e-3, obs_bytes=100_000)
 
 
-def reachable(profile, limits):
-    found = starts(profile, limits)
+def reachable(profile, request):
+    found = starts(profile, request)
     for one in found:
-        found += [each for each in neighbours(one, profile, limits) if each not in found]
+        found += [each for each in neighbours(one, profile, request) if each not in found]
     return found
 
 
 def test_each_backend_starts_with_a_worker_per_core_and_with_one_per_env_that_waits():
     assert starts(TINY, ON_TWO_CORES) == [SERIAL, THREADS, PROCESSES]
-    assert [str(each) for each in starts(SLEEPING, Limits(16, 2))] == [
+    assert [str(each) for each in starts(SLEEPING, on_cores(num_envs=16, cores=2))] == [
         "serial", "thread, 2 threads", "thread, 16 threads", "process, 2 workers", "process, 16 workers",
     ]  # fmt: skip
 
 
 def test_one_env_runs_in_line():
-    assert starts(SLEEPING, Limits(1, 16)) == [SERIAL]
+    assert starts(SLEEPING, on_cores(num_envs=1, cores=16)) == [SERIAL]
 
 
 def test_slow_resets_are_made_in_advance():
@@ -69,7 +73,7 @@ def test_copies_are_tried_only_if_observations_are_large():
 
 def test_batches_of_some_envs_are_tried_unless_they_are_refused():
     def sizes(is_async):
-        return {each.batch_size for each in reachable(TINY, Limits(8, 2, is_async=is_async))}
+        return {each.batch_size for each in reachable(TINY, replace(ON_TWO_CORES, is_async=is_async))}
 
     assert sizes(None) == {None, 2, 4}
     assert sizes(False) == {None}
@@ -77,12 +81,12 @@ def test_batches_of_some_envs_are_tried_unless_they_are_refused():
 
 
 def test_a_function_that_cannot_be_pickled_runs_in_line_or_in_threads():
-    found = reachable(SLEEPING, Limits(8, 2, can_pickle=False))
+    found = reachable(SLEEPING, replace(ON_TWO_CORES, unpicklable="no"))
     assert {each.backend for each in found} == {BackendName.SERIAL, BackendName.THREAD}
 
 
 def test_a_kernel_is_tried_where_one_exists():
-    assert BackendName.KERNEL in {each.backend for each in starts(TINY, Limits(8, 2, has_kernel=True))}
+    assert BackendName.KERNEL in {each.backend for each in starts(TINY, replace(ON_TWO_CORES, kernel=CountingEnv))}
     assert BackendName.KERNEL not in {each.backend for each in starts(TINY, ON_TWO_CORES)}
 
 
@@ -93,9 +97,9 @@ def test_a_kernel_is_tried_where_one_exists():
     st.sampled_from([None, True, False]),
 )
 def test_every_configuration_is_possible_and_reached_from_the_starts(profile, num_envs, cores, is_async):
-    limits = Limits(num_envs, cores, is_async)
-    every = reachable(profile, limits)
-    assert set(starts(profile, limits)) <= set(every)
+    request = on_cores(num_envs=num_envs, cores=cores, is_async=is_async)
+    every = reachable(profile, request)
+    assert set(starts(profile, request)) <= set(every)
     assert len(every) == len(set(every)) > 0
     for each in every:
         assert 1 <= each.num_workers <= num_envs + each.spare_envs
@@ -131,36 +135,43 @@ def test_ties_go_to_the_simpler_configuration(scores, chosen):
 def test_the_choice_is_within_the_tie_of_the_best_and_is_never_dropped(scores):
     chosen = choose(scores)
     assert scores[chosen] >= (1 - TIE) * max(scores.values())
-    kept = keep_better_half(scores)
-    assert max(scores, key=lambda each: scores[each]) in kept
-    assert len(kept) >= min(2, len(scores))
+    kept = contenders([scores] * 10, [*scores])
+    assert {each for each in scores if scores[each] > (1 - TIE / 2) * max(scores.values())} <= {*kept}
 
 
 def test_a_round_on_a_busy_machine_changes_no_score():
     quiet = [{SERIAL: 100.0, PROCESSES: 150.0}] * 2
     busy = [{SERIAL: 10.0, PROCESSES: 15.0}]
-    scores = paired_scores([*quiet, *busy], [SERIAL, PROCESSES])
+    scores = scores_of([*quiet, *busy], [SERIAL, PROCESSES])
     assert scores[PROCESSES] / scores[SERIAL] == pytest.approx(1.5)
 
 
 def test_rounds_that_are_not_complete_count_only_if_there_is_no_other():
     complete, cut = {SERIAL: 100.0, PROCESSES: 150.0}, {SERIAL: 500.0}
-    assert choose(paired_scores([complete, cut], [SERIAL, PROCESSES])) == PROCESSES
-    assert paired_scores([cut], [SERIAL, PROCESSES]) == {SERIAL: 500.0}
+    assert choose(scores_of([complete, cut], [SERIAL, PROCESSES])) == PROCESSES
+    assert scores_of([cut], [SERIAL, PROCESSES]) == {SERIAL: 500.0}
 
 
 @pytest.mark.parametrize(
-    ("rates", "is_enough"),
+    ("rates", "has_left", "is_enough"),
     [
-        ([1.0] * 5, False),  # too few rounds
-        ([1.0] * 6, True),  # equal
-        ([2.0, 1.9, 2.1, 2.0, 1.8, 2.2], True),  # far apart
-        ([0.5, 2.0, 0.6, 1.5, 0.7, 1.9], False),  # noise
+        ([1.0] * 5, True, False),  # too few rounds
+        ([1.0] * 6, True, True),  # equal
+        ([2.0, 1.9, 2.1, 2.0, 1.8, 2.2], False, True),  # far apart
+        ([0.5, 2.0, 0.6, 1.5, 0.7, 1.9], True, False),  # noise
     ],
 )
-def test_two_configurations_are_compared_until_noise_does_not_decide(rates, is_enough):
+def test_two_configurations_are_compared_until_noise_does_not_decide(rates, has_left, is_enough):
     rounds = [{SERIAL: 1.0, PROCESSES: rate} for rate in rates]
-    assert is_settled(rounds, SERIAL, PROCESSES) == is_enough
+    left = contenders(rounds, [SERIAL, PROCESSES])
+    assert (SERIAL in left and PROCESSES in left) == has_left
+    assert all(error < TIE / 2 for error in left.values()) == is_enough
+
+
+def test_batches_that_gain_little_do_not_end_the_comparison_of_steps_of_all_envs():
+    batches = replace(PROCESSES, batch_size=4)
+    assert PROCESSES in contenders([{PROCESSES: 1.0, batches: 1.1}] * 10, [PROCESSES, batches])
+    assert [*contenders([{PROCESSES: 1.0, batches: 1.3}] * 10, [PROCESSES, batches])] == [batches]
 
 
 def test_each_part_of_a_choice_has_its_reason():

@@ -22,7 +22,7 @@ doctor_probe    checks of envs, in a child process for doctor, or in the caller'
 process_usage   data of processes from the system, for these checks and for tune
 compared_runs   the checks of runs that must be equal
 tune            `stepmill.tune`: the search for how to run an env
-tune_choice     which configurations are compared, and which is chosen
+tune_choice     what is measured, which configurations are compared, and which is chosen
 tune_measure    measures one env alone, and pools by turns
 tune_result     the result
 tune_code       the program that the result prints

@@ -36,15 +36,15 @@ class EnvChoice:
         env_id: the full id of the env.
         make: the function that builds the env.
         is_atari: whether the env gets the Atari preprocessing.
-        is_ale: whether the env is one of ale_py.
+        module: the module that registers the id, or has the class or function; empty if a program need not import one.
         env_kwargs: arguments of the env's constructor that the user gave.
-        is_function: whether the id names a class or function of a module, which is not registered.
+        is_function: whether the id names a class or function, which is not registered.
     """
 
     env_id: str
-    make: Callable[[], gymnasium.Env[object, object]]
+    make: Callable[[], object]
     is_atari: bool
-    is_ale: bool = False
+    module: str = ""
     env_kwargs: tuple[tuple[str, object], ...] = ()
     is_function: bool = False
 
@@ -71,8 +71,8 @@ def find_env(env_id: str, *, atari: bool | None = None, env_kwargs: Mapping[str,
     if callable(own) and _registered(name) is None:
         if atari:
             raise UsageError(f"{env_id!r} is not an Atari env of ale_py; leave --atari out")
-        made = cast("Callable[[], gymnasium.Env[object, object]]", partial(own, **env_kwargs) if env_kwargs else own)
-        return EnvChoice(env_id, made, is_atari=False, env_kwargs=given, is_function=True)
+        made = partial(own, **env_kwargs) if env_kwargs else own
+        return EnvChoice(env_id, made, is_atari=False, module=module, env_kwargs=given, is_function=True)
     spec = _lookup(name, imported)
     if spec.entry_point is None:
         raise UsageError(f"{spec.id!r} exists only as a vector env, which stepmill cannot run; choose another id")
@@ -82,14 +82,15 @@ def find_env(env_id: str, *, atari: bool | None = None, env_kwargs: Mapping[str,
     is_ale = str(spec.entry_point).startswith(f"{ATARI_MODULE}.")
     if atari and not is_ale:
         raise UsageError(f"{spec.id!r} is not an Atari env of ale_py; leave --atari out")
+    module = module or (ATARI_MODULE if is_ale else "")
     if is_ale and (atari or (atari is None and spec.kwargs.get("obs_type") != "ram")):
         _require_atari("cv2")
-        return EnvChoice(spec.id, partial(make_atari, spec), is_atari=True, is_ale=True, env_kwargs=given)
+        return EnvChoice(spec.id, partial(make_atari, spec), is_atari=True, module=module, env_kwargs=given)
     from stepmill.envs.gymnasium import GymnasiumEnvMaker
 
     # As Gymnasium does, but without the passive checker: stepmill checks every result.
     make = partial(make_ale, spec) if is_ale else GymnasiumEnvMaker(spec, disable_env_checker=True)
-    return EnvChoice(spec.id, make, is_atari=False, is_ale=is_ale, env_kwargs=given)
+    return EnvChoice(spec.id, make, is_atari=False, module=module, env_kwargs=given)
 
 
 def make_ale(spec: GymnasiumSpec) -> gymnasium.Env[object, object]:

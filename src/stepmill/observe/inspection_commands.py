@@ -177,8 +177,8 @@ def tune(**arguments: Any) -> None:
     """Find how to run ENV on this machine, and print the line of Python that does it.
 
     ENV is a Gymnasium id, module:Id, or module:Class. The backends take turns in stepping it with random actions, so that a busy machine
-    affects all alike, and the slower half is dropped until two are left. Then configurations that differ from the best by one option
-    are compared in the same way, until none is faster. Of equally fast configurations (within 5 %) the simplest is chosen: serial
+    affects all alike, and after six rounds those that are clearly slower than the best are dropped. Then configurations that differ
+    from the best by one option are compared in the same way, until none is faster. Of equally fast configurations (within 5 %) the simplest is chosen: serial
     before thread before process, and fewer workers. Batches of some envs are chosen if they are 15 % faster.
 
     Gains are relative to backend="auto". A learner computes between two batches, for 0.3 ms unless --learner-ms is given, which

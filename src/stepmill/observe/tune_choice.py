@@ -1,24 +1,32 @@
 """Which configurations `stepmill tune` compares, and which of them it chooses. Nothing is measured here.
 
 starts() ──► measured by turns ──► the best ──► its neighbours() ──► measured by turns ──► the best ──► ... until none is faster
+
+While they are measured, `contenders` drops those that are clearly slower, and `choose` takes the simplest of those that are equally fast.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median, stdev
+from statistics import geometric_mean, median, stdev
+from typing import TypeAlias
 
+from stepmill.observe.catalog import EnvChoice
+from stepmill.observe.report import plural
 from stepmill.slab.layout import LEASE_BYTES
+from stepmill.spec.errors import UsageError
 from stepmill.spec.options import BackendName
 from stepmill.spec.stats_text import duration_text
 
+BUDGET_S = 60.0
+LEARNER_S = 3e-4  # a small policy; without any, tiny envs would seem to gain from workers: decision 0019
+TIME_LIMIT_S = 30.0
 TIE = 0.05  # rates that differ by less are equal, and the simpler configuration is chosen
 WORTH_BATCHES = 0.15  # batches of some envs, for which a program must be written, are chosen if faster by this
 WORTH_SETTING = 0.1  # the same for another spin_us or copy, because a busy machine has noise below this
-DROP = 0.1  # configurations that are this much worse than the better half are dropped
-MIN_ROUNDS = 6
+MIN_ROUNDS = 6  # before a configuration is dropped
 ERROR_OF_MEDIAN = 1.25  # the standard error of a median divided by that of a mean
 WAITING_SHARE = 0.9  # envs that use a core for less of their time may need more workers than cores
 SLOW_RESET_SHARE = 0.05  # of an env's time; from this share on, resets in advance are tried
@@ -114,52 +122,65 @@ class Configuration:
     def complexity(self) -> tuple[int, ...]:
         """A key that sorts simpler configurations first."""
         extras = (self.spare_envs > 0) + self.overlap_resets + (self.spin_us is not None) + self.copy
-        return (self.batch_size is not None, _RANKS[self.backend], extras, self.num_workers, self.spare_envs)
+        return (self.batch_size is not None, _BACKENDS.index(self.backend), extras, self.num_workers, self.spare_envs)
 
     def __str__(self) -> str:
-        parts = [self.backend.value]
-        if self.backend is not BackendName.SERIAL:
-            what = "thread" if self.backend in (BackendName.THREAD, BackendName.KERNEL) else "worker"
-            parts.append(f"{self.num_workers} {what}{'s' if self.num_workers > 1 else ''}")
-        if self.batch_size is not None:
-            parts.append(f"batches of {self.batch_size}")
-        if self.spare_envs:
-            parts.append(f"{self.spare_envs} spare{'s' if self.spare_envs > 1 else ''}")
-        if self.overlap_resets:
-            parts.append("overlapped resets")
-        if self.spin_us is not None:
-            parts.append(f"spin_us={self.spin_us:g}")
-        if self.copy:
-            parts.append("copy=True")
-        return ", ".join(parts)
+        has_threads = self.backend in (BackendName.THREAD, BackendName.KERNEL)
+        parts = {
+            self.backend.value: True,
+            plural(self.num_workers, "thread" if has_threads else "worker"): self.backend is not BackendName.SERIAL,
+            f"batches of {self.batch_size}": self.batch_size is not None,
+            plural(self.spare_envs, "spare"): self.spare_envs > 0,
+            "overlapped resets": self.overlap_resets,
+            f"spin_us={self.spin_us or 0:g}": self.spin_us is not None,
+            "copy=True": self.copy,
+        }
+        return ", ".join(text for text, is_shown in parts.items() if is_shown)
 
 
-_RANKS = {
-    backend: rank
-    for rank, backend in enumerate((BackendName.SERIAL, BackendName.THREAD, BackendName.PROCESS, BackendName.KERNEL))
-}
-
-
+_BACKENDS = (BackendName.SERIAL, BackendName.THREAD, BackendName.PROCESS, BackendName.KERNEL)  # the simplest first
 SERIAL = Configuration(backend=BackendName.SERIAL)
+Rates: TypeAlias = Mapping[Configuration, float]  # rows per second
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What may be chosen.
+@dataclass(frozen=True, kw_only=True)
+class TuneRequest:
+    """What is measured, and what may be chosen.
+
+    Raises:
+        UsageError: a number is out of range.
 
     Attributes:
+        env: the env's name, the function that builds it, and how a program makes it.
+        kernel: a function that builds the same env as a kernel; None if there is none.
         num_envs: N.
         cores: the number of usable cores.
+        baseline: the configuration that backend="auto" runs.
+        budget_s: the seconds for the whole search.
         is_async: True for batches of some envs, False for all envs together; None for both.
-        can_pickle: whether worker processes can get the env function.
-        has_kernel: whether the env exists as a kernel.
+        learner_s: seconds in which the learner computes between two batches.
+        step_timeout_s: the limit of a step and of a reset, after which the env counts as hung.
+        unpicklable: why worker processes cannot get the env function; None if they can.
     """
 
+    env: EnvChoice
+    kernel: Callable[[], object] | None = None
     num_envs: int
     cores: int
+    baseline: Configuration = SERIAL
+    budget_s: float = BUDGET_S
     is_async: bool | None = None
-    can_pickle: bool = True
-    has_kernel: bool = False
+    learner_s: float = LEARNER_S
+    step_timeout_s: float = TIME_LIMIT_S
+    unpicklable: str | None = None
+
+    def __post_init__(self) -> None:
+        is_positive = all(0 < amount < math.inf for amount in (self.budget_s, self.step_timeout_s))
+        if not is_positive or not 0 <= self.learner_s < math.inf:
+            raise UsageError(
+                f"budget_s={self.budget_s!r} and step_timeout_s={self.step_timeout_s!r} must be more than 0, "
+                f"and learner_s={self.learner_s!r} 0 or more"
+            )
 
     @property
     def batch_sizes(self) -> list[int]:
@@ -169,48 +190,51 @@ class Limits:
         return sorted({self.num_envs // 2, self.num_envs // 4} - {0, self.num_envs} or {1})
 
 
-def starts(profile: EnvProfile, limits: Limits) -> list[Configuration]:
+def starts(profile: EnvProfile, request: TuneRequest) -> list[Configuration]:
     """Return the configurations that are compared first: each backend with a worker per core, and with one per env if envs wait."""
-    batch_size = limits.batch_sizes[-1] if limits.is_async else None
-    found = [] if limits.is_async else [SERIAL]
-    if limits.has_kernel and not limits.is_async:
-        found += [Configuration(backend=BackendName.KERNEL, num_workers=each) for each in sorted({1, limits.cores})]
-    if limits.num_envs == 1 and not limits.is_async:
-        return found
-    counts = {min(limits.cores, limits.num_envs)} | (
-        {min(limits.num_envs, MAX_WORKERS)} if profile.is_waiting else set()
-    )
-    for backend in (BackendName.THREAD, *([BackendName.PROCESS] if limits.can_pickle else [])):
-        found += [Configuration(backend=backend, num_workers=each, batch_size=batch_size) for each in sorted(counts)]
-    return found
+    num_envs, cores = request.num_envs, request.cores
+    batch_size = request.batch_sizes[-1] if request.is_async else None
+    counts: dict[BackendName, set[int]] = {}
+    if not request.is_async:
+        counts = {BackendName.SERIAL: {1}, BackendName.KERNEL: {1, cores} if request.kernel else set()}
+    if num_envs > 1 or request.is_async:
+        workers = {min(cores, num_envs), min(num_envs, MAX_WORKERS if profile.is_waiting else cores)}
+        counts |= {BackendName.THREAD: workers, BackendName.PROCESS: set() if request.unpicklable else workers}
+    return [
+        Configuration(backend=backend, num_workers=each, batch_size=batch_size)
+        for backend, found in counts.items()
+        for each in sorted(found)
+    ]
 
 
-def neighbours(one: Configuration, profile: EnvProfile, limits: Limits) -> list[Configuration]:
+def neighbours(one: Configuration, profile: EnvProfile, request: TuneRequest) -> list[Configuration]:
     """Return the configurations that differ from `one` in one option."""
     if one.backend in (BackendName.SERIAL, BackendName.KERNEL) or one.is_set:
         return []
+    num_envs, is_in_step = request.num_envs, one.batch_size is None
     found = [replace(one, spin_us=0.0)]
-    if one.batch_size is None and limits.num_envs * profile.obs_bytes >= LEASE_BYTES:
+    if is_in_step and num_envs * profile.obs_bytes >= LEASE_BYTES:
         found.append(replace(one, copy=True))
-    if one.spare_envs or one.overlap_resets:
-        return found
-    most = min(limits.num_envs, MAX_WORKERS)
-    found += [
-        replace(one, num_workers=each) for each in {one.num_workers // 2, min(2 * one.num_workers, most)} if each > 1
-    ]
-    found += [replace(one, batch_size=each) for each in limits.batch_sizes]
-    if profile.has_slow_resets and one.batch_size is None:
-        # A worker that resets a spare cannot step its other envs, so spares help if each env object has its own worker: as many
-        # as are in a reset at a time and one more, or one for each env, if all are reset together.
-        few = min(limits.num_envs, 1 + math.ceil(limits.num_envs * profile.reset_share / 2))
-        found.append(replace(one, overlap_resets=True))
-        found += [replace(one, num_workers=limits.num_envs + each, spare_envs=each) for each in {few, limits.num_envs}]
-    return sorted({each for each in found if each != one}, key=lambda each: each.complexity)
+    if not (one.spare_envs or one.overlap_resets):
+        counts = {one.num_workers // 2, min(2 * one.num_workers, num_envs, MAX_WORKERS)}
+        found += [replace(one, num_workers=each) for each in counts if each > 1]
+        found += [replace(one, batch_size=each) for each in request.batch_sizes]
+        if profile.has_slow_resets and is_in_step:
+            # A worker that resets a spare cannot step its other envs, so spares help if each env object has its own worker: as
+            # many as are in a reset at a time and one more, or one for each env, if all are reset together.
+            few = min(num_envs, 1 + math.ceil(num_envs * profile.reset_share / 2))
+            found.append(replace(one, overlap_resets=True))
+            found += [replace(one, num_workers=num_envs + each, spare_envs=each) for each in {few, num_envs}]
+    return sorted({*found} - {one}, key=lambda each: each.complexity)
 
 
-def paired_scores(
-    rounds: Sequence[Mapping[Configuration, float]], alive: Iterable[Configuration]
-) -> dict[Configuration, float]:
+def medians(rounds: Sequence[Rates]) -> dict[Configuration, float]:
+    """Return the median rate of each configuration."""
+    measured = dict.fromkeys(key for each in rounds for key in each)
+    return {key: median(each[key] for each in rounds if key in each) for key in measured}
+
+
+def scores_of(rounds: Sequence[Rates], alive: Collection[Configuration]) -> dict[Configuration, float]:
     """Return how fast configurations are relative to each other: medians over the rounds in which all were measured.
 
     A round in which the machine was busy lowers all rates of that round, and so changes no score. Without a complete round the
@@ -220,62 +244,43 @@ def paired_scores(
         rounds: in each round, rows per second by configuration.
         alive: the configurations to compare.
     """
-    alive = list(alive)
     complete = [each for each in rounds if all(key in each for key in alive)]
-    if not complete:
-        found = {key: [each[key] for each in rounds if key in each] for key in alive}
-        return {key: median(rates) for key, rates in found.items() if rates}
-    means = [math.exp(sum(math.log(max(each[key], 1e-9)) for key in alive) / len(alive)) for each in complete]
-    return {key: median(each[key] / mean for each, mean in zip(complete, means, strict=True)) for key in alive}
+    means = [geometric_mean(each[key] for key in alive) for each in complete] or [1.0] * len(rounds)
+    pairs = zip(complete or rounds, means, strict=True)
+    return medians([{key: each[key] / mean for key in alive if key in each} for each, mean in pairs])
 
 
-def medians(rounds: Iterable[Mapping[Configuration, float]]) -> dict[Configuration, float]:
-    """Return the median rate of each configuration."""
-    found: dict[Configuration, list[float]] = {}
-    for each in rounds:
-        for configuration, rate in each.items():
-            found.setdefault(configuration, []).append(rate)
-    return {configuration: median(rates) for configuration, rates in found.items()}
+def contenders(rounds: Sequence[Rates], alive: Collection[Configuration]) -> dict[Configuration, float]:
+    """Return the configurations that may be the best: all but those that are clearly slower than the best so far.
+
+    The values are the standard errors of how many times as fast the best is, as a logarithm: 0 for the best, and infinity before
+    enough rounds.
+    """
+    merits = {each: score * _worth(each) for each, score in scores_of(rounds, alive).items()}
+    best = max(alive, key=lambda each: merits.get(each, 0.0))
+    found = {best: 0.0}
+    for other in set(alive) - {best}:
+        logs = [math.log(each[best] / each[other]) for each in rounds if best in each and other in each]
+        error = math.inf if len(logs) < MIN_ROUNDS else ERROR_OF_MEDIAN * stdev(logs) / math.sqrt(len(logs))
+        if error == math.inf or median(logs) + math.log(_worth(best) / _worth(other)) - TIE <= 2 * error:
+            found[other] = error
+    return found
 
 
-def compare(
-    rounds: Sequence[Mapping[Configuration, float]], one: Configuration, other: Configuration
-) -> tuple[float, float] | None:
-    """Return the logarithm of how many times as fast `one` is as `other`, and its standard error; None before enough rounds."""
-    logs = [math.log(max(each[one], 1e-9) / max(each[other], 1e-9)) for each in rounds if one in each and other in each]
-    if len(logs) < MIN_ROUNDS:
-        return None
-    return median(logs), ERROR_OF_MEDIAN * stdev(logs) / math.sqrt(len(logs))
-
-
-def is_settled(rounds: Sequence[Mapping[Configuration, float]], one: Configuration, other: Configuration) -> bool:
-    """Whether further rounds are unlikely to change which of two configurations is faster, or whether they are equal."""
-    found = compare(rounds, one, other)
-    return found is not None and (found[1] < TIE / 2 or abs(found[0]) - TIE > 2 * found[1])
-
-
-def choose(scores: Mapping[Configuration, float]) -> Configuration:
+def choose(scores: Rates) -> Configuration:
     """Return the configuration to use: the simplest of those that are as fast as the fastest, within TIE."""
-    merits = {
-        each: score * (1 - WORTH_BATCHES * (each.batch_size is not None)) * (1 - WORTH_SETTING * each.is_set)
-        for each, score in scores.items()
-    }
+    merits = {each: score * _worth(each) for each, score in scores.items()}
     best = max(merits.values())
     return min((each for each in merits if merits[each] >= best * (1 - TIE)), key=lambda each: each.complexity)
 
 
-def keep_better_half(scores: Mapping[Configuration, float]) -> list[Configuration]:
-    """Return the better half, at least two, and all that are nearly as good as the last of them."""
-    ordered = sorted(scores, key=lambda each: -scores[each])
-    num_kept = max(2, -(-len(ordered) // 2))
-    if len(ordered) <= num_kept:
-        return ordered
-    bar = scores[ordered[num_kept - 1]] * (1 - DROP)
-    return [each for each in ordered if scores[each] >= bar]
+def _worth(one: Configuration) -> float:
+    """Return the part of the speed that counts: options that cost a program something, or that only seem faster, count for less."""
+    return (1 - WORTH_BATCHES * (one.batch_size is not None)) * (1 - WORTH_SETTING * one.is_set)
 
 
 def explain(
-    choice: Configuration, profile: EnvProfile, limits: Limits, times_of: Callable[[Configuration], float | None]
+    choice: Configuration, profile: EnvProfile, request: TuneRequest, times_of: Callable[[Configuration], float | None]
 ) -> list[str]:
     """Return a reason for each part of the choice.
 
@@ -283,9 +288,9 @@ def explain(
         choice: the configuration.
         times_of: how many times as fast as another configuration the choice is, or None if that was not measured.
     """
-    reasons = [_backend_reason(choice, profile, limits, times_of(SERIAL))]
+    reasons = [_backend_reason(choice, profile, request, times_of(SERIAL))]
     if choice.backend is not BackendName.SERIAL:
-        reasons.append(_workers_reason(choice, profile, limits))
+        reasons.append(_workers_reason(choice, profile, request))
     if choice.spare_envs or choice.overlap_resets:
         how = f"resets.spare_envs={choice.spare_envs}" if choice.spare_envs else "resets.overlap=True"
         reasons.append(
@@ -294,24 +299,19 @@ def explain(
         )
     if choice.batch_size is not None:
         reasons.append(f"batch_size={choice.batch_size}: envs that are ready continue while others take longer")
-    for name, other in (
-        ("batch_size", None),
-        ("spin_us", None if choice.spin_us == 0 else 0.0),
-        ("copy", not choice.copy),
-    ):
+    others = {"batch_size": None, "spin_us": None if choice.spin_us == 0 else 0.0, "copy": not choice.copy}
+    for name, other in others.items():
         value = getattr(choice, name)
         times = None if value == other else times_of(replace(choice, **{name: other}))  # type: ignore[arg-type]  # its values
         if times is not None:
-            is_tie = abs(times - 1) <= TIE
-            much = (
-                f"{name}={other!r} is as fast" if is_tie else f"measured {times:.2f} times as fast as {name}={other!r}"
-            )
+            is_tie, instead = abs(times - 1) <= TIE, f"{name}={other!r}"
+            much = f"{instead} is as fast" if is_tie else f"measured {times:.2f} times as fast as {instead}"
             reasons.append(f"{name}={value!r}: {much}")
     return reasons
 
 
-def _backend_reason(choice: Configuration, profile: EnvProfile, limits: Limits, times: float | None) -> str:
-    name, num_envs = choice.backend.value, limits.num_envs
+def _backend_reason(choice: Configuration, profile: EnvProfile, request: TuneRequest, times: float | None) -> str:
+    name, num_envs = choice.backend.value, request.num_envs
     if choice.backend is BackendName.KERNEL:
         return "kernel: this env is compiled in stepmill.kernels (other random numbers than Gymnasium's)"
     in_turn = f"{num_envs} rows of {duration_text(profile.row_s)}, one after the other, take {duration_text(num_envs * profile.row_s)}"
@@ -326,12 +326,12 @@ def _backend_reason(choice: Configuration, profile: EnvProfile, limits: Limits, 
     return f"{name}: {in_turn}; processes run in parallel, and a crash ends only one of them{measured}"
 
 
-def _workers_reason(choice: Configuration, profile: EnvProfile, limits: Limits) -> str:
-    count, cores = choice.num_workers, limits.cores
-    per_worker = -(-(limits.num_envs + choice.spare_envs) // count)
+def _workers_reason(choice: Configuration, profile: EnvProfile, request: TuneRequest) -> str:
+    count, cores = choice.num_workers, request.cores
+    per_worker = -(-(request.num_envs + choice.spare_envs) // count)
     text = f"num_workers={count}: "
     if choice.backend is not BackendName.KERNEL:
-        text += f"{per_worker} env{'s' if per_worker > 1 else ''} per worker, "
+        text += f"{plural(per_worker, 'env')} per worker, "
     if count > cores:
         return (
             text

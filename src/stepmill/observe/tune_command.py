@@ -23,11 +23,11 @@ def run_tune(*, learner_ms: float, is_json: bool, quiet: bool, **of_request: Any
     """
     search_current_directory()
     request = make_request(**of_request, learner_s=learner_ms / 1000)
-    name = request.name
+    name = request.env.env_id
     with Tuner(request) as tuner:
         try:
             with show_progress(name, request.budget_s, is_quiet=quiet) as show:
-                tuner.on_progress = lambda phase, elapsed_s: show(elapsed_s, f"{name}: {phase.value}")
+                tuner.on_progress = lambda what, elapsed_s: show(elapsed_s, f"{name}: {what}")
                 tuner.run()
         except KeyboardInterrupt:
             if not tuner.has_result:

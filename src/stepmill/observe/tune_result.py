@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 
 from stepmill.observe.report import per_second
 from stepmill.observe.tune_choice import Configuration, EnvProfile
-from stepmill.spec.options import BackendName, PoolOptions
+from stepmill.spec.options import PoolOptions
 from stepmill.spec.stats_text import duration_text
 
 
@@ -95,38 +95,27 @@ class TuneResult:
         return document
 
     def __str__(self) -> str:
+        profile = self.profile
         ending = ", interrupted" if self.is_interrupted else ""
         learner = f"a learner of {duration_text(self.learner_s)} per batch" if self.learner_s else "no learner"
-        about = f"{self.num_envs} envs, {self.cores} usable cores, {learner}{ending}"
-        lines = [f"{self.env}, {about}", *self._profile_lines()]
-        name = (
-            "use serial"
-            if self.choice.configuration.backend is BackendName.SERIAL
-            else f"use {self.choice.configuration}"
-        )
-        lines += [
-            f"  {name}",
+        percentiles = f"p50 {duration_text(profile.step_p50_s)}, p99 {duration_text(profile.step_p99_s)}"
+        length = profile.episode_steps
+        episodes = "no episode ended" if math.isinf(length) else f"episodes of {length:.0f} steps"
+        lines = [
+            f"{self.env}, {self.num_envs} envs, {self.cores} usable cores, {learner}{ending}",
+            f"  step     {duration_text(profile.step_s)} ({percentiles}); the env uses a core for {profile.cpu_share:.0%} of its time",
+            f"  reset    {duration_text(profile.reset_s)}; {episodes}, observations of {profile.obs_bytes:,} bytes",
+            f"  use {self.choice.configuration}",
             *(f"    {reason}" for reason in self.reasons),
             *(f"  note: {note}" for note in self.notes),
+            *self._table(),
+            f"  {self._gain_text()}",
+            "",
+            self.code,
         ]
-        lines += [*self._table(), f"  {self._gain_text()}", "", self.code]
         if self.alternative is not None and self.alternative_code is not None:
             lines += ["", f"# or, for steps of all envs: {self.alternative.configuration}", self.alternative_code]
         return "\n".join(lines)
-
-    def _profile_lines(self) -> list[str]:
-        profile = self.profile
-        episodes = (
-            "no episode ended"
-            if math.isinf(profile.episode_steps)
-            else f"episodes of {profile.episode_steps:.0f} steps"
-        )
-        percentiles = f"p50 {duration_text(profile.step_p50_s)}, p99 {duration_text(profile.step_p99_s)}"
-        rest = f"{episodes}, observations of {profile.obs_bytes:,} bytes"
-        return [
-            f"  step     {duration_text(profile.step_s)} ({percentiles}); the env uses a core for {profile.cpu_share:.0%} of its time",
-            f"  reset    {duration_text(profile.reset_s)}; {rest}",
-        ]
 
     def _table(self) -> list[str]:
         longest = max(len(str(each.configuration)) for each in self.trials)
@@ -136,8 +125,7 @@ class TuneResult:
             measured = "failed" if each.failure else "-"
             if each.steps_per_s is not None and not each.failure:
                 measured = per_second(each.steps_per_s)
-            is_baseline = each.configuration == self.baseline.configuration
-            about = '  backend="auto"' if is_baseline else ""
+            about = '  backend="auto"' * (each.configuration == self.baseline.configuration)
             lines.append(f"  {mark}  {each.configuration!s:<{longest}} {measured:>11}{about}")
         return lines
 
