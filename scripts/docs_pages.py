@@ -138,7 +138,7 @@ def write_inventories() -> None:
 
 def command_line_page() -> str:
     """Return the page of the command line, made from the help texts."""
-    from stepmill.observe.commands import group
+    from stepmill.cli.commands import group
 
     lines = ["# Command line", "", "The output of `--help`, as this version prints it.", ""]
     with click.Context(group, info_name="stepmill", **group.context_settings) as context:

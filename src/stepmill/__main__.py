@@ -2,6 +2,6 @@
 
 import sys
 
-from stepmill.observe.cli import main
+from stepmill.cli.main import main
 
 sys.exit(main())

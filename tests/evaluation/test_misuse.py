@@ -236,7 +236,7 @@ model = Model()
 def test_the_command_takes_a_model():
     from click.testing import CliRunner
 
-    from stepmill.evaluation.command import evaluate
+    from stepmill.cli.evaluate_command import evaluate
 
     arguments = ["tests.evaluation.envs:Walk", "--policy", "tests.evaluation.test_misuse:model", "--seeds", "2"]
     done = CliRunner().invoke(evaluate, [*arguments, "--backend", "serial", "--json"])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from stepmill.backends.starter_client import STARTERS
-from stepmill.observe.cli import main
+from stepmill.cli.main import main
 from tests.harness.scripts import ROOT
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import stepmill
-from stepmill.observe.cli import main
+from stepmill.cli.main import main
 from tests.harness.commands import run_command
 from tests.harness.scripts import ROOT, run_source
 from tests.harness.terminals import read_terminal
@@ -249,7 +249,7 @@ def test_arguments_that_are_refused_are_named_in_one_line(main_in_process, capsy
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["run", "X-v0", "--num-envs", "0"], ["tune"]])
 def test_help_and_complaints_about_options_come_without_waiting_for_numpy(arguments):
     source = (
-        "import sys; from stepmill.observe.cli import main; status = main(sys.argv[1:]); print('numpy' in sys.modules)"
+        "import sys; from stepmill.cli.main import main; status = main(sys.argv[1:]); print('numpy' in sys.modules)"
     )
     assert run_source(source, *arguments).stdout.splitlines()[-1] == "False"
 
@@ -345,9 +345,9 @@ def test_ctrl_c_while_the_envs_start_leaves_nothing():
 def test_ctrl_c_while_a_dataclass_is_made_ends_with_130_too(here):
     (here / "interrupted.py").write_text(
         "import sys\n"
-        "from stepmill.observe import cli, commands\n"
+        "from stepmill.cli import commands, main\n"
         "commands.dispatch = lambda arguments: exec('raise KeyboardInterrupt')\n"
-        "sys.exit(cli.main([]))\n"
+        "sys.exit(main.main([]))\n"
     )
     done = subprocess.run([sys.executable, "-m", "interrupted"], cwd=here, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "stepmill: interrupted\n")

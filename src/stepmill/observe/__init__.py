@@ -1,10 +1,6 @@
-"""The command line, and tools that read running pools. Other packages import this one only by name, when it is needed.
+"""What the commands do, and tools that read running pools. Packages below import this one only by name, when it is needed.
 
-cli             the entry point; turns exceptions into exit statuses
 exit_status     exit statuses, and messages on stderr
-commands        the commands `run` and `replay`, and the group of all commands (click)
-inspection_commands  the commands `top`, `trace`, `doctor`, `bench` and `tune` (click)
-options         kinds of options that several commands have (click)
 catalog         finds the env that an id names
 policy          loads the policy that acts
 run             drives a pool with a policy and yields snapshots

@@ -11,7 +11,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from stepmill.observe.catalog import EnvChoice, batch_actions, find_env
-from stepmill.observe.options import DEFAULT_SECONDS, RANDOM
 from stepmill.observe.policy import Policy, act_randomly, load_policy, search_current_directory
 from stepmill.observe.report import PlainView, QuietView, plural, summary_json, summary_text
 from stepmill.observe.run import Run, RunPlan
@@ -22,6 +21,10 @@ from stepmill.spec.options import BackendName, Context, OnFault, PoolOptions, Se
 
 if TYPE_CHECKING:
     import gymnasium
+
+
+DEFAULT_SECONDS = 10.0  # the duration of a run that no option ends
+RANDOM = "random"  # the policy of a run without one
 
 
 @dataclass(frozen=True, kw_only=True)

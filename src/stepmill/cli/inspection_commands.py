@@ -1,4 +1,4 @@
-"""The commands that look at envs and pools: top, trace, doctor, bench, tune. cli.py turns the exceptions raised here into exit statuses."""
+"""The commands that look at envs and pools: top, trace, doctor, bench, tune. main.py turns the exceptions raised here into exit statuses."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from stepmill.cli.options import BACKEND, COUNT, SECONDS, Arguments, Finite, json_option
 from stepmill.observe.exit_status import ExitStatus
-from stepmill.observe.options import COUNT, SECONDS, Arguments, Finite, json_option
 from stepmill.spec.errors import UsageError
 
 
@@ -59,9 +59,7 @@ def top(pid: int | None, interval: float, count: int | None, prometheus: bool) -
 @click.option("-o", "--output", metavar="FILE", default="trace.json", show_default=True, help="The file of the trace.")
 @click.option("--num-envs", type=COUNT, metavar="N", default=8, show_default=True, help="The number of envs.")
 @click.option("--num-workers", type=COUNT, metavar="N", help="The number of workers.  [default: one per usable core]")
-@click.option(
-    "--backend", type=click.Choice(["auto", "serial", "thread", "process"]), default="auto", show_default=True
-)
+@BACKEND
 @click.option("--batch-size", type=COUNT, metavar="N", help="Act on N envs at a time, as they become ready.")
 @click.option("--seconds", type=SECONDS, metavar="S", default=0.5, show_default=True, help="Seconds to record.")
 @click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")

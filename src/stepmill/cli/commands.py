@@ -1,4 +1,4 @@
-"""The commands of the command line, as click parses them. cli.py turns the exceptions raised here into exit statuses.
+"""The commands of the command line, as click parses them. main.py turns the exceptions raised here into exit statuses.
 
 A command imports other modules only when it runs: help, and errors about options, do not load NumPy.
 """
@@ -11,15 +11,13 @@ from typing import Any
 import click
 
 from stepmill._version import __version__
-from stepmill.evaluation.command import evaluate
+from stepmill.cli.evaluate_command import evaluate
+from stepmill.cli.inspection_commands import bench, doctor, top, trace, tune
+from stepmill.cli.options import BACKEND, COUNT, SECONDS, Arguments, choice_option, json_option
 from stepmill.observe.exit_status import ExitStatus, complain
-from stepmill.observe.inspection_commands import bench, doctor, top, trace, tune
-from stepmill.observe.options import COUNT, DEFAULT_SECONDS, RANDOM, SECONDS, Arguments, choice_option, json_option
 from stepmill.spec.errors import StepmillError
 from stepmill.spec.options import Context, OnFault
 
-BACKENDS = ("auto", "serial", "thread", "process")
-DEFAULT_NUM_ENVS = 8
 CONTEXTS = tuple(context.value for context in Context)
 POLICIES = tuple(policy.value for policy in OnFault)
 
@@ -56,26 +54,19 @@ for command in (evaluate, top, trace, doctor, bench, tune):
 
 @group.command(short_help="Show how fast an env runs, and where the time goes.")
 @click.argument("env_id", metavar="ENV")
-@click.option(
-    "--num-envs", type=COUNT, metavar="N", default=DEFAULT_NUM_ENVS, show_default=True, help="The number of envs."
-)
+@click.option("--num-envs", type=COUNT, metavar="N", default=8, show_default=True, help="The number of envs.")
 @click.option("--num-workers", type=COUNT, metavar="N", help="The number of workers.  [default: one per usable core]")
-@choice_option("--backend", BACKENDS, "auto", "Where envs run")
+@BACKEND
 @click.option(
     "--batch-size", type=COUNT, metavar="N", help="Act on N envs at a time, as they become ready.  [default: all]"
 )
 @click.option("--steps", type=COUNT, metavar="N", help="Stop after N env-steps in total.")
-@click.option(
-    "--seconds",
-    type=SECONDS,
-    metavar="S",
-    help=f"Stop after S seconds.  [default: {DEFAULT_SECONDS:.0f}, without --steps]",
-)
+@click.option("--seconds", type=SECONDS, metavar="S", help="Stop after S seconds.  [default: 10, without --steps]")
 @click.option(
     "--seed", type=click.IntRange(min=0), metavar="N", help="Seed of env 0, and of the actions; env i gets seed + i."
 )
 @click.option(
-    "--policy", default=RANDOM, metavar="MODULE:FUNCTION", help="The policy that acts; see above.  [default: random]"
+    "--policy", default="random", metavar="MODULE:FUNCTION", help="The policy that acts; see above.  [default: random]"
 )
 @click.option(
     "--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor, as a JSON object."

@@ -11,8 +11,6 @@ import click
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 COUNT = click.IntRange(min=1)
-DEFAULT_SECONDS = 10.0  # the duration of a run that no option ends
-RANDOM = "random"  # the policy of a run without one
 
 
 class Finite(click.FloatRange):
@@ -52,6 +50,9 @@ def choice_option(flag: str, values: Sequence[str], default: str, what: str) -> 
     help_text = f"{what}: {', '.join(values)}."
     kind = click.Choice(values)
     return click.option(flag, metavar="NAME", type=kind, default=default, show_default=True, help=help_text)
+
+
+BACKEND = choice_option("--backend", ("auto", "serial", "thread", "process"), "auto", "Where envs run")
 
 
 def json_option(what: str) -> Decorator:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from stepmill.observe.options import COUNT, SECONDS, Arguments, choice_option, json_option
+from stepmill.cli.options import BACKEND, COUNT, SECONDS, Arguments, json_option
 
 
 def _seeds(text: str) -> range:
@@ -26,7 +26,7 @@ def _seeds(text: str) -> range:
 @click.option("--tasks", type=Arguments(), metavar="JSON", help="For each task's name, an object of reset options.")
 @click.option("--num-envs", type=COUNT, metavar="N", default=16, show_default=True, help="Episodes played at a time.")
 @click.option("--num-workers", type=COUNT, metavar="N", help="The number of workers.  [default: one per usable core]")
-@choice_option("--backend", ("auto", "serial", "thread", "process"), "auto", "Where envs run")
+@BACKEND
 @click.option("--success", metavar="NAME", help="The info that says whether an episode was successful.")
 @click.option("--retries", type=click.IntRange(min=0), default=2, show_default=True, help="Play again after a fault.")
 @click.option("--resume", type=click.Path(dir_okay=False), metavar="FILE", help="Append episodes; skip those in it.")

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         warnings.showwarning = cast("Any", _show_warning)
         _report_log()
-        from stepmill.observe.commands import dispatch  # loads click
+        from stepmill.cli.commands import dispatch  # loads click
 
         status = dispatch(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()
