@@ -1,8 +1,11 @@
 """`stepmill.AsyncPool` beside its peers, in interleaved pairs.
 
-    python -m benchmarks.aio [overhead] [blocking] [coroutines] [lag] [memory] [--pairs 10] [--scale 1.0] [--json FILE]
+    python -m benchmarks.aio [overhead] [calls] [blocking] [coroutines] [lag] [memory] [--pairs 10] [--scale 1.0] [--json FILE]
 
 overhead   64 envs that do nothing: time per `await env.step`, of the program and of all its cores, beside `asyncio.to_thread`
+calls      calls per second of 64 envs in 2 workers that return None: of a method, of a function of the program, and of one that reads a
+           global variable of the program, by 1, 8 and 64 leases at once, and by `Pool.call` and `get_attr` of one env and of all; beside
+           Pebble's ProcessPool, if it is installed
 blocking   256 envs of SkyRL-Gym that sleep 3 s in each of 3 steps: 9 s would be ideal; beside SkyRL's threads
 coroutines 1,024 coroutine envs that sleep 0 to 100 ms in each of 100 steps: 5 s would be ideal; beside verifiers' env workers, which are
            as many, and beside asyncio in the program itself, which isolates nothing
@@ -21,7 +24,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib.util
+import itertools
 import json
 import multiprocessing
 import os
@@ -47,7 +52,7 @@ KILL, HANG = 8, 9
 MAX_PAUSE_S = 0.1
 ENV_MB, IDLE_S = 20, 2.0
 LAG_EVERY_S = 0.005
-SECTIONS = ["overhead", "blocking", "coroutines", "lag", "memory"]
+SECTIONS = ["overhead", "calls", "blocking", "coroutines", "lag", "memory"]
 
 
 class Waiting(gymnasium.Env[Any, Any]):
@@ -63,6 +68,9 @@ class Waiting(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Return zeros."""
         return self._obs, {}
+
+    def nothing(self) -> None:
+        """Return None."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Sleep."""
@@ -153,6 +161,52 @@ async def overhead(scale: float) -> dict[str, Any]:
         for side, each in (("ours", ours), ("to_thread", peer))
         for name, value in each.items()
     }
+
+
+def nothing(env: object) -> None:
+    """Return None."""
+
+
+def nothing_global(env: object) -> None:
+    """Return None, and refer to a module."""
+    return None if env is not None else time.sleep(0)
+
+
+async def calls(scale: float) -> dict[str, Any]:
+    """Return calls per second."""
+    num_envs, num_calls = 64, max(100, int(20_000 * scale))
+    found: dict[str, float] = {}
+
+    async def call_leased(pool: stepmill.AsyncPool, name: Any, number: int) -> None:
+        async with pool.lease() as env:
+            for _ in range(number):
+                await env.call(name)
+
+    async with stepmill.AsyncPool(Waiting, num_envs=num_envs, num_workers=2) as pool:
+        await asyncio.gather(*(call_leased(pool, "nothing", 10) for _ in range(num_envs)))
+        for name in ("nothing", nothing, nothing_global):
+            for num_leases in (1, 8, 64):
+                took = await timed(*(call_leased(pool, name, num_calls // num_leases) for _ in range(num_leases)))
+                text = getattr(name, "__name__", "method")
+                found[f"{text}, {num_leases} leases"] = num_calls // num_leases * num_leases / took["wall"]
+    with contextlib.closing(stepmill.Pool([Waiting] * num_envs, num_workers=2)) as plain:
+        asked = (("call", nothing), ("get_attr", nothing), ("get_attr", "_sleep_s"))
+        for (kind, of), ids in itertools.product(asked, ([0], None)):
+            began = time.perf_counter()
+            for _ in range(num_calls // 10):
+                getattr(plain, kind)(of, env_ids=ids)
+            text = f"{kind}({getattr(of, '__name__', of)}) of {'all' if ids is None else 'one'}"
+            found[text] = num_calls // 10 / (time.perf_counter() - began)
+    if importlib.util.find_spec("pebble") is not None:
+        import pebble
+
+        with pebble.ProcessPool(max_workers=2) as peer:
+            peer.schedule(nothing, args=[None]).result()
+            began = time.perf_counter()
+            for future in [peer.schedule(nothing, args=[None]) for _ in range(num_calls)]:
+                future.result()
+            found["Pebble"] = num_calls / (time.perf_counter() - began)
+    return found
 
 
 async def blocking(scale: float, options: dict[str, Any]) -> dict[str, Any]:
@@ -298,6 +352,7 @@ def main() -> None:
     arguments = parser.parse_args()
     sections: dict[str, Callable[[], Any]] = {
         "overhead": lambda: overhead(arguments.scale),
+        "calls": lambda: calls(arguments.scale),
         "blocking": lambda: blocking(arguments.scale, arguments.options),
         "coroutines": lambda: coroutines(arguments.scale, arguments.options),
         "lag": lambda: lag(arguments.scale, arguments.num_envs, arguments.options),

@@ -465,6 +465,6 @@ def unpack_outcome(outcome: Outcome) -> Outcome:
     if not isinstance(outcome, Value) or not isinstance(outcome.value, bytes):
         return outcome
     try:
-        return outcome._replace(value=load(outcome.value))
+        return Value(load(outcome.value))
     except BaseException as exc:  # loading runs code of the user's classes
         return describe_error(exc, "call")

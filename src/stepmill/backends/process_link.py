@@ -35,6 +35,7 @@ from stepmill.worker.messages import (
     Reply,
     Request,
     StartLauncher,
+    Value,
     WorkerPlan,
     dump,
     load,
@@ -301,7 +302,7 @@ class WorkerLink(ProcessLink):
     def post(self, request: Request, future: Future, ring: Callable[[int], None]) -> bool:
         """Send a request, announce it in the slab, and return True. If this link is closed, return False."""
         lane = future.lane
-        data = dump(request._replace(lane=list(self._lanes).index(lane)))
+        data = dump((request.id, int(request.kind), *request[2:5], list(self._lanes).index(lane)))
         # The request is sent and announced, or neither. Otherwise the worker would reply to each later request too late.
         with defer_signals(), self._lock, contextlib.suppress(ChannelClosed):
             if self.is_closed:
@@ -327,10 +328,11 @@ class WorkerLink(ProcessLink):
                 self._announce(*self._unsent.pop(0), ring)
 
     def _receive(self, message: object, fds: tuple[OwnedFd, ...]) -> None:
-        if isinstance(message, Reply):
-            future = self._futures.pop(message.id, None)
+        if type(message) is tuple and message:
+            future = self._futures.pop(message[0], None)
             if future is not None:
-                future.finish(message)
+                number, *outcomes = message  # bytes are values
+                future.finish(Reply(number, tuple([Value(each) if type(each) is bytes else each for each in outcomes])))
         elif isinstance(message, Closed):
             self.close_faults = message.faults
         elif isinstance(message, (Ready, Attached, Failed)):

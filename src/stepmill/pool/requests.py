@@ -22,6 +22,7 @@ from stepmill.pool.workers import WorkerState
 from stepmill.spec.errors import ClosedPoolError, StepmillError, UsageError, WorkerDied, join_errors
 from stepmill.spec.options import PoolOptions
 from stepmill.worker.calls import SETTING_KINDS, set_payload
+from stepmill.worker.env_host import REQUEST_COUNTER_MASK
 from stepmill.worker.error_records import env_error
 from stepmill.worker.messages import ErrorRecord, Request, RequestKind, Value, dump, load
 from stepmill.worker.signals import defer_signals
@@ -52,7 +53,7 @@ class SentPart:
         future: the reply of the lane.
         places: the places of the call that the reply is for.
         generation: how often the worker had been restarted when the request was sent.
-        num_requests: how many requests had been sent to the lane then, including this one.
+        num_requests: how many requests had been sent to the lane then, including this one; or fewer, if others were sent at the same time.
     """
 
     future: Future
@@ -168,7 +169,7 @@ class EnvRequests:
 
     def __init__(self, runtime: PoolRuntime, options: PoolOptions, *, num_envs: int) -> None:
         self.ids = itertools.count(1)
-        self._backend = runtime.backend
+        self._backend, self._is_inline = runtime.backend, traits_of(runtime.backend).is_inline
         self._revival = runtime.revival
         self.recovery = runtime.revival.recovery
         self.workers = self.recovery.workers
@@ -244,7 +245,7 @@ class EnvRequests:
         timeout_s: float | None = None,
     ) -> PoolFuture:
         timeout_s = self._call_timeout_s if timeout_s is None else timeout_s
-        self._wait_ready([view.worker for view in self.workers.state.view(env_ids=ids)], timeout_s)
+        self._wait_ready(self.workers.workers_of(ids).values(), timeout_s)
         # Reading an attribute needs no capsule.
         has_capsule = self.recovery.crash_reporter.is_wanted and kind is not RequestKind.GET_ATTR
         positions = [self.recovery.crash_reporter.position_of(env_id) for env_id in ids] if has_capsule else ()
@@ -266,22 +267,17 @@ class EnvRequests:
         places_of: dict[int, list[int]] = {}
         for place, view in views.items():
             places_of.setdefault(self._server_locations[view.server].lane, []).append(place)
-        requests = {
-            lane: Request(
-                id=next(self.ids),
-                kind=call.kind,
-                servers=tuple(self._server_locations[views[place].server].local_index for place in own),
-                after=tuple(views[place].ticket for place in own),
-                payload=call.payload_for(own),
-            )
-            for lane, own in places_of.items()
-        }
+        requests = {}
+        for lane, own in places_of.items():
+            servers = tuple([self._server_locations[views[place].server].local_index for place in own])
+            after = tuple([views[place].ticket for place in own])
+            requests[lane] = Request(next(self.ids), call.kind, servers, after, call.payload_for(own))
         parts = []
         # A call that is posted is also logged. Inline envs run in `call`, and a signal must interrupt them.
-        with contextlib.nullcontext() if traits_of(self._backend).is_inline else defer_signals():
+        with contextlib.nullcontext() if self._is_inline else defer_signals():
             for future in self._backend.call(requests):
                 own, generation = places_of[future.lane], workers.records[future.worker].generation
-                num_requests = workers.view_of(call.env_ids[own[0]]).num_requests
+                num_requests = (views[own[0]].num_requests + 1) & REQUEST_COUNTER_MASK
                 parts.append(SentPart(future, own, generation, num_requests))
                 replays.add_request([views[place].server for place in own], future)
         return parts

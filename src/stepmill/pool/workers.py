@@ -210,9 +210,10 @@ class WorkerSupervisor:
 
     def workers_of(self, env_ids: Sequence[int]) -> dict[int, int]:
         """Return the workers that serve envs, by env."""
+        state = self.state  # raises an error if the pool is closed
         if not self._has_spares:  # the server of an env has its number
             return {env_id: self._worker_of_server[env_id] for env_id in env_ids}
-        return {env_id: view.worker for env_id, view in zip(env_ids, self.state.view(env_ids=env_ids), strict=True)}
+        return {env_id: view.worker for env_id, view in zip(env_ids, state.view(env_ids=env_ids), strict=True)}
 
     def record_deaths(self, events: Iterable[Event] | None = None) -> Mapping[int, Death]:
         """Record the deaths among these events, or among those that the pool state has now. Return them by worker."""

@@ -165,6 +165,12 @@ def _perform(env: object, request: Request, index: int) -> object:
     payload = request.payload
     if isinstance(payload, UnreadablePayload):
         raise payload.cause
+    if request.kind is RequestKind.CALL and isinstance(payload, tuple):
+        name, args, kwargs = payload
+        if callable(name):
+            return name(env, *args, **kwargs)
+        attribute = get_attr(env, name)
+        return attribute(*args, **kwargs) if callable(attribute) else attribute
     if request.kind is RequestKind.RENDER:
         return get_attr(env, "render")()  # type: ignore[operator]
     if request.kind is RequestKind.GET_PROPERTIES:
@@ -177,12 +183,6 @@ def _perform(env: object, request: Request, index: int) -> object:
         name, values = payload
         _SETTERS[request.kind](env, name, values[index])
         return None
-    if request.kind is RequestKind.CALL and isinstance(payload, tuple):
-        name, args, kwargs = payload
-        if callable(name):
-            return name(env, *args, **kwargs)
-        attribute = get_attr(env, name)
-        return attribute(*args, **kwargs) if callable(attribute) else attribute
     raise TypeError(f"a request of kind {request.kind!r} cannot have a payload of type {type(payload).__name__}")
 
 

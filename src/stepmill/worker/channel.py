@@ -31,6 +31,7 @@ MAGIC = 0x6D706D73
 MAX_FDS_PER_CALL = 250  # the kernel refuses more than 253
 POLL_SLICE_S = 0.1  # a signal that arrives just before a wait is seen after at most this time
 NO_FD = -1
+_ANCILLARY_SIZE = socket.CMSG_SPACE(MAX_FDS_PER_CALL * array.array("i").itemsize)
 
 
 class ChannelClosed(Exception):
@@ -52,12 +53,6 @@ class Frame:
     fds: tuple[OwnedFd, ...] = ()
 
 
-@dataclass
-class _Outgoing:
-    parts: list[memoryview]
-    fds: list[OwnedFd]  # duplicates, closed once they are sent
-
-
 class Channel:
     """One end of a socket pair. Any thread may send, and one thread at a time may receive."""
 
@@ -70,7 +65,8 @@ class Channel:
         self._sock = sock
         self._use_thread = use_thread
         self._lock = threading.Lock()  # guards _backlog, _pusher, _is_broken
-        self._backlog: deque[_Outgoing] = deque()
+        # The parts of each frame, and duplicates of its descriptors, which are closed once they are sent.
+        self._backlog: deque[tuple[list[bytes | memoryview], list[OwnedFd]]] = deque()
         self._pusher: threading.Thread | None = None
         self._is_broken = False
         self._is_closed = False
@@ -110,7 +106,7 @@ class Channel:
         with self._lock:
             if self._is_closed or self._is_broken:
                 raise ChannelClosed
-            self._backlog.append(_Outgoing([memoryview(header), memoryview(data)], duplicates))
+            self._backlog.append(([header, data], duplicates))
             self._push_backlog()
             if self._is_broken:
                 raise ChannelClosed
@@ -137,8 +133,8 @@ class Channel:
     def _push_backlog(self) -> None:
         try:
             while self._backlog:
-                self._send_part(self._backlog[0])
-                if not self._backlog[0].parts:
+                self._send_part(*self._backlog[0])
+                if not self._backlog[0][0]:
                     self._backlog.popleft()
         except BlockingIOError:
             return
@@ -146,8 +142,7 @@ class Channel:
             self._is_broken = True
             self._drop_backlog()
 
-    def _send_part(self, outgoing: _Outgoing) -> None:
-        parts, fds = outgoing.parts, outgoing.fds
+    def _send_part(self, parts: list[bytes | memoryview], fds: list[OwnedFd]) -> None:
         if fds:
             # Each call carries one byte of the header and as many descriptors as the kernel allows.
             some = fds[:MAX_FDS_PER_CALL]
@@ -162,11 +157,11 @@ class Channel:
         while parts and sent >= len(parts[0]):
             sent -= len(parts.pop(0))
         if parts:
-            parts[0] = parts[0][sent:]
+            parts[0] = memoryview(parts[0])[sent:]
 
     def _drop_backlog(self) -> None:
-        for outgoing in self._backlog:
-            for fd in outgoing.fds:
+        for _, fds in self._backlog:
+            for fd in fds:
                 fd.close()
         self._backlog.clear()
 
@@ -233,8 +228,7 @@ class Channel:
         return frame
 
     def _receive_header(self, size: int) -> bytes:
-        ancillary_size = socket.CMSG_SPACE(MAX_FDS_PER_CALL * array.array("i").itemsize)
-        data, ancillary, flags, _ = self._sock.recvmsg(size, ancillary_size, socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, flags, _ = self._sock.recvmsg(size, _ANCILLARY_SIZE, socket.MSG_CMSG_CLOEXEC)
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received = array.array("i")

@@ -49,6 +49,7 @@ from stepmill.worker.messages import (
     Ready,
     Reply,
     Request,
+    RequestKind,
     Value,
     WorkerPlan,
     WorkerSettings,
@@ -128,7 +129,7 @@ class _Lane:
         return None if request is None else _load_payload(request)
 
     def reply(self, reply: Reply) -> None:
-        self._worker.send(Reply(reply.id, tuple(_dump_value(outcome) for outcome in reply.outcomes)))
+        self._worker.send((reply.id, *map(_dump_value, reply.outcomes)))
 
     def close_envs(self) -> tuple[Fault, ...]:
         """Close the envs once. Return the faults of those that raised an exception."""
@@ -290,11 +291,11 @@ class _Worker:
         with self._receiving:
             while not lane.inbox:
                 try:
-                    request = self._receive_message()[0]
+                    message = self._receive_message()[0]
                 except ChannelClosed:
                     return None
-                if not isinstance(request, Request):
-                    raise TypeError(f"the worker got a {type(request).__name__} while it serves; it expects Request")
+                assert type(message) is tuple  # made by `WorkerLink.post`
+                request = Request(message[0], RequestKind(message[1]), *message[2:])
                 self._lanes[request.lane].inbox.append(request)
             return lane.inbox.popleft()
 
@@ -395,19 +396,18 @@ def _make_ready(lanes: Sequence[_Lane], modules: module_contents.Contents) -> Re
 
 
 def _load_payload(request: Request) -> Request:
-    if not isinstance(request.payload, bytes):
-        raise TypeError(f"the payload of a request is a {type(request.payload).__name__}; it must be bytes")
+    assert isinstance(request.payload, bytes)  # made by `pack_request`
     try:
         return request._replace(payload=load(request.payload))
     except BaseException as exc:  # loading runs code of the user's classes
         return request._replace(payload=UnreadablePayload(exc))
 
 
-def _dump_value(outcome: Outcome) -> Outcome:
+def _dump_value(outcome: Outcome) -> object:
     if not isinstance(outcome, Value):
         return outcome
     try:
-        return Value(dump(outcome.value))
+        return dump(outcome.value)
     except BaseException as exc:
         kind = type(outcome.value)
         error = TypeError(f"a {kind.__module__}.{kind.__qualname__} cannot be sent to another process: {exc}")
