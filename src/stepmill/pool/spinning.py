@@ -15,11 +15,13 @@ from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import UsageError
 from stepmill.spec.option_values import common_cores
 from stepmill.spec.options import BackendName, PoolOptions
+from stepmill.spec.remote_env import CallLimits
 from stepmill.worker.messages import WorkerPlan
 
 # A wake-up from a futex costs about 40 µs, and more on a core that sleeps. For shorter waits, spinning is cheaper.
 SPIN_US = 200.0
 FAIR_SPIN_US = 1000.0  # on kernels where a spinning thread yields its core to any thread that wants it
+SIMULATOR_SPIN_US = 50.0  # on other kernels, while a worker and the simulator of an env wait for each other
 
 _spinning: weakref.WeakSet[SharedSlab] = weakref.WeakSet()
 
@@ -72,11 +74,11 @@ def set_spinning(slab: SharedSlab, options: PoolOptions, num_workers: int) -> No
     slab.native.set_spinning(num_permits, num_workers_allowed, _spin_ns(options))
 
 
-def simulators_may_spin(options: PoolOptions) -> bool:
-    """Return whether a worker that waits for a simulator may spin, and the simulator too: there is a core for each, and for the learner."""
-    if options.backend is BackendName.SERIAL:
-        return _native.usable_cores() > 1
-    return 2 * (options.num_workers or _native.usable_cores()) < _native.usable_cores()
+def simulator_spin_s(options: PoolOptions) -> float:
+    """Return for how long a worker that waits for a simulator may spin, and the simulator, too. Each, and the learner, needs its own core."""
+    cores = _native.usable_cores()
+    num_busy = 1 if options.backend is BackendName.SERIAL else 2 * (options.num_workers or cores)
+    return 1e-9 * _spin_ns(options, SIMULATOR_SPIN_US, 1e6 * CallLimits.spin_s) if num_busy < cores else 0.0
 
 
 def parent_spin_ns(options: PoolOptions, num_workers: int) -> int:
@@ -89,7 +91,7 @@ def parent_spin_ns(options: PoolOptions, num_workers: int) -> int:
     return _spin_ns(options) if may_spin else 0
 
 
-def _spin_ns(options: PoolOptions) -> int:
+def _spin_ns(options: PoolOptions, spin_us: float = SPIN_US, fair_spin_us: float = FAIR_SPIN_US) -> int:
     if options.tuning.spin_us is not None:
         return int(1000 * options.tuning.spin_us)
-    return int(1000 * (FAIR_SPIN_US if _native.yields_fairly() else SPIN_US))
+    return int(1000 * (fair_spin_us if _native.yields_fairly() else spin_us))

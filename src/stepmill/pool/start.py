@@ -27,7 +27,7 @@ from stepmill.pool.plans import count_threads, plan_workers
 from stepmill.pool.receiving import PoolWait
 from stepmill.pool.recovery import Recovery
 from stepmill.pool.revival import Revival
-from stepmill.pool.spinning import check_affinity, parent_spin_ns, set_spinning, simulators_may_spin
+from stepmill.pool.spinning import check_affinity, parent_spin_ns, set_spinning, simulator_spin_s
 from stepmill.slab.layout import lay_out
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
@@ -362,7 +362,7 @@ def worker_settings(options: PoolOptions) -> WorkerSettings:
         show_progress=options.start.show_progress,
         measures_memory=options.restarts.recycle_above_mb is not None,
         watches_sharing=options.envs_per_worker is None,
-        simulators_spin=simulators_may_spin(options),
+        simulator_spin_s=simulator_spin_s(options),
         has_trace=options.crash_dir is not None,
     )
 

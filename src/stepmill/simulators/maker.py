@@ -51,12 +51,9 @@ def foreign(make: str, *, python: str | os.PathLike[str] | Sequence[str], **kwar
     home, _, name = make.rpartition(":")
     if not home or not name.replace(".", "_").isidentifier():
         raise UsageError(f"make={make!r} must be a text 'module:function' or 'path/file.py:function'")
-    words = (python,) if isinstance(python, (str, os.PathLike)) else tuple(python)
-    command = tuple(os.fspath(word) for word in words)
+    command = tuple(os.fspath(word) for word in ([python] if isinstance(python, (str, os.PathLike)) else python))
     if not command or not all(command):
-        raise UsageError(
-            f"python={python!r} must be the path of an interpreter, or a command as a list of texts that ends with one"
-        )
+        raise UsageError(f"python={python!r} must be the path of an interpreter, or a command as a list of texts")
     other_side.load_numpy()
     try:
         other_side.Codec().dumps(kwargs)

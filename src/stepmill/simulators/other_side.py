@@ -18,41 +18,31 @@ import os
 import pickle
 import select
 import signal
-import struct
 import sys
 import threading
 import time
 import traceback
-from functools import lru_cache
+from contextlib import suppress
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
-from resource import RLIMIT_CORE, setrlimit
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from typing import Any, Dict, List, Optional, Tuple
 
-_LOST_S = 1e-4  # a turn of others is longer
-_MIN_PAUSE_S, _MAX_PAUSE_S = 5e-3, 1.0  # after which a wait spins again
+# Seconds: a turn of other threads is longer than the first, and after a pause of the others a wait spins again.
+_LOST_S, _MIN_PAUSE_S, _MAX_PAUSE_S = 1e-4, 5e-3, 1.0
 BEGIN = b"\nstepmill: the simulator begins\n"
 OK, RAISED, IS_CALLABLE, IS_MISSING = range(4)  # the status of an answer
+FIRST_SIGNAL = 128  # the exit status is this and the signal's number if a signal has ended the simulator, as in shells
 EXIT_STRAY_COPY = 67  # the exit status of a copy that an env forked
 TOKEN_BYTES = 64  # the shared memory begins with random bytes, by which both sides know that it is the same memory
 _SMALL_BYTES = 512  # smaller arrays are sent in the message
-SIZE = struct.Struct("<Q")  # of an answer, in bytes
+SIZE_BYTES = 8  # of the size of an answer, which comes before it
 _BASES: Tuple[Any, ...] = (int, float, complex, str, bytes, dict, list, tuple, set, frozenset)
 _PLAIN = frozenset((type(None), bool) + _BASES)
 _CAN = "numbers, texts, bytes, lists, tuples, dicts, sets and arrays of numbers can; convert it in the env"
-_KINDS = "biufcSUmM"  # of dtypes
 _PARTS = {"step": ("observation", "reward", "terminated", "truncated", "info"), "reset": ("observation", "info")}
-_SPACES = {
-    names[0]: names[1:]
-    for names in map(
-        str.split,
-        "Box low high shape dtype,Discrete n start dtype,MultiDiscrete nvec start dtype,MultiBinary n,Dict spaces,Tuple spaces,"
-        "OneOf spaces,Text max_length min_length character_set,Sequence feature_space stack,Graph node_space edge_space".split(
-            ","
-        ),
-    )
-}  # the attributes that make a space again, by the name of its class
-_TIME_LIMIT = "TimeLimit.truncated"
+_SPACES = frozenset("Box Discrete MultiDiscrete MultiBinary Text Dict Tuple OneOf Sequence Graph".split())
+# The attributes of spaces whose arguments have other names. The seed is not sent.
+_ATTRIBUTES = {"space": "feature_space", "charset": "character_set", "seed": ""}
 _PR_SET_PDEATHSIG = 1
 _HANGUP = getattr(select, "POLLRDHUP", 0x2000)  # of a socket; that of a pipe is always reported
 
@@ -63,6 +53,8 @@ np: Any = None
 def load_numpy() -> None:
     """Import NumPy. The guard process does without it."""
     global np
+    if find_spec("numpy") is None:
+        sys.exit("it has no NumPy, which stepmill needs there; install it: " + sys.executable + " -m pip install numpy")
     np = import_module("numpy")
 
 
@@ -78,8 +70,7 @@ class Codec(pickle.Pickler):
         pickle.Pickler.__init__(self, self._file, 4)
         self.fast = True  # without a memo
         self.area: Any = None  # uint8 [size]
-        self._used = TOKEN_BYTES
-        self._name_of = lru_cache(None)(lambda dtype: dtype.str)
+        self._used = 0  # of it, by this message
 
     def dumps(self, *values: object) -> bytes:
         """Return a message. Hot path.
@@ -87,35 +78,32 @@ class Codec(pickle.Pickler):
         Raises:
             CannotCarry: a part of the last value is neither plain data nor an array. The text has the keys that lead to it.
         """
-        try:
-            return self._dumps(values)
-        except CannotCarry as error:
-            raise CannotCarry(self._path(values[-1]) + str(error))
-
-    def _dumps(self, value: object) -> bytes:
         self._used = TOKEN_BYTES
         self._file.seek(0)
         self._file.truncate()
-        self.dump(value)
+        try:
+            self.dump(values)
+        except CannotCarry:
+            self._find_part(values[-1])
+            raise
         return self._file.getvalue()
 
-    def _path(self, value: Any) -> str:
-        """Return the keys that lead to the first part of a value that cannot be sent."""
+    def _find_part(self, value: Any) -> None:
+        """Raise the exception of the first part of a value that cannot be sent, with the keys that lead to it."""
         items: Any = enumerate(value) if isinstance(value, (list, tuple)) else getattr(value, "items", tuple)()
         for key, item in items:
             try:
-                self._dumps(item)
-            except CannotCarry:
-                return "[{!r}]{}".format(key, self._path(item))
-        return ""
+                self.dumps(item)
+            except CannotCarry as error:
+                raise CannotCarry("[{!r}]{}".format(key, error))
 
     def persistent_id(self, value: Any) -> Any:
         """Return None for plain data, and a tuple of plain data for other values. Hot path."""
         if type(value) in _PLAIN:
             return None
         if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, (str, bytes, np.ma.MaskedArray)):
-            if value.dtype.kind in _KINDS:
-                return isinstance(value, np.generic), self._name_of(value.dtype), value.shape, self._place(value)
+            if value.dtype.kind in "biufcSUmM":
+                return isinstance(value, np.generic), value.dtype.str, value.shape, self._place(value)
         for base in _BASES:
             if isinstance(value, base) and not isinstance(value, np.number):
                 is_graph = type(value).__name__ == "GraphInstance"
@@ -138,14 +126,13 @@ class Decoder(pickle.Unpickler):
     """Reads messages of a file. Arrays are copies."""
 
     area: Any = None
-    _dtype_of = staticmethod(lru_cache(None)(lambda name: np.dtype(name)))  # noqa: PLW0108 - np is None yet
 
     def persistent_load(self, replaced: Any) -> Any:
         """Return the value for which `persistent_id` has returned a tuple. Hot path."""
         if len(replaced) == 4:
             is_scalar, name, shape, data = replaced
             place = (data,) if type(data) is bytes else (self.area, data)
-            array = np.ndarray(shape, self._dtype_of(name), *place)
+            array = np.ndarray(shape, name, *place)
             return array[()] if is_scalar else array.copy()
         is_graph, value = replaced
         if not is_graph:
@@ -158,13 +145,6 @@ class Decoder(pickle.Unpickler):
         raise CannotCarry("{}.{} is not plain data".format(module, name))
 
 
-def write_all(fd: int, data: bytes) -> None:
-    """Write all bytes."""
-    done = os.write(fd, data)
-    while done < len(data):
-        done += os.write(fd, data[done:])
-
-
 class Waiter:
     """Waits for events. If its last wait was short, it does not sleep at first: to wake up takes longer than a step of a fast env.
 
@@ -173,24 +153,25 @@ class Waiter:
         spin_s: what is short, in seconds.
     """
 
-    def __init__(self, events: Dict[int, int]) -> None:
-        self.poller, self.spin_s, self._was_short = select.poll(), 0.0, False
+    def __init__(self, events: Dict[int, int], spin_s: float = 0.0) -> None:
+        self.poller, self.spin_s, self._was_short = select.poll(), spin_s, False
         self._sleeps_until_s, self._pause_s = 0.0, _MIN_PAUSE_S
         for fd, event in events.items():
             self.poller.register(fd, event)
 
     def wait(self, timeout_ms: Optional[float] = None) -> List[Tuple[int, int]]:
         """Return the events, which are none after the timeout. Hot path."""
-        now_s, ready = time.monotonic(), self.poller.poll(0)
+        ready: List[Tuple[int, int]] = []
+        now_s = time.monotonic()
         end_s, may_spin = now_s + self.spin_s, self._was_short and now_s > self._sleeps_until_s
-        while may_spin and not ready and now_s < end_s:
+        while may_spin and not ready:
             os.sched_yield()
             ready, before_s, now_s = self.poller.poll(0), now_s, time.monotonic()
-            if now_s > before_s + _LOST_S:  # others need the core; a thread that sleeps gets it sooner
+            may_spin = now_s < min(end_s, before_s + _LOST_S)
+            if now_s >= before_s + _LOST_S:  # others need the core; a thread that sleeps gets it sooner
                 self._sleeps_until_s, self._pause_s = now_s + self._pause_s, min(2 * self._pause_s, _MAX_PAUSE_S)
-                may_spin = False
-        if may_spin and ready:
-            self._pause_s = _MIN_PAUSE_S
+            elif ready:
+                self._pause_s = _MIN_PAUSE_S
         ready = ready or self.poller.poll(timeout_ms)
         self._was_short = time.monotonic() < end_s
         return ready
@@ -221,18 +202,16 @@ def find(thing: Any, path: str) -> Any:
 
 
 def describe_space(space: Any, path: str) -> Any:
-    """Return a space of Gymnasium or gym as plain data: the name of its class, and the attributes that make it again."""
+    """Return a space of Gymnasium or gym as plain data: the name of its class, and the arguments that make it again."""
     if space is None:
         return None
     for kind in type(space).__mro__:
         if kind.__name__ in _SPACES and kind.__module__.partition(".")[0] in ("gym", "gymnasium"):
-            parts = {name: _describe_part(getattr(space, name, None), path) for name in _SPACES[kind.__name__]}
-            return kind.__name__, parts
-    raise CannotCarry(
-        "{} has a {}.{}, and other Pythons know only the spaces of Gymnasium; wrap the env in one that has such a space".format(
-            path, type(space).__module__, type(space).__name__
-        )
-    )
+            names = [(name, _ATTRIBUTES.get(name, name)) for name in _parameters(kind)]
+            parts = {name: getattr(space, attribute) for name, attribute in names if hasattr(space, attribute)}
+            return kind.__name__, {name: _describe_part(part, path) for name, part in parts.items()}
+    what = "{} has a {}.{}, and other Pythons know only the spaces of Gymnasium; wrap the env in one with such a space"
+    raise CannotCarry(what.format(path, type(space).__module__, type(space).__name__))
 
 
 def _describe_part(part: Any, path: str) -> Any:
@@ -247,10 +226,9 @@ def _describe_part(part: Any, path: str) -> Any:
 
 
 def _parameters(function: Any) -> Any:
-    try:
+    with suppress(TypeError, ValueError):
         return inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return {}
+    return {}
 
 
 class EnvCalls:
@@ -274,11 +252,9 @@ class EnvCalls:
         found["render_mode"] = self._render_arguments.get("mode", getattr(self.env, "render_mode", None))
         found["metadata"] = {}
         for key, value in dict(getattr(self.env, "metadata", None) or {}).items():
-            try:
+            with suppress(CannotCarry):  # it is for information only, and often has classes and enums
                 Codec().dumps(value)
-            except CannotCarry:
-                continue  # it is for information only, and often has classes and enums
-            found["metadata"][key] = value
+                found["metadata"][key] = value
         return found
 
     def step(self, action: Any) -> Answer:
@@ -287,22 +263,22 @@ class EnvCalls:
         if len(result) != 4:
             return OK, tuple(result)
         obs, reward, done, info = result
-        is_truncated = bool(done) and bool(info.get(_TIME_LIMIT, False))
+        is_truncated = bool(done) and bool(info.get("TimeLimit.truncated", False))
         return OK, (obs, reward, bool(done) and not is_truncated, is_truncated, info)
 
     def reset(self, seed: Optional[int], options: Optional[Dict[str, Any]]) -> Answer:
         """Begin an episode. The seed and the options are passed in the way of the env's API; return (observation, info)."""
-        arguments: Dict[str, Any] = {}
+        arguments: Dict[str, Any] = dict(options or {})
+        if self._has_options and options is not None:
+            arguments = {"options": options}
         if seed is not None and self._has_seed:
             arguments["seed"] = seed
         elif seed is not None:
             self.env.seed(seed)
-        if options is not None:
-            arguments.update({"options": options} if self._has_options else options)
         result = self.env.reset(**arguments)
         is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
-        if is_pair and self._observes_tuples and not isinstance(result[0], tuple):
-            is_pair = False  # the pair is the observation
+        if is_pair and self._observes_tuples:  # else the pair is the observation
+            is_pair = isinstance(result[0], tuple)
         return OK, result if is_pair else (result, {})
 
     def render(self) -> Answer:
@@ -340,19 +316,20 @@ class EnvCalls:
 def serve(read_fd: int, write_fd: int) -> None:
     """Make the env that the first request asks for, and answer requests until the worker closes the pipe."""
     own_pid, codec, requests = os.getpid(), Codec(), Decoder(os.fdopen(read_fd, "rb"))
-    write_all(write_fd, BEGIN)
+    answers, waiter = os.fdopen(write_fd, "wb"), Waiter({read_fd: select.POLLIN})
     calls: Any = None
-    waiter = Waiter({read_fd: select.POLLIN})
+    load_numpy()
+    answers.write(BEGIN)
     while True:
+        answers.flush()
         waiter.wait()
         number, operation, arguments = requests.load()
         try:
             if calls is None:
-                load_numpy()
-                shares = share((codec, requests), *operation)
-                make, data, waiter.spin_s = arguments
-                calls = EnvCalls(find_make(make)(**Decoder(io.BytesIO(data)).load()[0]))
-                answer: Answer = OK, dict(calls.describe(), shares=shares)
+                place, make, kwargs, waiter.spin_s = arguments
+                shares = share((codec, requests), *place)
+                calls = EnvCalls(find_make(make)(**kwargs))
+                answer = OK, dict(calls.describe(), shares=shares)
             else:
                 answer = getattr(calls, operation)(*arguments)
             reply = codec.dumps(number, *answer)
@@ -362,21 +339,18 @@ def serve(read_fd: int, write_fd: int) -> None:
             reply = codec.dumps(number, RAISED, describe(error))
         if os.getpid() != own_pid:  # the env forked, and this is the copy, which must not answer, too
             os._exit(EXIT_STRAY_COPY)
-        write_all(write_fd, SIZE.pack(len(reply)) + reply)
+        answers.write(len(reply).to_bytes(SIZE_BYTES, "little") + reply)
 
 
 def share(users: Tuple[Any, ...], path: str, token: bytes) -> bool:
     """Map the memory of the worker. Return False if this process is on another machine or in another container."""
-    try:
-        fd = os.open(path, os.O_RDWR)
-        memory = mmap.mmap(fd, 0)
-        os.close(fd)
-    except (OSError, ValueError):
-        return False
-    is_same = memory[: len(token)] == token
-    for user in users if is_same else ():
-        user.area = np.frombuffer(memory, np.uint8)
-    return is_same
+    with suppress(OSError, ValueError), open(path, "r+b") as file:
+        memory = mmap.mmap(file.fileno(), 0)
+        if memory[: len(token)] == token:
+            for user in users:
+                user.area = np.frombuffer(memory, np.uint8)
+            return True
+    return False
 
 
 def _name_part(operation: str, text: str) -> str:
@@ -409,29 +383,18 @@ def guard(pid: int, read_fd: int) -> None:
 
     def end(*_: object) -> None:
         for kill in (os.kill, os.killpg):
-            try:
+            with suppress(OSError):  # it has ended, or has not made its group yet
                 kill(pid, signal.SIGKILL)
-            except OSError:  # it has ended, or has not made its group yet
-                pass
 
     def watch() -> None:
-        poller = select.poll()
-        poller.register(read_fd, _HANGUP)
-        poller.poll()
+        Waiter({read_fd: _HANGUP}).wait()
         end()
 
-    setrlimit(RLIMIT_CORE, (0, 0))  # the simulator has written one
     signal.signal(signal.SIGTERM, end)
     threading.Thread(target=watch, daemon=True).start()
     status = os.waitpid(pid, 0)[1]
     end()
-    if os.WIFEXITED(status):
-        os._exit(os.WEXITSTATUS(status))
-    number = os.WTERMSIG(status)
-    if number != signal.SIGKILL:
-        signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)  # end in the same way
-    os._exit(128 + number)  # the first process of a container ignores signals
+    os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else FIRST_SIGNAL + os.WTERMSIG(status))
 
 
 def main() -> None:
@@ -446,12 +409,8 @@ def main() -> None:
         os.close(write_fd)
         guard(pid, read_fd)
     os.setpgid(0, 0)  # a group of its own, with all that the env forks
-    try:
-        from ctypes import CDLL
-
-        CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # the guard may be killed, too
-    except ImportError:
-        pass
+    with suppress(ImportError):  # the guard may be killed, too
+        import_module("ctypes").CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() == guard_pid:
         serve(read_fd, write_fd)
     os._exit(0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import mmap
 import os
-import secrets
 import select
 import shlex
 import signal
@@ -18,6 +17,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,16 +31,12 @@ other_side.load_numpy()
 _CLOSE_S = 5.0  # how long an env may take to close
 _END_S = 2.0  # how long the guard process may take to end the simulator
 _AREA_BYTES = 1 << 26  # of address space; only what messages have filled takes memory
-_FAIR_SPIN_S, _SPIN_S = 2e-3, 5e-5  # where a thread that yields its core goes behind all others, and elsewhere
 _READ_BYTES = 1 << 16
 _TAIL_BYTES = 4096  # of what was printed last
 _TAIL_LINES, _TAIL_LINE_LENGTH = 10, 200  # of that, in errors
 _MAX_BANNER_BYTES = 1 << 20
 _RESET = "reset the env, which starts another"
-_ADVICE = (
-    "it must be a Python of version 3.6 or newer, or a command that ends with one and passes stdin and stdout on (docker needs "
-    "run -i, and no -t)"
-)
+_ADVICE = "it must be Python 3.6 or newer, or a command that ends with one and passes stdin on (docker run -i, no -t)"
 # One line, because some commands pass their arguments through a shell. It reads the program from stdin.
 _LOADER = (
     "import os,sys;sys.version_info>=(3,6) or sys.exit('stepmill needs Python 3.6 or newer, and this is '+sys.version);"
@@ -63,24 +59,21 @@ class SimulatorProcess:
         end: what has happened to the process; empty while it runs.
     """
 
-    def __init__(self, command: Sequence[str], *, spins: bool) -> None:
-        """Start a command, which must be that of a Python. `spins`: wait without sleep after a short wait, on both sides.
+    def __init__(self, command: Sequence[str], spin_s: float) -> None:
+        """Start a command, which must be that of a Python. `spin_s`: how long both sides wait without sleep after a short wait.
 
         Raises:
             SimulatorError: there is no such program.
         """
-        with open(other_side.__file__, "rb") as file:
-            self._program = file.read()
+        self._unsent = Path(other_side.__file__).read_bytes()  # the program, which goes before the first request
         self._command, pipe = shlex.join(command), subprocess.PIPE
         self._codec, self._arrived, self._tail = other_side.Codec(), bytearray(), b""
         self._number = self._answered = 0  # of the last request, and of the last request that was answered
         self._has_begun, self.end = False, ""
-        self._limit_s: float | None = None
-        words, environ = _with_loader(command, len(self._program)), {**os.environ, "PYTHONHOME": ""}
+        words, environ = _with_loader(command, len(self._unsent)), os.environ.copy()
+        environ.pop("PYTHONHOME", None)  # it is of this Python
         try:  # Ctrl-C on a terminal is for the learner
-            self._process = subprocess.Popen(
-                words, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=environ, start_new_session=True
-            )
+            self._process = subprocess.Popen(words, 0, None, pipe, pipe, pipe, env=environ, start_new_session=True)
         except OSError as exc:
             advice = "give python= the path of an interpreter, or a command as a list of words"
             raise SimulatorError(f"{self._command!r} cannot be started: {exc}; {advice}") from exc
@@ -88,8 +81,8 @@ class SimulatorProcess:
         pipes: tuple[Any, ...] = self._process.stdin, self._process.stdout, self._process.stderr, pidfd
         self._requests, self._answers, self._errors, self._pidfd = (each.fileno() for each in pipes)
         self._finalizer = weakref.finalize(self, _end, self._process, pipes, os.getpid())
-        self._waiter = other_side.Waiter(dict.fromkeys((self._answers, self._errors, self._pidfd), select.POLLIN))
-        self._waiter.spin_s = spins * (_FAIR_SPIN_S if _native.yields_fairly() else _SPIN_S)
+        events = dict.fromkeys((self._answers, self._errors, self._pidfd), select.POLLIN)
+        self._waiter = other_side.Waiter(events, spin_s)
         for fd in (self._requests, self._errors):
             os.set_blocking(fd, False)
 
@@ -100,28 +93,20 @@ class SimulatorProcess:
             SimulatorError: the command does not run the program, has no NumPy, or takes longer than `limit_s`.
             RemoteError: the function that makes the env raised an exception, or there is no such function.
         """
-        self._set_limit(limit_s)
-        token = secrets.token_bytes(other_side.TOKEN_BYTES)
+        token = os.urandom(other_side.TOKEN_BYTES)
         with closing(_native.OwnedFd.memfd("stepmill-simulator")) as fd:
             os.truncate(fd.fileno(), _AREA_BYTES)
             memory = mmap.mmap(fd.fileno(), 0)
             memory[: len(token)] = token
-            place = f"/proc/{os.getpid()}/fd/{fd.fileno()}", token
+            self._area = np.frombuffer(memory, np.uint8)
             try:
-                self._send(self._program)
-                data = self._codec.dumps(kwargs)
-                self._codec.area = np.frombuffer(memory, np.uint8)  # large spaces in the answer are there
-                described = self._exchange(place, (make, data, self._waiter.spin_s))[1]
-            except RemoteError as error:
-                if error.message != "No module named 'numpy'":
-                    raise
-                what = f"the interpreter {self._command!r} has no NumPy, which stepmill needs there"
-                raise SimulatorError(f"{what}; install it: {self._command} -m pip install numpy") from None
+                place = f"/proc/{os.getpid()}/fd/{fd.fileno()}", token
+                described = self.request("begin", place, make, kwargs, self._waiter.spin_s, limit_s=limit_s)[1]
             except CallTooLate:
                 what = f"return from {make!r}" if self._has_begun else "begin to run stepmill's program"
                 raise self._start_error(f"did not {what} in {limit_s:g} s (start.timeout_s)") from None
-        if not described["shares"]:
-            self._codec.area = None
+        if described.pop("shares"):
+            self._codec.area = self._area
         return dict(described)
 
     def request(self, operation: str, *arguments: object, limit_s: float | None = None) -> tuple[int, Any]:
@@ -134,8 +119,19 @@ class SimulatorProcess:
         """
         if self.end:
             raise SimulatorError(f"the simulator's process {self.end}; {_RESET}")
-        self._set_limit(limit_s)
-        return self._exchange(operation, arguments)
+        self._limit_s, self._deadline = limit_s, time.monotonic() + (limit_s or 0.0)
+        while self._answered != self._number:  # the answer to an interrupted request would overwrite the shared memory
+            self._receive()
+        try:
+            data = self._codec.dumps(self._number + 1, operation, arguments)
+        except other_side.CannotCarry as error:
+            raise TypeError("the argument" + str(error).partition("]")[2]) from None
+        self._number, data, self._unsent = self._number + 1, self._unsent + data, b""
+        self._send(data)
+        status, answer = self._receive()
+        if status == other_side.RAISED:
+            raise RemoteError(*answer)
+        return status, answer
 
     def close(self) -> None:
         """Close the env, and end the process.
@@ -144,10 +140,8 @@ class SimulatorProcess:
             RemoteError, CallTooLate: the env raised an exception, or was too slow.
         """
         try:
-            if not self.end:
+            with suppress(SimulatorError):
                 self.request("close", limit_s=_CLOSE_S)
-        except SimulatorError:
-            pass
         finally:
             self.kill("was closed")
 
@@ -158,47 +152,21 @@ class SimulatorProcess:
 
     # ---- messages ---------------------------------------------------------------------------------------------------
 
-    def _set_limit(self, limit_s: float | None) -> None:
-        self._limit_s, self._deadline = limit_s, time.monotonic() + (limit_s or 0.0)
-
-    def _exchange(self, head: object, value: object) -> tuple[int, Any]:
-        while (
-            self._answered != self._number
-        ):  # a request was interrupted, and its answer would overwrite the shared memory
-            self._load()
-        try:
-            data = self._codec.dumps(self._number + 1, head, value)
-        except other_side.CannotCarry as error:
-            raise TypeError("the argument" + str(error).partition("]")[2]) from None
-        self._number += 1
-        self._send(data)
-        status, answer = self._load()
-        if status == other_side.RAISED:
-            raise RemoteError(*answer)
-        return status, answer
-
-    def _load(self) -> tuple[int, Any]:
-        decoder = other_side.Decoder(io.BytesIO(self._receive()))
-        decoder.area = self._codec.area
+    def _receive(self) -> tuple[int, Any]:
+        """Return the status and the value of the next answer."""
+        begin = other_side.SIZE_BYTES
+        while not self._has_begun or len(self._arrived) < begin + int.from_bytes(self._arrived[:begin], "little"):
+            self._wait()
+        decoder = other_side.Decoder(io.BytesIO(self._arrived[begin:]))
+        decoder.area, self._arrived = self._area, bytearray()
         self._answered, status, answer = decoder.load()
         return status, answer
 
-    def _receive(self) -> bytearray:
-        begin, end = other_side.SIZE.size, 0
-        while not end or len(self._arrived) < end:
-            if self._has_begun and len(self._arrived) >= begin and not end:
-                end = begin + other_side.SIZE.unpack_from(self._arrived)[0]
-            else:
-                self._wait()
-        answer, self._arrived = self._arrived[begin:end], self._arrived[end:]
-        return answer
-
     def _send(self, data: bytes) -> None:
-        done = 0
         try:
-            while done < len(data):
+            while data:
                 try:
-                    done += os.write(self._requests, data[done:])
+                    data = data[os.write(self._requests, data) :]
                 except BlockingIOError:
                     self._waiter.poller.register(self._requests, select.POLLOUT)
                     self._wait()
@@ -242,19 +210,17 @@ class SimulatorProcess:
 
     def _pass_on_errors(self) -> bool:
         """Pass on what was printed. Return False if there is nothing more."""
-        try:
-            data = os.read(self._errors, _READ_BYTES)
-        except BlockingIOError:
-            return False
-        if not data:
+        with suppress(BlockingIOError):
+            if data := os.read(self._errors, _READ_BYTES):
+                self._print(data)
+                return True
             self._waiter.poller.modify(self._errors, 0)
-        self._print(data)
-        return bool(data)
+        return False
 
     def _print(self, data: bytes) -> None:
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
-        with suppress(OSError):
-            other_side.write_all(2, data)
+        with suppress(OSError), open(2, "wb", closefd=False) as file:
+            file.write(data)
 
     # ---- the end ------------------------------------------------------------------------------------------------------
 
@@ -263,8 +229,8 @@ class SimulatorProcess:
         end = "has closed its stdout"
         with suppress(subprocess.TimeoutExpired):
             status = self._process.wait(_END_S)
-            names = {each.value: each.name for each in signal.Signals}
-            end = f"ended with exit status {status}" if status >= 0 else f"was ended by {names.get(-status, status)}"
+            names = {n: each.name for each in signal.Signals for n in (-each, other_side.FIRST_SIGNAL + each)}
+            end = f"was ended by {names[status]}" if status in names else f"ended with exit status {status}"
         while self._pass_on_errors():
             pass
         if not self._has_begun:

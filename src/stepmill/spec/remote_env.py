@@ -10,16 +10,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CallLimits:
-    """How many seconds calls of an env may take; None means no limit. `spins`: whether to wait for it without sleep.
+    """How many seconds calls of an env may take; None means no limit. The defaults are for envs that are made without a pool.
 
-    Backends that end the process of a late env set only `start_s`.
+    Backends that end the process of a late env set only `start_s`. `spin_s`: how long both sides wait for each other without
+    sleep, if the wait before was as short.
     """
 
     start_s: float | None = 120.0
     step_s: float | None = None
     reset_s: float | None = None
     call_s: float | None = None
-    spins: bool = True
+    spin_s: float = 2e-3
 
 
 class _OfThread(threading.local):

@@ -92,7 +92,7 @@ class WorkerSettings:
         show_progress: whether the learner shows on a terminal how many envs are built.
         measures_memory: whether a worker reads the size of its process at the end of each episode.
         watches_sharing: whether one worker of the pool watches what the envs of a process share; see `shared_state.py`.
-        simulators_spin: whether envs outside the worker's process may be awaited without sleep.
+        simulator_spin_s: for how many seconds envs outside the worker's process may be awaited without sleep.
         has_trace: whether Build comes with a further descriptor. A worker that crashes or hangs writes its traceback to
             it.
     """
@@ -116,7 +116,7 @@ class WorkerSettings:
     show_progress: bool = False
     measures_memory: bool = False
     watches_sharing: bool = False
-    simulators_spin: bool = False
+    simulator_spin_s: float = 0.0
     has_trace: bool = False
 
     def limits_of_envs(self, *, ends_processes: bool = False) -> CallLimits:
@@ -126,9 +126,9 @@ class WorkerSettings:
         """
         start_s = None if self.start_timeout_s is None else _START_SHARE * self.start_timeout_s
         if ends_processes:
-            return CallLimits(start_s, spins=self.simulators_spin)
+            return CallLimits(start_s, spin_s=self.simulator_spin_s)
         return CallLimits(
-            start_s, self.step_timeout_s, self.reset_timeout_s, self.call_timeout_s, spins=self.simulators_spin
+            start_s, self.step_timeout_s, self.reset_timeout_s, self.call_timeout_s, spin_s=self.simulator_spin_s
         )
 
 
