@@ -52,7 +52,7 @@ def save(
     """
     pool, front_end = _find_pool(envs)
     own = {name: copy(getattr(front_end, name)) for name in getattr(front_end, "_own_names", tuple)()}
-    saved = PoolPort(pool).save(env_ids, state)
+    saved = PoolPort(pool).positions.take(env_ids, state)
     spaces = {path: _generator(space) for path, space in _spaces_of(envs)}
     saved = replace(saved, front_end={"spaces": spaces, "own": own})
     if path is not None:
@@ -95,7 +95,7 @@ def restore(
     pool, front_end = _find_pool(envs)
     port, own_names = PoolPort(pool), set(getattr(front_end, "_own_names", tuple)())
     try:
-        ids = port.restore(saved, env_ids, state, strict=strict)
+        ids = port.positions.restore(saved, env_ids, state, strict=strict)
         spaces = saved.front_end.get("spaces", {})
         for name, space in _spaces_of(envs):
             if spaces.get(name) is not None:
@@ -103,7 +103,7 @@ def restore(
         is_whole = env_ids is None and saved.whole.get("batch") is not None
         for name in own_names.intersection(saved.front_end.get("own", ()) if is_whole else ()):
             setattr(front_end, name, copy(saved.front_end["own"][name]))
-        batch = port.newest_batch() if is_whole or front_end is not None else None
+        batch = port.positions.newest_batch() if is_whole or front_end is not None else None
     except StepmillError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:  # only if the file was forged

@@ -19,7 +19,7 @@ from stepmill.pool.infos import OMITTED, merge, rows_of
 from stepmill.pool.payloads import reserved_keys
 from stepmill.pool.plans import plan_workers
 from stepmill.pool.pool import Pool
-from stepmill.pool.positions import SavedEnvs, StateFunctions
+from stepmill.pool.positions import Positions, SavedEnvs, StateFunctions
 from stepmill.pool.receiving import READY, EnvIds
 from stepmill.pool.requests import PoolFuture, SentPart
 from stepmill.pool.resets import Options, Seed, spread_seed
@@ -64,6 +64,7 @@ class PoolPort:
         env_fns: the functions that made the envs and spares.
         env_specs, spare_specs: the specs of the envs, and of the spares.
         slab: the shared memory of the pool, for tools that read it.
+        positions: takes and restores the positions of envs.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -72,6 +73,7 @@ class PoolPort:
         self.env_specs: tuple[EnvSpec, ...] = pool._runtime.specs[: pool.num_envs]
         self.spare_specs: tuple[EnvSpec, ...] = pool._runtime.specs[pool.num_envs :]
         self.slab: SharedSlab = pool._runtime.slab
+        self.positions: Positions = pool._positions
         self._state = pool._state
         self._unclaimed = pool._state.unclaimed
         self._waits = pool._waits
@@ -274,23 +276,6 @@ class PoolPort:
         if type(self.pool.spec.observation) is Leaf:
             return obs[row]
         return map_tree(lambda part, column: column[row], self.pool.spec.observation, obs)
-
-    # ---- saved envs ------------------------------------------------------------------------------------------------------
-
-    def save(self, env_ids: EnvIds | None, state: StateFunctions | None) -> SavedEnvs:
-        """Return the positions of envs; see `stepmill.save`."""
-        return self.pool._positions.take(env_ids, state)
-
-    def restore(
-        self, saved: SavedEnvs, env_ids: EnvIds | None, state: StateFunctions | None, *, strict: bool
-    ) -> NDArray[np.int64]:
-        """Give envs saved positions, and return the ids of the envs; see `stepmill.restore`."""
-        return self.pool._positions.restore(saved, env_ids, state, strict=strict)
-
-    def newest_batch(self) -> Batch | None:
-        """Return the newest results of all envs, also of restored ones; None if their infos cannot be read."""
-        results = self.pool._positions.newest_results()
-        return None if results is None else Batch(self.observe(), *results)
 
     # ---- facts ---------------------------------------------------------------------------------------------------------
 

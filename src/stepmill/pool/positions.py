@@ -25,6 +25,7 @@ from stepmill.pool.replays import INCOMPLETE_LOG
 from stepmill.pool.requests import EnvRequests
 from stepmill.pool.resets import ResetPlanner
 from stepmill.pool.start import PoolRuntime
+from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import BusyEnvError, UsageError
 from stepmill.spec.options import BackendName, EnvState, PoolOptions
@@ -98,7 +99,8 @@ class Positions:
         self._recovery.raise_errors(is_receiving=False)
         positions, views = self._state.positions(ids), self._state.view(env_ids=ids)
         how = [self._how(position, state) for position in positions]
-        self._check_saved(ids, how, positions, views)
+        rows = list(zip(ids, how, positions, views, strict=True))
+        self._check_saved(rows)
         own = [env_id for env_id, way in zip(ids, how, strict=True) if way == "state"]
         values: dict[int, Any] = {}
         if state is not None and own:
@@ -107,9 +109,9 @@ class Positions:
             {
                 "position": position | {"is_replayed": way in ("log", "reset")},
                 "value": values.get(env_id),
-                **dict(zip(("calls", "settings"), self._calls_and_settings(view.server), strict=True)),
+                **self._calls_and_settings(view.server),
             }
-            for env_id, way, position, view in zip(ids, how, positions, views, strict=True)
+            for env_id, way, position, view in rows
         )
         whole = {} if env_ids is not None else self._take_whole()
         return SavedEnvs(tuple(ids), tuple(how), self._facts_of(positions), envs, whole, obs=self._state.observe(ids))
@@ -128,10 +130,15 @@ class Positions:
             "spares": self._state.spare_positions(),
             "unseeded": sorted(self._resets.unseeded),
             "queued": [self._calls_and_settings(server) for server in queued],
-            "batch": self.newest_results(),
+            "batch": self._newest_results(),
         }
 
-    def newest_results(self) -> Any:
+    def newest_batch(self) -> Batch | None:
+        """Return the newest results of all envs, also of restored ones; None if their infos cannot be read."""
+        results = self._newest_results()
+        return None if results is None else Batch(self._state.observe(None), *results)
+
+    def _newest_results(self) -> Any:
         """Return the newest batch of all envs without its observations, which are in the positions; None if it cannot be read.
 
         Infos of envs that were restored alone are only those of their replays.
@@ -144,9 +151,9 @@ class Positions:
         info = _without_rows(self._restored[3], sorted(self._replaced))
         return *batch[1:4], {**info, **batch[4]}, *batch[5:]
 
-    def _calls_and_settings(self, server: int) -> tuple[list[Any], list[Any]]:
+    def _calls_and_settings(self, server: int) -> dict[str, list[Any]]:
         calls = [each.saved() for each in self._replays.log.calls_of(server)]
-        return calls, self._workers.settings_of(server).saved(server)
+        return {"calls": calls, "settings": self._workers.settings_of(server).saved(server)}
 
     def _how(self, position: Mapping[str, Any], state: StateFunctions | None) -> str:
         if self._is_kernel:
@@ -155,18 +162,12 @@ class Positions:
             return "reset"
         return "log" if state is None else "state"
 
-    def _check_saved(
-        self,
-        ids: Sequence[int],
-        how: Sequence[str],
-        positions: Sequence[Mapping[str, Any]],
-        views: Sequence[ServerView],
-    ) -> None:
-        busy = [env_id for env_id, way, view in zip(ids, how, views, strict=True) if view.is_pending and way in _COPIED]
+    def _check_saved(self, rows: Sequence[tuple[int, str, Mapping[str, Any], ServerView]]) -> None:
+        busy = [env_id for env_id, way, _, view in rows if view.is_pending and way in _COPIED]
         if busy:
             text = f"envs {busy} are stepping, or have results to be received, and the states of idle envs are saved; recv() first"
             raise BusyEnvError(text, env_ids=busy)
-        for env_id, way, position, view in zip(ids, how, positions, views, strict=True):
+        for env_id, way, position, view in rows:
             reason = "" if way != "log" or position["is_whole"] else _NO_LOG
             if way in ("log", "reset") and not self._replays.log.is_whole(view.server):
                 reason = INCOMPLETE_LOG
@@ -211,10 +212,9 @@ class Positions:
         """Give env objects their calls, settings and states."""
         views = self._state.view(env_ids=ids)
         for view, each in zip(views, cycle(saved.envs)):
-            self._restore_calls(view, each["calls"], each["settings"])
-        for place, (calls, settings) in enumerate(saved.whole.get("queued", ())):
-            view = self._state.view(env_ids=[self._num_envs + place])[0]
-            self._restore_calls(view, calls, settings)
+            self._restore_calls(view, each)
+        for place, each in enumerate(saved.whole.get("queued", ())):
+            self._restore_calls(self._state.view(env_ids=[self._num_envs + place])[0], each)
         if state is not None:
             self._restore_states(saved, ids, state[1])
         if self._replays.is_on:
@@ -245,11 +245,11 @@ class Positions:
         if values:
             self._requests.send_each(RequestKind.RESTORE, values, lambda own: (set_state, own)).result()
 
-    def _restore_calls(self, view: ServerView, calls: Sequence[Any], settings: Sequence[Any]) -> None:
+    def _restore_calls(self, view: ServerView, saved: Mapping[str, Any]) -> None:
         """Record the calls and settings of an env object. Without a log of calls, apply the settings at once."""
         if self._replays.is_on:
-            self._replays.log.restore(view.server, calls)
-        for kind, name, value in settings:
+            self._replays.log.restore(view.server, saved["calls"])
+        for kind, name, value in saved["settings"]:
             if self._replays.is_on or self._is_kernel:  # a kernel's memory has what was set
                 self._workers.settings_of(view.server).put(RequestKind(kind), name, view.server, value)
             else:
