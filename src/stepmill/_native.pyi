@@ -561,7 +561,7 @@ class KernelLoop:
 
     def set_outside(self, outside: list[Any]) -> None:
         """
-        Set for each env the OutsideMemory that is saved and restored with its state, or None.
+        Set for each env the KernelEnvMemory that is saved and restored with its state, or None.
         """
 
     def clear(self) -> None:

@@ -153,3 +153,20 @@ def test_a_model_whose_memory_mujoco_does_not_save_has_no_snapshots(tmp_path: Pa
         pool.reset(seed=0)
         with pytest.raises(stepmill.UsageError, match="models that enable sleep or ipc have no snapshots"):
             stepmill.save(pool, None)
+
+
+def test_a_state_is_given_to_many_envs_without_python_code_for_each() -> None:
+    num_calls: dict[int, int] = {}
+    kernel = stepmill.kernels.find("HalfCheetah-v5")
+    for num_envs in (2, 50):
+        with stepmill.Pool([kernel] * num_envs, backend="kernel") as pool:
+            pool.reset(seed=0)
+            saved = stepmill.save(pool, None, env_ids=[0])
+            calls: list[str] = []
+            sys.setprofile(lambda frame, event, _, calls=calls: calls.append(event))
+            try:
+                stepmill.restore(pool, saved, env_ids=np.arange(1, num_envs))
+            finally:
+                sys.setprofile(None)
+            num_calls[num_envs] = sum(event in ("call", "c_call") for event in calls)
+    assert num_calls[50] == num_calls[2]

@@ -19,7 +19,7 @@ from stepmill.backends.serial import warn_of_use
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import ClosedPoolError, EngineBug, UsageError, join_errors
-from stepmill.spec.kernel import KernelMaker, KernelProgram, OutsideMemory, RowLayout, info_offsets, zero_infos
+from stepmill.spec.kernel import KernelEnvMemory, KernelMaker, KernelProgram, RowLayout, info_offsets, zero_infos
 from stepmill.worker.env_host import apply_requests
 from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSettings
 from stepmill.worker.native_settings import native_settings
@@ -189,7 +189,7 @@ class KernelEnvHandle:
         self._fields = program.state.names or ()
         memory = loop.state_of(local).view(program.memory)
         self.state = (memory if program.infos is None else memory["state"]).view(np.recarray)[0]
-        self.outside: OutsideMemory | None = None
+        self.outside: KernelEnvMemory | None = None
 
     def has_wrapper_attr(self, name: str) -> bool:
         """Return whether `get_wrapper_attr` finds this name."""

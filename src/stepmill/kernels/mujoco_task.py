@@ -30,6 +30,7 @@ from stepmill.kernels.env import KernelEnv
 from stepmill.kernels.python import PythonKernel
 from stepmill.kernels.row_layouts import check_infos
 from stepmill.spec.errors import UsageError, needs_extra
+from stepmill.spec.kernel import OutsideMemory
 
 _FUNCTIONS = ("mj_resetData", "mj_forward", "mj_step", "mj_rnePostConstraint")
 _ARRAYS = (
@@ -91,46 +92,34 @@ class MujocoTask:
 
 
 class Simulation(NamedTuple):
-    """The mjData of one env, and its model."""
+    """The mjData of one env, and its model. `library` has MuJoCo's functions."""
 
     data: Any
     model: Any
+    library: ctypes.CDLL
 
-    @property
-    def size_bytes(self) -> int:
-        """The number of bytes that `save` returns."""
-        return 8 * self._state_size(import_mujoco()) + sum(int(getattr(self.data, name).nbytes) for name in _DERIVED)
+    def describe(self) -> OutsideMemory:
+        """Return everything that the next step depends on: MuJoCo's state, with warm starts of solvers, and other arrays."""
+        mujoco = import_mujoco()
+        kind, last = mujoco.mjtState.mjSTATE_INTEGRATION, self.data.warning.lastinfo
+        arrays = [getattr(self.data, name) for name in _DERIVED]
+        spans = [(array.ctypes.data, array.nbytes) for array in arrays if array.nbytes]
+        spans.append((last.ctypes.data, last.strides[0] * len(last)))  # whether the simulation has diverged
+        size_bytes = 8 * mujoco.mj_stateSize(self.model, kind) + sum(size for _, size in spans)
+        functions = _address(self.library.mj_getState), _address(self.library.mj_setState)
+        return *functions, self.model._address, self.data._address, int(kind), size_bytes, spans
 
-    def save(self) -> bytes:
-        """Return everything that the next step depends on, including warm starts of solvers.
+    def check(self) -> None:
+        """Check that MuJoCo's state is all that the model remembers.
 
         Raises:
             UsageError: the model has a mode in which MuJoCo has memory that its state does not include.
         """
-        mujoco = import_mujoco()
-        if any(self.model.opt.enableflags & getattr(mujoco.mjtEnableBit, name, 0) for name in _FORGETFUL):
+        if self.model.opt.enableflags & _forgetful_bits():
             raise UsageError(
                 "models that enable sleep or ipc have no snapshots, because MuJoCo's states leave out some of their "
                 "memory; disable these options in the XML"
             )
-        state = np.empty(self._state_size(mujoco))
-        mujoco.mj_getState(self.model, self.data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
-        return b"".join([state.tobytes(), *(getattr(self.data, name).tobytes() for name in _DERIVED)])
-
-    def load(self, memory: bytes) -> None:
-        """Restore what `save` has returned."""
-        mujoco = import_mujoco()
-        mujoco.mj_resetData(self.model, self.data)  # forgets that a simulation has diverged
-        state = np.frombuffer(memory, np.float64, self._state_size(mujoco))
-        mujoco.mj_setState(self.model, self.data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
-        place = state.nbytes
-        for name in _DERIVED:
-            array = getattr(self.data, name)
-            array[...] = np.frombuffer(memory, array.dtype, array.size, place).reshape(array.shape)
-            place += array.nbytes
-
-    def _state_size(self, mujoco: Any) -> int:
-        return int(mujoco.mj_stateSize(self.model, mujoco.mjtState.mjSTATE_INTEGRATION))
 
 
 class MujocoKernel(PythonKernel):
@@ -177,8 +166,8 @@ class MujocoKernel(PythonKernel):
         for name in _ARRAYS:
             state[name] = getattr(data, name).ctypes.data
         for name in _FUNCTIONS:
-            state[name] = ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value
-        return Simulation(data, self._model)
+            state[name] = _address(getattr(self._library, name))
+        return Simulation(data, self._model, self._library)
 
     @cached_property
     def _library(self) -> ctypes.CDLL:
@@ -194,6 +183,16 @@ def import_mujoco() -> Any:
     """
     with needs_extra("mujoco", "mujoco"):
         return import_module("mujoco")
+
+
+@cache
+def _forgetful_bits() -> int:
+    bits = [int(getattr(import_mujoco().mjtEnableBit, name, 0)) for name in _FORGETFUL]
+    return bits[0] | bits[1]
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def load_model(xml: Path) -> Any:

@@ -63,18 +63,20 @@ def info_offsets(infos: np.dtype[Any] | None) -> list[int]:
     return [] if fields is None else [int(field[1]) for field in fields.values()]
 
 
-class OutsideMemory(Protocol):
-    """The memory of one env of a kernel outside its state."""
+# Memory of an env of a kernel outside its state: (save, load, first, second, kind, size_bytes, spans). The addresses of two functions of a
+# library, which are called as save(first, second, bytes, kind) and load(first, second, bytes, kind) with two addresses and an int; the
+# size of all that is saved; and the address and the size of each span of memory that is copied.
+OutsideMemory: TypeAlias = "tuple[int, int, int, int, int, int, list[tuple[int, int]]]"
 
-    @property
-    def size_bytes(self) -> int:
-        """The number of bytes that `save` returns."""
 
-    def save(self) -> bytes:
-        """Return a copy of the memory."""
+class KernelEnvMemory(Protocol):
+    """Owns the memory of an env outside its state."""
 
-    def load(self, memory: bytes) -> None:
-        """Restore the memory from bytes that `save` of an env of the same kernel has returned."""
+    def describe(self) -> OutsideMemory:
+        """Return where the memory is, for as long as this object lives."""
+
+    def check(self) -> None:
+        """Raise UsageError if the memory cannot be saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +112,7 @@ class KernelProgram:
     methods: Mapping[str, Callable[..., Any]]
     explain: Callable[[int, int, str], Raised]
     code: object
-    prepare: Callable[[Any], OutsideMemory] | None = None
+    prepare: Callable[[Any], KernelEnvMemory] | None = None
     identity: str = ""
     infos: np.dtype[Any] | None = None
 

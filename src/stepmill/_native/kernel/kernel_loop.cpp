@@ -3,11 +3,14 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <system_error>
 
 #include <unistd.h>
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "codec/blobs.hpp"
@@ -253,24 +256,40 @@ nb::object KernelLoop::state_of(std::uint32_t local) {
     return array;
 }
 
+void KernelLoop::set_outside(nb::list outside) {
+    outside_ = std::move(outside);
+    outside_memory_.clear();
+    for (nb::handle each : outside_) outside_memory_.push_back(each.is_none() ? OutsideMemory() : nb::cast<OutsideMemory>(each.attr("describe")()));
+}
+
 nb::tuple KernelLoop::save(std::uint32_t local) {
     const nb::object bytes = checked(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(envs_->saved_bytes())));
     envs_->save(local, reinterpret_cast<std::byte*>(PyBytes_AS_STRING(bytes.ptr())));
     const nb::object outside = outside_[local];
-    return nb::make_tuple(bytes, outside.is_none() ? outside : nb::object(outside.attr("save")()));
+    if (outside.is_none()) return nb::make_tuple(bytes, outside);
+    outside.attr("check")();
+    const auto& [save, load, first, second, kind, size, spans] = outside_memory_[local];
+    const nb::object saved = checked(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size)));
+    char* next = PyBytes_AS_STRING(saved.ptr());
+    for (const auto& [address, num] : spans) std::memcpy(next, reinterpret_cast<const void*>(address), num), next += num;
+    reinterpret_cast<OutsideFunction>(save)(first, second, next, kind);
+    return nb::make_tuple(bytes, saved);
 }
 
 void KernelLoop::check_saved(const nb::object& saved) const {
     const nb::object bytes = saved[0], outside = saved[1], own = outside_[0];
     const auto has_size = [](const nb::object& value, std::size_t size) { return PyBytes_Check(value.ptr()) && nb::len(value) == size; };
-    const bool has_outside = own.is_none() ? outside.is_none() : has_size(outside, nb::cast<std::size_t>(own.attr("size_bytes")));
+    const bool has_outside = own.is_none() ? outside.is_none() : has_size(outside, std::get<5>(outside_memory_[0]));
     if (!has_size(bytes, envs_->saved_bytes()) || !has_outside) throw std::invalid_argument("the size of its memory is wrong");
 }
 
 void KernelLoop::restore(std::uint32_t local, const nb::object& saved) {
     envs_->restore(local, reinterpret_cast<const std::byte*>(PyBytes_AS_STRING(PyTuple_GET_ITEM(saved.ptr(), 0))));
-    const nb::object outside = outside_[local];
-    if (!outside.is_none()) outside.attr("load")(saved[1]);
+    const auto& [save, load, first, second, kind, size, spans] = outside_memory_[local];
+    if (load == 0) return;
+    char* next = PyBytes_AS_STRING(PyTuple_GET_ITEM(saved.ptr(), 1));
+    for (const auto& [address, num] : spans) std::memcpy(reinterpret_cast<void*>(address), next, num), next += num;
+    reinterpret_cast<OutsideFunction>(load)(first, second, next, kind);
 }
 
 // ---- watching ----------------------------------------------------------------------------------------------------

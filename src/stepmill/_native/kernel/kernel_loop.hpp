@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -48,6 +49,10 @@ class KernelWatch {
     pid_t pid_;
 };
 
+// The memory of an env outside its state: OutsideMemory of spec/kernel.py, which describes its fields.
+using OutsideFunction = void (*)(std::uintptr_t first, std::uintptr_t second, void* bytes, int kind);
+using OutsideMemory = std::tuple<std::uintptr_t, std::uintptr_t, std::uintptr_t, std::uintptr_t, int, std::size_t, std::vector<std::pair<std::uintptr_t, std::size_t>>>;
+
 // Called by the pool's thread, with the GIL. Releases the GIL while it runs envs, if that takes longer than GIL_NS or a setting says so.
 class KernelLoop {
    public:
@@ -63,7 +68,7 @@ class KernelLoop {
     bool stop(double timeout_s);                       // false: a thread is still in an env; it is not joined
     nb::object last_reported() const;                  // env_id of the env that KernelWatch reported last, or None. For any thread with the GIL
     nb::object state_of(std::uint32_t local);          // [state_bytes] uint8, a view
-    void set_outside(nb::list outside) { outside_ = std::move(outside); }  // by env: the memory outside its state, or None
+    void set_outside(nb::list outside);                // by env: the memory outside its state, or None
     nb::tuple save(std::uint32_t local);               // (memory, memory outside the state or None)
     void check_saved(const nb::object& saved) const;   // throws invalid_argument if restore() cannot take it
     void restore(std::uint32_t local, const nb::object& saved);
@@ -114,7 +119,8 @@ class KernelLoop {
     std::uint32_t num_seen_ = 0;                // num_finished() when advance() last returned
     std::vector<std::uint32_t> queued_tickets_;  // by env: the ticket of the command queued last
     std::vector<std::uint32_t> new_envs_;        // scratch of begin(): the envs to queue
-    nb::list outside_;                          // OutsideMemory of spec/kernel.py
+    nb::list outside_;                          // by env: a KernelEnvMemory of spec/kernel.py, or None
+    std::vector<OutsideMemory> outside_memory_;  // what these have described
     nb::object describe_, unpickler_;           // describe(is_reset, status, raised, message) -> record
     Encoder encoder_;
     PayloadWriter payloads_;
