@@ -1,4 +1,4 @@
-"""The first page: its length, its plot, and its lines that install something."""
+"""The first page: its length, and its lines that install something; and the plot of the no-op env."""
 
 import importlib.metadata
 import itertools
@@ -26,14 +26,14 @@ def test_the_readme_has_at_most_100_lines():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 100
 
 
-def test_every_engine_of_the_table_is_in_the_plot_of_the_first_page():
+def test_every_engine_of_the_table_is_in_the_plot_of_the_no_op_env():
     engines = {re.split(r"[ ,*]", row)[0] for row in noop_rows()}
     assert {"stepmill", "Gymnasium", "SB3", "Tianshou", "TorchRL", "PufferLib"} <= engines
     assert {label.split()[0] for label in plot_labels()} >= engines
     assert {"stepmill serial", "stepmill process", "Gymnasium Sync", "Gymnasium Async"} <= set(plot_labels())
 
 
-def test_no_name_in_the_plot_of_the_first_page_lies_over_another():
+def test_no_name_in_the_plot_of_the_no_op_env_lies_over_another():
     heights = sorted(height for label, height in plot_labels().items() if label != "env-steps/s")
     letters = 10  # points
     assert all(above - below > letters for below, above in itertools.pairwise(heights))

@@ -38,8 +38,8 @@ def test_every_link_of_the_readme_is_an_address(project):
     after = re.findall(r"\]\(([^)]*)\)", text)
     assert len(after) == len(before)
     assert all(link.startswith("https://") for link in after)
-    assert f"({ADDRESS}/raw/v9.8.7/docs/plots/noop.svg)" in text
-    assert f"({ADDRESS}/blob/v9.8.7/docs/switching/envpool.md#envpools-envs)" in text
+    assert f"({ADDRESS}/raw/v9.8.7/docs/pictures/kill_worker.svg)" in text
+    assert f"({ADDRESS}/blob/v9.8.7/docs/quickstart.md#which-backend)" in text
     assert f"({ADDRESS}/tree/v9.8.7/examples/)" in text
 
 
