@@ -318,7 +318,7 @@ def test_ctrl_c_while_a_pool_closes_is_heard_when_it_has_closed(pool_in: Callabl
     interrupter.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            backend_of(pool)._shut_down(1.5)
+            backend_of(pool).close(1.5)
     finally:
         interrupter.join()
         signal.signal(signal.SIGALRM, old)

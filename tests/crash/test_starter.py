@@ -20,7 +20,7 @@ from stepmill.backends.process import ProcessBackend
 from stepmill.backends.starter_client import STARTERS, ProgramInputs
 from stepmill.testing.envs import CountingEnv
 from stepmill.worker.channel import Channel
-from stepmill.worker.messages import StartLauncher
+from stepmill.worker.process_setup import run_and_exit
 from stepmill.worker.starter import Starter
 from tests.harness import leaks
 from tests.harness.hangs import HANG_GUARD_S
@@ -381,7 +381,7 @@ def test_a_starter_without_launchers_ends_after_a_while() -> None:
     if child == 0:
         channel.close_local_copy()
         learner = os.pidfd_open(os.getppid())
-        Starter(Channel(peer, use_thread=False), learner, StartLauncher, idle_s=0.01).run_and_leave()
+        run_and_exit(Starter(Channel(peer, use_thread=False), learner, idle_s=0.01).serve)
     peer.close()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     channel.close()

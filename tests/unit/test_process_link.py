@@ -12,7 +12,7 @@ from stepmill.backends import process_link
 from stepmill.backends.base import Future
 from stepmill.backends.process_link import ProcessLink, ServerLink, WorkerLink
 from stepmill.worker.channel import Channel
-from stepmill.worker.messages import Exited, LaunchWorker, Request, RequestKind, WorkerPlan, dump
+from stepmill.worker.messages import Exited, Request, RequestKind, Start, WorkerPlan, dump
 from tests.harness.hangs import HANG_GUARD_S
 
 
@@ -30,7 +30,7 @@ def test_a_launcher_that_does_not_answer_is_waited_for_once_and_not_for_each_dea
         workers = [stack.enter_context(contextlib.closing(ProcessLink())) for _ in range(4)]
         launcher_end = stack.enter_context(contextlib.closing(Channel(launcher.peer)))
         for number, worker in enumerate(workers):
-            launcher.request(LaunchWorker(number), worker)
+            launcher.request(Start(number), worker)
 
         assert [launcher.wait_exit(worker, 0.2) for worker in workers] == [None] * 4
         assert num_waits == 1
@@ -62,7 +62,7 @@ def test_no_other_thread_takes_the_report_for_which_one_waits(monkeypatch):
         contextlib.closing(Channel(launcher.peer)) as launcher_end,
         ThreadPoolExecutor(1) as other,
     ):
-        launcher.request(LaunchWorker(0), worker)
+        launcher.request(Start(0), worker)
         assert launcher.wait_exit(worker, 60.0) == 3
     assert can_others_read == [False]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -344,9 +345,15 @@ def worker_fault_error(fault: Fault, worker: int) -> StepmillError:
     return EngineBug(f"worker {worker} failed to {record['phase']}: {what}\n{record['traceback']}")
 
 
-def is_refusal(exc: BaseException, kinds: type[Exception] | tuple[type[Exception], ...] = OSError) -> bool:
-    """Return whether the system refused something. An exception of these kinds that an env raised is not a refusal."""
-    return isinstance(exc, kinds) and not isinstance(exc, StepmillError)
+@contextlib.contextmanager
+def name_refusals(num_workers: int, kinds: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+    """Raise an error that names the limits if the block raises one of these exceptions, which is not that of an env."""
+    try:
+        yield
+    except kinds as exc:
+        if isinstance(exc, StepmillError):
+            raise
+        raise too_many_workers_error(num_workers, exc) from exc
 
 
 def too_many_workers_error(num_workers: int, reason: object) -> UsageError:

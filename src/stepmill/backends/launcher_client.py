@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from stepmill._native import OwnedFd
-from stepmill.backends.base import GRACE_S, start_timeout_error, worker_died_error, worker_fault_error
+from stepmill.backends.base import GRACE_S, start_timeout_error, worker_fault_error
 from stepmill.backends.process_link import ServerLink, WorkerLink
-from stepmill.backends.starter_client import STARTERS, preload_of
+from stepmill.backends.starter_client import STARTERS, launcher_setup
 from stepmill.spec.choices import Context
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import (
@@ -22,26 +22,24 @@ from stepmill.spec.errors import (
     EnvError,
     LauncherDied,
     StepmillError,
-    describe_exit,
     join_errors,
-    signal_name,
 )
+from stepmill.worker import process_setup
 from stepmill.worker.build_progress import IN_WORKER_INIT
-from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, deadline_after, wait_ready
+from stepmill.worker.channel import NO_FD, ChannelClosed, deadline_after, wait_ready
 from stepmill.worker.env_host import Fault
-from stepmill.worker.launcher import Child, load_modules, main_forked
+from stepmill.worker.launcher import load_modules, run_launcher
 from stepmill.worker.messages import (
     Failed,
-    LaunchWorker,
+    LauncherSetup,
     Ready,
-    StartLauncher,
+    Start,
     WorkerPlan,
     WorkerReport,
     WorkerSettings,
     dump,
     load,
 )
-from stepmill.worker.process_setup import block_signals, fork, worker_environ
 from stepmill.worker.signals import allow_signals
 
 _EXIT_CODE_S = 0.5
@@ -57,34 +55,33 @@ class LauncherClient(ServerLink):
         """
         super().__init__()
         self._is_fork = settings.context is Context.FORK
-        environ = worker_environ(os.environ, settings.worker_env, settings.worker_threads)
-        preload, timeout_s = preload_of(settings.context), settings.start_timeout_s
-        self._wait_code: Callable[[], int | None] = lambda: None
+        setup = launcher_setup(settings.context, settings.worker_env, settings.worker_threads)
         try:
             if self._is_fork:
-                load_modules(preload)  # loaded here once, and not in each launcher, so that further pools start sooner
-                self._fork(plans, environ)
+                load_modules(
+                    setup.preload
+                )  # loaded here once, and not in each launcher, so that further pools start sooner
+                self._fork(plans, setup)
             else:
-                request = StartLauncher(0, settings.context, environ, preload, ())  # the starter chooses the number
-                self._wait_code = STARTERS.start_launcher(self, request, timeout_s)
+                STARTERS.start_launcher(self, setup, settings.start_timeout_s)
         except BaseException as exc:
             self.close()  # this ends a launcher that has been started
             if isinstance(exc, TimeoutError):
-                raise join_errors([start_timeout_error(plan, None, timeout_s or 0.0) for plan in plans]) from None
+                limit_s = settings.start_timeout_s or 0.0
+                raise join_errors([start_timeout_error(plan, None, limit_s) for plan in plans]) from None
             raise
 
-    def _fork(self, plans: Sequence[WorkerPlan], environ: Mapping[str, str]) -> None:
-        with self.peer, contextlib.closing(OwnedFd.pidfd(os.getpid())) as learner, block_signals():
-            pid = fork()
-            if pid == 0:
-                try:
-                    self.channel.close_local_copy()
-                    main_forked(Channel(self.peer, use_thread=False), learner.fileno(), plans, environ)
-                finally:
-                    os._exit(1)  # the learner's code must not go on in the child
-        child = Child.watch(0, pid)
-        self._wait_code = child.reap
-        self.set_process(pid, child.pidfd)
+    def _fork(self, plans: Sequence[WorkerPlan], setup: LauncherSetup) -> None:
+        with self.peer, contextlib.closing(OwnedFd.pidfd(os.getpid())) as learner, process_setup.block_signals():
+
+            def run() -> None:
+                process_setup.remove_parent_cleanup()
+                self.channel.close_local_copy()
+                process_setup.reset_signal_handlers()
+                process_setup.detach_stdin()
+                run_launcher(self.peer.detach(), learner.fileno(), setup.context, setup.environ, plans)
+
+            self.set_process(process_setup.fork(run))
 
     def launch(self, link: WorkerLink) -> None:
         """Ask the launcher to start a process for this link. `handle_messages` receives the result.
@@ -93,30 +90,16 @@ class LauncherClient(ServerLink):
             LauncherDied: the launcher has ended.
         """
         try:
-            self.request(LaunchWorker(link.plan.worker), link)
+            self.request(Start(link.plan.worker), link)
         except ChannelClosed as exc:
-            raise self.launcher_died_error() from exc
+            raise self.died() from exc
 
-    def launcher_died_error(self) -> LauncherDied:
+    def died(self) -> LauncherDied:
         """Return the error for a launcher that has ended unexpectedly."""
-        self.reap()
-        name = signal_name(self.exit_code)
-        hint = (
-            "with context='fork' it cannot be replaced, and no worker can be started any more; make a new pool"
-            if self._is_fork
-            else "stderr may say why; make a new pool"
-        )
-        return LauncherDied(
-            f"the process that starts workers {describe_exit(self.exit_code)}; {hint}",
-            exit_code=self.exit_code if name is None else None,
-            signal_name=name,
-            is_final=self._is_fork,
-        )
-
-    def reap(self) -> None:
-        with self._lock:
-            wait_code, self._wait_code = self._wait_code, lambda: self.exit_code
-            self.exit_code = wait_code()
+        if self._is_fork:
+            hint = "with context='fork' it cannot be replaced, and no worker can be started any more; make a new pool"
+            return self.died_error("workers", hint, is_final=True)
+        return self.died_error("workers", "stderr may say why; make a new pool")
 
 
 # ---- waiting for workers --------------------------------------------------------------------------------------------
@@ -141,13 +124,13 @@ def wait_setup(
     while waiting and time.monotonic() < deadline:
         for link in _wait_for_any(waiting.values(), launcher, deadline):
             del waiting[link.plan.worker]
-            errors[link.plan.worker] = _setup_errors(link, launcher)
+            errors[link.plan.worker] = _setup_errors(link)
         on_wait()
         if launcher.is_closed:
             raise ClosedPoolError("the pool was closed while its workers started")
         if waiting and launcher.is_dead:
             launcher.handle_messages()
-            errors[min(waiting)] = [launcher.launcher_died_error()]
+            errors[min(waiting)] = [launcher.died()]
             break
         if any(errors.values()):
             deadline = min(deadline, time.monotonic() + GRACE_S)
@@ -180,7 +163,7 @@ def _is_set_up(link: WorkerLink) -> bool:
     return link.setup_result is not None and (link.pidfd != NO_FD or link.launch_failure is not None)
 
 
-def _setup_errors(link: WorkerLink, launcher: LauncherClient) -> list[StepmillError]:
+def _setup_errors(link: WorkerLink) -> list[StepmillError]:
     if isinstance(link.setup_result, Failed):
         return [
             _unloadable_env_fn(link.plan, fault) or worker_fault_error(fault, link.plan.worker)
@@ -190,8 +173,7 @@ def _setup_errors(link: WorkerLink, launcher: LauncherClient) -> list[StepmillEr
         return []
     where = "it had built no env" if link.building is None else f"it was constructing env {link.building}"
     where = "it was in workers.init" if link.building == IN_WORKER_INIT else where
-    code = launcher.wait_exit(link, _EXIT_CODE_S)
-    return [worker_died_error(link.plan.worker, link.plan.env_ids, code, hint=f"{where}; stderr may say why")]
+    return [link.died_error(f"{where}; stderr may say why", _EXIT_CODE_S)]
 
 
 def _unloadable_env_fn(plan: WorkerPlan, fault: Fault) -> EnvError | None:

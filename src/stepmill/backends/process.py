@@ -22,19 +22,18 @@ from stepmill.backends.base import (
     BackendTraits,
     Future,
     closed_error,
-    is_refusal,
-    too_many_workers_error,
+    name_refusals,
     warn_of_close_faults,
-    worker_died_error,
 )
 from stepmill.backends.launcher_client import LauncherClient, read_report, wait_setup
 from stepmill.backends.module_differences import warn_of_changed_modules
-from stepmill.backends.process_link import WorkerLink
+from stepmill.backends.process_link import EXIT_CODE_S, NO_RESULT, WorkerLink
 from stepmill.backends.start_progress import StartProgress
 from stepmill.backends.starter_client import prepare_starter
 from stepmill.slab.memory import SharedSlab
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import EngineBug, UsageError, WorkerDied
+from stepmill.spec.errors import EngineBug, UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.options import Context
 from stepmill.worker.build_progress import BuildProgress
@@ -64,7 +63,6 @@ STOP_S = 1.5  # how long close() lets workers close their envs before it kills t
 INTERRUPTED_STOP_S = 0.3  # the same limit after Ctrl-C at the start, or during a restart
 KILL_S = 0.3  # how long a killed process may take to end
 END_LAUNCHER_S = 1.5  # how long the launcher may take to end; if it is killed, its dead children become orphans
-EXIT_CODE_S = 0.2  # how long the launcher may take to report the exit code of a worker
 TRACE_S = 0.25  # how long a worker may take to end before its trace is read
 REVIVE_KILL_S = 20.0  # the same before a restart, whose thread may wait: the kernel may have much memory to free
 KEPT_BYTES = 1 << 20  # the pickled plan of a worker is kept for restarts if it is at most this large
@@ -99,16 +97,13 @@ class ProcessBackend:
     def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
         num_envs = sum(len(plan.env_ids) for plan in plans)
         self._progress = StartProgress(num_envs, is_wanted=self._settings.show_progress)
-        try:
-            with self._all_or_nothing(len(plans)):
-                if not self._links:
-                    self._start_workers(plans)
-                reports = self._wait_built(self._links)
-                results = [link.setup_result for link in self._links]
-                warn_of_changed_modules([each.modules for each in results if isinstance(each, Ready)])
-                return reports
-        finally:
-            self._progress.close()
+        with self._progress, self._all_or_nothing(len(plans)):
+            if not self._links:
+                self._start_workers(plans)
+            reports = self._wait_built(self._links)
+            results = [link.setup_result for link in self._links]
+            warn_of_changed_modules([each.modules for each in results if isinstance(each, Ready)])
+            return reports
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
         self._slab, self._ring = slab, ring
@@ -119,16 +114,11 @@ class ProcessBackend:
     @contextlib.contextmanager
     def _all_or_nothing(self, num_workers: int) -> Iterator[None]:
         """Close the backend if the block raises. Signals are deferred in the block, except while it waits."""
-        with defer_signals():
+        with defer_signals(), name_refusals(num_workers):
             try:
                 yield
-            except Exception as exc:
-                self._shut_down(STOP_S)
-                if is_refusal(exc):
-                    raise too_many_workers_error(num_workers, exc) from exc
-                raise
-            except BaseException:  # Ctrl-C: close quickly
-                self._shut_down(INTERRUPTED_STOP_S)
+            except BaseException as exc:
+                self._end_workers(STOP_S if isinstance(exc, Exception) else INTERRUPTED_STOP_S)  # quickly after Ctrl-C
                 raise
 
     def _start_workers(self, plans: Sequence[WorkerPlan]) -> None:
@@ -239,8 +229,8 @@ class ProcessBackend:
                 future.fail(closed_error())
             elif link.is_dead:
                 link.handle_messages()
-                link.fail_futures(lambda: self.died(future.worker, "the call has no result"))
-                future.fail(self.died(future.worker, "the call has no result"))
+                link.fail_futures()
+                future.fail(link.died_error(NO_RESULT))
             else:
                 if link.has_hung_up:  # an env has closed the descriptors of its process, which can answer nothing more
                     link.kill()
@@ -260,25 +250,19 @@ class ProcessBackend:
 
     def exit_code(self, worker: int) -> int | None:
         link = self._links[worker]
-        if self._launcher is not None and link.exit_code is None and link.is_dead:
-            self._launcher.wait_exit(link, EXIT_CODE_S)
-        return link.exit_code
+        return link.find_exit_code(EXIT_CODE_S) if link.is_dead else link.exit_code
 
     def read_trace(self, worker: int) -> str:
         link = self._links[worker]
         link.wait_end(time.monotonic() + TRACE_S)
         return link.read_trace()
 
-    def died(self, worker: int, hint: str) -> WorkerDied:
-        """Return the error for a worker that has ended. `hint` says what is lost, or what the user can do."""
-        return worker_died_error(worker, self._links[worker].plan.env_ids, self.exit_code(worker), hint=hint)
-
     def end_worker(self, worker: int) -> None:
         old = self._links[worker]
         old.kill()
         if not old.wait_end(time.monotonic() + REVIVE_KILL_S):
-            raise self.died(worker, f"its process {old.pid} does not end, even by SIGKILL, and cannot be restarted")
-        old.fail_futures(lambda: self.died(worker, "the call has no result"))
+            raise old.died_error(f"its process {old.pid} does not end, even by SIGKILL, and cannot be restarted")
+        old.fail_futures()
 
     def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
         """Kill the worker's process if it still runs, and start a new one.
@@ -289,23 +273,15 @@ class ProcessBackend:
             UsageError: the system refuses another process or descriptor.
             LauncherDied: the launcher has ended, so no worker can be started.
         """
-        with defer_signals():
+        with defer_signals(), name_refusals(1):
             self.end_worker(worker)
             old = self._links[worker]
             if self._require_launcher().is_dead and self._settings.context is Context.FORK:
-                raise self._require_launcher().launcher_died_error()
-            try:
-                fresh = self._make_link(old.plan)
-            except OSError as exc:
-                raise too_many_workers_error(1, exc) from exc
+                raise self._require_launcher().died()
+            fresh = self._make_link(old.plan)
             self._swap_links(old, fresh)
-            try:
+            with close_on_error(lambda: self._discard(fresh)):
                 return self._start_again(fresh, settings_requests)
-            except BaseException as exc:
-                self._discard(fresh)
-                if is_refusal(exc):
-                    raise too_many_workers_error(1, exc) from exc
-                raise
 
     def _start_again(self, fresh: WorkerLink, settings_requests: Iterable[Request]) -> WorkerReport:
         with self._end_lock:  # several threads restart workers
@@ -323,11 +299,11 @@ class ProcessBackend:
 
     def _discard(self, fresh: WorkerLink) -> None:
         """Kill a worker that could not be restarted. Its link stays until the next attempt replaces it."""
-        fresh.kill()
         hint = "it could not be restarted"
         if fresh.pidfd == NO_FD:
             fresh.launch_failure = hint
-        fresh.fail_futures(lambda: worker_died_error(fresh.plan.worker, fresh.plan.env_ids, None, hint=hint))
+        fresh.fail_futures(lambda: fresh.died_error(hint))
+        fresh.kill()
 
     def _swap_links(self, old: WorkerLink, fresh: WorkerLink) -> None:
         fresh.is_reviving = True
@@ -339,8 +315,7 @@ class ProcessBackend:
             old.close()
             # This is read here, because another thread may have posted to the old link until now.
             fresh.num_posted = old.num_posted
-            hint = "the call has no result"
-            old.fail_futures(lambda: worker_died_error(old.plan.worker, old.plan.env_ids, old.exit_code, hint=hint))
+            old.fail_futures()
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
@@ -348,18 +323,22 @@ class ProcessBackend:
         if os.getpid() != self._pid or self._is_closed:
             return
         stop_s = min(timeout_s, STOP_S)
-        killed, unkillable = self._shut_down(stop_s)
-        self._warn_of_end(killed, unkillable, stop_s)
-
-    def _shut_down(self, stop_s: float) -> tuple[list[WorkerLink], list[WorkerLink]]:
-        """End all processes and close all descriptors.
-
-        Return the links of the processes that were killed, and the links of those among them that still run.
-        """
         with defer_signals():  # Ctrl-C must not interrupt closing, which takes two seconds at most
-            return self._end_workers(stop_s)
+            killed = self._end_workers(stop_s)
+        for link in self._links:
+            warn_of_close_faults(link.plan.worker, link.close_faults)
+        for link, has_ended in killed:
+            fate = "it was killed" if has_ended else f"process {link.pid} had not ended {KILL_S} s after SIGKILL"
+            warn(
+                f"worker {link.plan.worker} (envs {list(link.plan.env_ids)}) did not stop within {stop_s} s, and {fate}; "
+                "close() of its envs may not have run",
+            )
 
-    def _end_workers(self, stop_s: float) -> tuple[list[WorkerLink], list[WorkerLink]]:
+    def _end_workers(self, stop_s: float) -> list[tuple[WorkerLink, bool]]:
+        """End all processes and close all descriptors. The caller defers signals.
+
+        Return the link of each process that was killed, and whether it has ended.
+        """
         with self._end_lock:
             self._is_closed = True
         deadline = time.monotonic() + stop_s
@@ -376,7 +355,7 @@ class ProcessBackend:
         for link in self._links:
             link.kill()
         self._wait_ends(time.monotonic() + KILL_S)
-        unkillable = [link for link in killed if not link.is_dead]
+        fates = [(link, link.is_dead) for link in killed]
         if self._launcher is not None:
             self._launcher.end(END_LAUNCHER_S)
         self._launcher = None
@@ -386,24 +365,12 @@ class ProcessBackend:
         if self._build_progress is not None:
             self._build_progress.close()
         self._slab = self._ring = None
-        return killed, unkillable
+        return fates
 
     def _wait_ends(self, deadline: float) -> None:
         for link in self._links:
             # The waits may follow each other: the deadline is the same for all, and the workers end in parallel.
             link.wait_end(deadline)
-
-    def _warn_of_end(self, killed: Sequence[WorkerLink], unkillable: Sequence[WorkerLink], stop_s: float) -> None:
-        for link in self._links:
-            warn_of_close_faults(link.plan.worker, link.close_faults)
-        for link in killed:
-            fate = (
-                f"process {link.pid} had not ended {KILL_S} s after SIGKILL" if link in unkillable else "it was killed"
-            )
-            warn(
-                f"worker {link.plan.worker} (envs {list(link.plan.env_ids)}) did not stop within {stop_s} s, and {fate}; "
-                "close() of its envs may not have run",
-            )
 
     def _require_launcher(self) -> LauncherClient:
         if self._launcher is None:

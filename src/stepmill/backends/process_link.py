@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 
 from stepmill import _native
 from stepmill._native import OwnedFd
-from stepmill.backends.base import Future, num_before
-from stepmill.spec.errors import StepmillError
+from stepmill.backends.base import Future, num_before, worker_died_error
+from stepmill.spec.errors import LauncherDied, StepmillError, WorkerDied, describe_exit, signal_name
 from stepmill.worker.build_progress import BUILT, IN_WORKER_INIT, BuildProgress
-from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, ChannelGarbled, Frame, wait_ready
+from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, ChannelGarbled, Frame, poll_ready, wait_ready
 from stepmill.worker.env_host import Fault
 from stepmill.worker.messages import (
     Attached,
@@ -29,21 +29,23 @@ from stepmill.worker.messages import (
     Failed,
     Launched,
     LaunchFailed,
-    LaunchWorker,
     Quit,
     Ready,
     Reply,
     Request,
-    StartLauncher,
+    Start,
     Value,
     WorkerPlan,
     dump,
     load,
 )
+from stepmill.worker.process_setup import reap_child, watch_child
 from stepmill.worker.signals import defer_signals
 
 SetupResult = Ready | Attached | Failed
 TRACE_BYTES = 65_536
+NO_RESULT = "the call has no result"
+EXIT_CODE_S = 0.2  # how long a process may take to report the exit code of one that it has started
 
 
 class ProcessLink:
@@ -52,6 +54,7 @@ class ProcessLink:
     Attributes:
         peer: the other end of the channel, which is passed to the process.
         pid: the pid of the process; 0 until it is known to run.
+        server: the process that has started this one, and its number there. None if the learner has started it.
         exit_code: the exit status, or the negative number of the signal that ended the process. None if not known.
         launch_failure: why there is no process, or no pidfd for it.
         has_hung_up: whether the process has closed its end of the channel.
@@ -61,7 +64,9 @@ class ProcessLink:
     def __init__(self) -> None:
         self.channel, self.peer = Channel.pair()
         self.pid = 0
+        self.server: tuple[ServerLink, int] | None = None
         self.exit_code: int | None = None
+        self._unreaped = 0  # the pid of a child of the learner, until it is reaped
         self.launch_failure: str | None = None
         self.has_hung_up = False
         self.is_closed = False
@@ -91,12 +96,13 @@ class ProcessLink:
     @property
     def is_dead(self) -> bool:
         """Whether the process has ended. `handle_messages` can then receive all its messages."""
-        has_ended = self.pidfd != NO_FD and bool(wait_ready({self.pidfd: select.POLLIN}, 0.0))
+        has_ended = self.pidfd != NO_FD and bool(poll_ready({self.pidfd: select.POLLIN}, 0.0))
         return has_ended or self.launch_failure is not None
 
-    def set_process(self, pid: int, process: OwnedFd) -> None:
-        """Store the pid and the pidfd of the process, which has been started."""
-        self.pid, self._process = pid, process
+    def set_process(self, pid: int, process: OwnedFd | None = None) -> None:
+        """Store the pid and the pidfd of the process, which has been started. `process` is None if it is a child of the learner."""
+        self.pid, self._process = pid, process or watch_child(pid)
+        self._unreaped = 0 if process else pid
 
     def mark_launch_failed(self, reason: str) -> None:
         """Record why there is no process, or no pidfd for it."""
@@ -154,6 +160,19 @@ class ProcessLink:
         self.handle_messages()
         return True
 
+    def find_exit_code(self, timeout_s: float) -> int | None:
+        """Return the exit code of the process, which has ended or was killed, or None if it is not known.
+
+        The process that has started this one may take `timeout_s` to report the code.
+        """
+        if self.exit_code is None and self.server is not None:
+            self.server[0].wait_exit(self, timeout_s)
+        with self._lock:
+            pid, self._unreaped = self._unreaped, 0
+            if pid:
+                self.exit_code = reap_child(pid)
+        return self.exit_code
+
     def renew_channel(self) -> None:
         """Replace the channel. A process that was started with the old channel ends."""
         self.channel.close()
@@ -180,15 +199,21 @@ class ServerLink(ProcessLink):
     def is_dead(self) -> bool:
         return self.is_closed or super().is_dead
 
-    def request(self, message: StartLauncher | LaunchWorker, child: ProcessLink, fds: tuple[int, ...] = ()) -> None:
+    def request(self, message: Start, child: ProcessLink, fds: tuple[int, ...] = ()) -> None:
         """Ask for a process. `handle_messages` stores in `child` whether it was started, and how it ended.
 
         Raises:
             ChannelClosed: the process of this link is gone.
         """
         with defer_signals(), self._lock, child.peer as sock:
+            child.server = self, message.number
             self._children[message.number] = child
             self.channel.send(dump(message), [sock.fileno(), *fds])
+
+    def drop(self, number: int) -> None:
+        """Forget a process."""
+        with self._lock:
+            self._children.pop(number, None)
 
     def _receive(self, message: object, fds: tuple[OwnedFd, ...]) -> None:
         self._is_late = False
@@ -224,6 +249,13 @@ class ServerLink(ProcessLink):
                 return
             wait_ready(self.fds, deadline)
 
+    def died_error(self, what: str, hint: str, *, is_final: bool = False) -> LauncherDied:
+        """Return the error for this process, which starts `what` and has ended unexpectedly."""
+        code = self.find_exit_code(EXIT_CODE_S)
+        name = signal_name(code)
+        text = f"the process that starts {what} {describe_exit(code)}; {hint}"
+        return LauncherDied(text, exit_code=None if name else code, signal_name=name, is_final=is_final)
+
     def end(self, timeout_s: float) -> None:
         """End the process, which kills the processes that it has started, and reap it. Later calls do nothing."""
         with defer_signals(), self._lock:
@@ -233,12 +265,10 @@ class ServerLink(ProcessLink):
                 self.channel.send(dump(Quit()))
             if not self.wait_end(time.monotonic() + timeout_s):
                 self.kill()
-            self.reap()
+            self.find_exit_code(EXIT_CODE_S)
+            if self.server is not None:
+                self.server[0].drop(self.server[1])
             self.close()
-
-    def reap(self) -> None:
-        """Set the exit code of this process, which has ended or was killed. The code stays None if it cannot be known."""
-        raise NotImplementedError
 
 
 class WorkerLink(ProcessLink):
@@ -340,13 +370,18 @@ class WorkerLink(ProcessLink):
         else:
             self._reject()
 
-    def fail_futures(self, make_error: Callable[[], StepmillError]) -> None:
-        """Fail every request that has no reply yet."""
+    def died_error(self, hint: str, timeout_s: float = EXIT_CODE_S) -> WorkerDied:
+        """Return the error for this worker, which has ended. `timeout_s` is as for `find_exit_code`."""
+        code = self.find_exit_code(timeout_s) if self.is_dead else self.exit_code
+        return worker_died_error(self.plan.worker, self.plan.env_ids, code, hint=hint)
+
+    def fail_futures(self, make_error: Callable[[], StepmillError] | None = None) -> None:
+        """Fail every request that has no reply yet, by default with the error that the worker has died."""
         with self._lock:
             waiting = list(self._futures.values())
             self._futures.clear()
         if waiting:
-            error = make_error()
+            error = self.died_error(NO_RESULT) if make_error is None else make_error()
             for future in waiting:
                 future.fail(error)
 

@@ -58,12 +58,11 @@ class SerialBackend:
         if len(plans) != 1:
             raise EngineBug(f"the serial backend has one worker, not {len(plans)}")
         self._plan = plans[0]
-        progress = StartProgress(len(self._plan.env_ids), is_wanted=self._settings.show_progress)
-        try:
-            with defer_signals():
-                return [self._build(lambda env_id: progress.show(num_before(self._plan.env_ids, env_id)))]
-        finally:
-            progress.close()
+        with (
+            StartProgress(len(self._plan.env_ids), is_wanted=self._settings.show_progress) as progress,
+            defer_signals(),
+        ):
+            return [self._build(lambda env_id: progress.show(num_before(self._plan.env_ids, env_id)))]
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
         self._slab = slab

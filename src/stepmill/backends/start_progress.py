@@ -9,6 +9,8 @@ import sys
 import time
 from typing import TextIO, cast
 
+from stepmill.spec.closing import CloseAtEnd
+
 DELAY_S = 1.0  # a start that takes less time shows nothing
 INTERVAL_S = 0.2
 MIN_RATE_S = 1e-3
@@ -16,7 +18,7 @@ DUMB_TERMINALS = ("", "dumb", "unknown")
 ERASE_LINE = "\r\x1b[2K"
 
 
-class StartProgress:
+class StartProgress(CloseAtEnd):
     """Rewrites one line on stderr. The thread that starts the workers calls `show` in each slice of its wait."""
 
     def __init__(self, num_envs: int, *, is_wanted: bool) -> None:

@@ -21,10 +21,9 @@ from stepmill.backends.base import (
     BackendTraits,
     Future,
     closed_error,
-    is_refusal,
+    name_refusals,
     num_before,
     start_timeout_error,
-    too_many_workers_error,
     warn_of_close_faults,
     worker_died_error,
     worker_fault_error,
@@ -77,16 +76,11 @@ class ThreadBackend:
         return None
 
     def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
-        with defer_signals():
-            try:
-                for plan in plans:
-                    self._workers.append(self._make_worker(plan, 0))
-                return self._build_all()
-            except BaseException as exc:
-                self._shut_down(CANCEL_S)
-                if is_refusal(exc, (OSError, RuntimeError)):  # the system has no descriptor or thread left
-                    raise too_many_workers_error(len(plans), exc) from exc
-                raise
+        refusals = (OSError, RuntimeError)  # the system has no descriptor or thread left
+        with defer_signals(), name_refusals(len(plans), refusals), close_on_error(lambda: self._shut_down(CANCEL_S)):
+            for plan in plans:
+                self._workers.append(self._make_worker(plan, 0))
+            return self._build_all()
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
         self._slab, self._ring = slab, ring
@@ -159,11 +153,8 @@ class ThreadBackend:
 
     def _build_all(self) -> list[WorkerReport]:
         num_envs = sum(len(worker.plan.env_ids) for worker in self._workers)
-        progress = StartProgress(num_envs, is_wanted=self._settings.show_progress)
-        try:
+        with StartProgress(num_envs, is_wanted=self._settings.show_progress) as progress:
             return self._build(self._workers, lambda: progress.show(sum(worker.num_built for worker in self._workers)))
-        finally:
-            progress.close()
 
     def _build(self, workers: Sequence[ThreadWorker], on_wait: Callable[[], None] = lambda: None) -> list[WorkerReport]:
         deadline = deadline_after(self._settings.start_timeout_s)

@@ -13,7 +13,7 @@
     starter             the main program of the process that starts launchers
     launcher            the process that starts workers and reports how they end, with code that it and the starter share
     fresh_interpreter   starts a Python process that runs one of these programs
-    process_setup       prepares a new process to be a worker or the launcher
+    process_setup       forks processes, and prepares them to be workers or launchers
     coroutines          runs envs whose methods are coroutines
     coroutine_server    the loop of a worker with such envs
     module_contents     reads the contents of modules in workers, which are compared with those of the program

@@ -21,8 +21,8 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from stepmill._native import OwnedFd
 
@@ -42,8 +42,7 @@ class ChannelGarbled(ChannelClosed):
     """The peer sent bytes that are not a frame. The channel can no longer be used."""
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """One received message. It owns its descriptors, which are closed with it unless the receiver stores them.
 
     `fds` is empty if this process could not receive all of them because of its limit of open files.
@@ -272,12 +271,16 @@ def wait_ready(wanted: dict[int, int], deadline: float | None) -> set[int]:
 
     The wait takes at most POLL_SLICE_S, and may then return an empty set. NO_FD is ignored.
     """
+    return poll_ready(wanted, POLL_SLICE_S if deadline is None else min(POLL_SLICE_S, deadline - time.monotonic()))
+
+
+def poll_ready(wanted: Mapping[int, int], timeout_s: float | None) -> set[int]:
+    """Do the same as `wait_ready`, but wait for `timeout_s`, or without limit if that is None."""
     poller = select.poll()
     for fd, events in wanted.items():
         if fd != NO_FD:
             poller.register(fd, events)
-    left_s = POLL_SLICE_S if deadline is None else min(POLL_SLICE_S, max(0.0, deadline - time.monotonic()))
-    return {fd for fd, _ in poller.poll(left_s * 1000)}
+    return {fd for fd, _ in poller.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000)}
 
 
 def deadline_after(timeout_s: float | None) -> float:

@@ -12,9 +12,9 @@ import marshal
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 from stepmill._native import OwnedFd
 from stepmill.spec.errors import UsageError
@@ -32,31 +32,26 @@ run_entry(boot)
 """
 
 
-@dataclass(frozen=True)
-class InterpreterStart:
-    """How to start a fresh interpreter.
+def start_interpreter(entry: str, fd: int, learner: int, environ: Mapping[str, str], **arguments: object) -> int:
+    """Start a fresh interpreter, and return its pid.
 
-    Attributes:
-        entry: the function, as "module:name". It is called with the descriptor of the channel's socket and `arguments`.
-        arguments: numbers, strings, and lists of them.
-        inherited_fds: descriptors that the process inherits with the same numbers, in addition to the socket.
+    Args:
+        entry: the function to call, as "module:name". Its arguments are `fd`, `learner` and the `arguments` here.
+        fd: the socket of its channel, which the process inherits with the same number.
+        learner: a pidfd of the learner, which the process inherits, too.
         environ: the environment variables of the process.
-    """
-
-    entry: str
-    arguments: Mapping[str, object]
-    inherited_fds: Sequence[int]
-    environ: Mapping[str, str] = field(repr=False)
-
-
-def start_interpreter(start: InterpreterStart, fd: int) -> subprocess.Popen[bytes]:
-    """Start a fresh interpreter, which inherits `fd`, the socket of its channel.
-
+        arguments: numbers, strings, and lists of them.
     Raises:
         UsageError: the path of the Python executable is not known, or the system refuses to start it.
     """
     if not sys.executable:
         raise UsageError("this Python is embedded and has no executable to start workers with; use context='fork'")
+    boot = {
+        "path": _import_path(),
+        "argv": [str(word) for word in getattr(sys, "argv", [])],
+        "entry": entry,
+        "arguments": {"fd": fd, "learner": learner, **arguments},
+    }
     read_end, write_end = map(OwnedFd, os.pipe())
     with contextlib.closing(write_end):
         try:
@@ -64,35 +59,24 @@ def start_interpreter(start: InterpreterStart, fd: int) -> subprocess.Popen[byte
                 process = subprocess.Popen(
                     [sys.executable, *interpreter_flags(), "-c", _CODE.format(pipe=read_end.fileno())],
                     stdin=subprocess.DEVNULL,
-                    env=dict(start.environ),
-                    pass_fds=(fd, read_end.fileno(), *start.inherited_fds),
+                    env=dict(environ),
+                    pass_fds=(fd, learner, read_end.fileno()),
                 )
         except (FileNotFoundError, NotADirectoryError, PermissionError) as exc:
             raise UsageError(
                 f"cannot start workers with {sys.executable}: {exc}; restore the executable, or use context='fork'"
             ) from exc
+        process.returncode = 0  # the process is reaped by its pid, and not by this object
         # BrokenPipeError means that the process is dead already, which its pidfd reports.
         with contextlib.suppress(BrokenPipeError), open(write_end.fileno(), "wb", closefd=False) as pipe:
-            pipe.write(_dump_setup(start, fd))
-    return process
+            pipe.write(marshal.dumps(boot))
+    return process.pid
 
 
 def interpreter_flags() -> list[str]:
     """Return the options of this interpreter's command line with which another interpreter must be started."""
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return flags
-
-
-def _dump_setup(start: InterpreterStart, fd: int) -> bytes:
-    return marshal.dumps(
-        {
-            "path": _import_path(),
-            "argv": [str(word) for word in getattr(sys, "argv", [])],
-            "entry": start.entry,
-            "fd": fd,
-            "arguments": dict(start.arguments),
-        }
-    )
 
 
 def _import_path() -> list[str]:
@@ -117,10 +101,10 @@ def _import_folder(name: str, file: object) -> str:
     return folder if base == f"{name}.py" else ""
 
 
-def run_entry(boot: Mapping[str, object]) -> None:
+def run_entry(boot: Mapping[str, Any]) -> None:
     """Call the entry function. This runs in the fresh interpreter."""
-    module, _, name = str(boot["entry"]).partition(":")
+    module, _, name = boot["entry"].partition(":")
     entry = getattr(import_module(module), name)
     gc.freeze()  # modules stay; searching them for garbage would take a twentieth of the time of the imports
     gc.enable()
-    entry(boot["fd"], boot["arguments"])
+    entry(**boot["arguments"])

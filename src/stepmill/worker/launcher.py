@@ -19,65 +19,20 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import time
-import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Generic, TypeVar
+from typing import NamedTuple
 
 from stepmill import _native
 from stepmill._native import OwnedFd
 from stepmill.spec.choices import Context
 from stepmill.worker import process_setup
-from stepmill.worker.channel import Channel, ChannelClosed
-from stepmill.worker.fresh_interpreter import InterpreterStart, start_interpreter
-from stepmill.worker.messages import (
-    Exited,
-    Launched,
-    LaunchFailed,
-    LaunchWorker,
-    Quit,
-    StartLauncher,
-    WorkerPlan,
-    dump,
-    load,
-)
+from stepmill.worker.channel import Channel, ChannelClosed, poll_ready
+from stepmill.worker.fresh_interpreter import start_interpreter
+from stepmill.worker.messages import Exited, Launched, LaunchFailed, Quit, Start, WorkerPlan, dump, load
 
 _REAP_S = 0.3  # how long the process waits at its end for children that it has killed
-_EVENTS = select.POLLIN
-
-RequestT = TypeVar("RequestT", LaunchWorker, StartLauncher)
-
-
-@dataclass(frozen=True)
-class Child:
-    """A process that was started, and has not been reaped yet."""
-
-    number: int
-    pid: int
-    pidfd: OwnedFd
-    interpreter: subprocess.Popen[bytes] | None  # None if the child is a fork
-
-    @classmethod
-    def watch(cls, number: int, pid: int, interpreter: subprocess.Popen[bytes] | None = None) -> Child:
-        """Return the child for a new process. If its pidfd cannot be opened, kill the process and raise the error."""
-        try:
-            return cls(number, pid, OwnedFd.pidfd(pid), interpreter)
-        except OSError:
-            os.kill(pid, signal.SIGKILL)  # the process is not reaped yet, so no other process has this pid
-            cls(number, pid, OwnedFd(), interpreter).reap()
-            raise
-
-    def reap(self) -> int | None:
-        """Wait for the end of the child. Return its exit code, or None if other code in this process has reaped it."""
-        if self.interpreter is not None:
-            return self.interpreter.wait()
-        try:
-            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        except ChildProcessError:
-            return None
 
 
 def load_modules(names: Sequence[str]) -> None:
@@ -88,158 +43,140 @@ def load_modules(names: Sequence[str]) -> None:
             import_module(name)
 
 
-class ChildServer(Generic[RequestT]):
+class ChildServer:
     """Starts one process for each request, and reaps it. Subclasses define how a process is started."""
 
-    def __init__(self, channel: Channel, learner: int, request: type[RequestT], *, idle_s: float | None = None) -> None:
+    def __init__(self, channel: Channel, learner: int, *, idle_s: float | None = None) -> None:
         """`learner` is the pidfd of the learner. Without children, the process ends after `idle_s` seconds."""
+        self.learner = learner
         self._channel = channel
-        self._learner = learner
-        self._request: type[RequestT] = request
         self._idle_s = idle_s
-        self._children: dict[int, Child] = {}  # by pidfd
+        self._children: dict[int, _Child] = {}  # by pidfd
 
-    def start(self, request: RequestT, fds: Sequence[OwnedFd]) -> Child:
-        """Start a process. `fds` came with the request."""
+    def start(self, request: Start, fds: Sequence[OwnedFd]) -> int:
+        """Start a process, and return its pid. `fds` came with the request."""
         raise NotImplementedError
 
-    def run_and_leave(self) -> None:
-        """Serve until the learner sends Quit or is gone, then kill the remaining children and end this process."""
-        code = 1
+    def fork(self, run: Callable[[], object]) -> int:
+        """Call `run` in a fork of this process, without the descriptors of this object. Return the pid."""
+
+        def run_alone() -> None:
+            self._channel.close_local_copy()
+            for child in self._children.values():
+                child.pidfd.close()
+            run()
+
+        return process_setup.fork(run_alone)
+
+    def serve(self) -> None:
+        """Serve until the learner sends Quit or is gone, and then kill the remaining children."""
         try:
-            while self._run_once():
-                pass
-            code = 0
-        except BaseException:
-            traceback.print_exc()
+            with contextlib.suppress(ChannelClosed):
+                while self._run_once():
+                    pass
         finally:
             self._kill_all()
-            process_setup.exit_process(code)
-
-    def close_in_fork(self) -> None:
-        """Close the descriptors of this object in a fork of its process."""
-        self._channel.close_local_copy()
-        for child in self._children.values():
-            child.pidfd.close()
+            self._channel.close_local_copy()
 
     def _run_once(self) -> bool:
-        poller = select.poll()
-        poller.register(self._channel.fd, _EVENTS | (select.POLLOUT if self._channel.has_backlog else 0))
-        poller.register(self._learner, _EVENTS)
-        for pidfd in self._children:
-            poller.register(pidfd, _EVENTS)
-        is_idle = self._idle_s is not None and not self._children
-        ready = {fd for fd, _ in poller.poll(self._idle_s * 1000 if self._idle_s is not None and is_idle else None)}
-        if self._learner in ready or (is_idle and not ready):
+        channel = self._channel
+        wanted = dict.fromkeys((channel.fd, self.learner, *self._children), select.POLLIN)
+        wanted[channel.fd] |= select.POLLOUT if channel.has_backlog else 0
+        ready = poll_ready(wanted, None if self._children else self._idle_s)
+        if self.learner in ready or not ready:
             return False
-        try:
-            for pidfd in ready & self._children.keys():
-                self._reap(self._children.pop(pidfd))
-            self._channel.push()
-            return self._channel.fd not in ready or self._apply_messages()
-        except ChannelClosed:
-            return False
+        for pidfd in ready & self._children.keys():
+            self._reap(self._children.pop(pidfd))
+        channel.push()
+        return channel.fd not in ready or self._apply_messages()
 
     def _apply_messages(self) -> bool:
         while (frame := self._channel.poll_frame()) is not None:
             message = load(frame.data)
             if isinstance(message, Quit):
                 return False
-            if not isinstance(message, self._request):
-                raise TypeError(
-                    f"got a {type(message).__name__}; this process accepts {self._request.__name__} and Quit"
-                )
+            if not isinstance(message, Start):
+                raise TypeError(f"got a {type(message).__name__}; this process accepts Start and Quit")
             self._launch(message, frame.fds)
         return True
 
-    def _launch(self, request: RequestT, fds: Sequence[OwnedFd]) -> None:
+    def _launch(self, request: Start, fds: Sequence[OwnedFd]) -> None:
         """Start a process, and report this. `fds` is empty if this process may open no more files."""
+        child = None
         try:
             if not fds:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            child = self.start(request, fds)
+            pid = self.start(request, fds)
+            # The pidfd is opened before the child is reaped, so it cannot refer to a later process with the same pid.
+            child = _Child(request.number, pid, process_setup.watch_child(pid))
+            self._channel.send(dump(Launched(request.number, pid)), [child.pidfd.fileno()])
         except Exception as exc:  # no memory, too many processes, too many open files
+            if child is not None:  # the learner does not know it
+                child.kill()
+                child.reap()
             self._channel.send(dump(LaunchFailed(request.number, f"{type(exc).__name__}: {exc}")))
-            return
-        # The pidfd is opened before the child is reaped, so it cannot refer to a later process with the same pid.
-        self._children[child.pidfd.fileno()] = child
-        try:
-            self._channel.send(dump(Launched(request.number, child.pid)), [child.pidfd.fileno()])
-        except OSError as exc:  # no descriptor is left for the duplicate
-            self._end_child(child)
-            self._channel.send(dump(LaunchFailed(request.number, f"{type(exc).__name__}: {exc}")))
+        else:
+            self._children[child.pidfd.fileno()] = child
 
-    # ---- ending ---------------------------------------------------------------------------------------------------
-
-    def _end_child(self, child: Child) -> None:
-        """Kill a child that was not reported to the learner."""
-        del self._children[child.pidfd.fileno()]
-        with contextlib.suppress(ProcessLookupError):
-            _native.pidfd_send_signal(child.pidfd.fileno(), signal.SIGKILL)
-        child.reap()
-        child.pidfd.close()
-
-    def _reap(self, child: Child) -> None:
+    def _reap(self, child: _Child) -> None:
         code = child.reap()
-        child.pidfd.close()
         if code is not None:
             self._channel.send(dump(Exited(child.number, child.pid, code)))
 
     def _kill_all(self) -> None:
-        for pidfd in self._children:
-            with contextlib.suppress(ProcessLookupError):
-                _native.pidfd_send_signal(pidfd, signal.SIGKILL)
+        for child in self._children.values():
+            child.kill()
         deadline = time.monotonic() + _REAP_S
         while self._children and time.monotonic() < deadline:
-            poller = select.poll()
-            for pidfd in self._children:
-                poller.register(pidfd, _EVENTS)
-            for pidfd, _ in poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            for pidfd in poll_ready(dict.fromkeys(self._children, select.POLLIN), deadline - time.monotonic()):
                 self._children.pop(pidfd).reap()
 
 
-def main_forked(channel: Channel, learner: int, plans: Sequence[WorkerPlan], environ: Mapping[str, str]) -> None:
-    """Run a launcher in a fork of the learner, from which it has inherited the plans. This does not return."""
-    try:
-        process_setup.remove_parent_cleanup()
-        process_setup.reset_signal_handlers()
-        process_setup.detach_stdin()
-        os.environ.update(environ)
-        launcher = Launcher(channel, learner, Context.FORK, {plan.worker: plan for plan in plans})
-    except BaseException:
-        traceback.print_exc()
-        process_setup.exit_process(1)
-    else:
-        launcher.run_and_leave()
+class _Child(NamedTuple):
+    """A process that was started, and has not been reaped yet."""
+
+    number: int
+    pid: int
+    pidfd: OwnedFd
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            _native.pidfd_send_signal(self.pidfd.fileno(), signal.SIGKILL)
+
+    def reap(self) -> int | None:
+        """Wait for the end of the process, and return its exit code if it is known."""
+        self.pidfd.close()
+        return process_setup.reap_child(self.pid)
 
 
-class Launcher(ChildServer[LaunchWorker]):
+def run_launcher(
+    fd: int, learner: int, context: Context, environ: Mapping[str, str], plans: Sequence[WorkerPlan] = ()
+) -> None:
+    """Run a launcher in a fork of the starter or of the learner, from which it has inherited the plans.
+
+    `fd` is the socket of its channel, and `learner` the pidfd of the learner.
+    """
+    for name in os.environ.keys() - environ.keys():
+        del os.environ[name]
+    os.environ.update(environ)
+    channel = Channel(socket.socket(fileno=fd), use_thread=False)
+    Launcher(channel, learner, context, {plan.worker: plan for plan in plans}).serve()
+
+
+class Launcher(ChildServer):
     """Starts workers on request, and reaps them."""
 
     def __init__(self, channel: Channel, learner: int, context: Context, plans: Mapping[int, WorkerPlan]) -> None:
-        super().__init__(channel, learner, LaunchWorker)
+        super().__init__(channel, learner)
         self._context = context
         self._plans = plans
 
-    def start(self, request: LaunchWorker, fds: Sequence[OwnedFd]) -> Child:
+    def start(self, request: Start, fds: Sequence[OwnedFd]) -> int:
         if self._context is Context.SPAWN:
-            arguments = {"learner": self._learner}
-            start = InterpreterStart("stepmill.worker.main:main", arguments, (self._learner,), os.environ)
-            process = start_interpreter(start, fds[0].fileno())
-            return Child.watch(request.number, process.pid, process)
-        pid = process_setup.fork()
-        if pid == 0:
-            self._run_as_worker(request.number, fds[0])
-        return Child.watch(request.number, pid)
+            return start_interpreter("stepmill.worker.main:main", fds[0].fileno(), self.learner, os.environ)
+        return self.fork(lambda: self._run_worker(request.number, fds[0].release()))
 
-    def _run_as_worker(self, worker: int, fd: OwnedFd) -> None:
-        try:
-            from stepmill.worker.main import run_worker  # imported here because a launcher that spawns does not need it
+    def _run_worker(self, worker: int, fd: int) -> None:
+        from stepmill.worker.main import run_worker  # imported here because a launcher that spawns does not need it
 
-            self.close_in_fork()
-            process_setup.enable_crash_traceback()
-            run_worker(Channel(socket.socket(fileno=fd.release())), self._learner, self._plans.get(worker))
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            process_setup.exit_process(1)
+        run_worker(fd, self.learner, self._plans.get(worker))

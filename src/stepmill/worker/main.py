@@ -13,7 +13,7 @@ import socket
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
@@ -69,24 +69,24 @@ EXIT_BUG = 70  # an error in stepmill itself; its traceback is on stderr
 _FINAL_FLUSH_S = 1.0  # how long a worker waits at its end until its last message is sent
 
 
-def main(fd: int, arguments: Mapping[str, int]) -> None:
-    """Run a worker in a fresh interpreter. `fd` is the socket of its channel."""
+def main(fd: int, learner: int) -> None:
+    """Run a worker in a fresh interpreter. `fd` and `learner` are as for `run_worker`."""
     process_setup.reset_signal_handlers()
-    process_setup.enable_crash_traceback()
-    run_worker(Channel(socket.socket(fileno=fd)), arguments["learner"], None)
+    run_worker(fd, learner, None)
 
 
-def run_worker(channel: Channel, learner: int, plan: WorkerPlan | None) -> None:
+def run_worker(fd: int, learner: int, plan: WorkerPlan | None) -> None:
     """Run a worker and end the process. This does not return.
 
     Args:
-        channel: the channel to the learner.
+        fd: the socket of the channel to the learner.
         learner: the pidfd of the learner.
         plan: the plan that this process has inherited, if it is a fork of the learner. None if the plan is received.
     """
     code = EXIT_BUG
     try:
-        code = _Worker(channel, learner).run(plan)
+        process_setup.enable_crash_traceback()
+        code = _Worker(Channel(socket.socket(fileno=fd)), learner).run(plan)
     except BaseException as exc:
         _end_process(exc)
     finally:

@@ -3,8 +3,8 @@
 They are named tuples, because each program waits until the starter has made these classes, and dataclasses take five
 times as long.
 
-learner ──► starter    StartLauncher (+ the launcher's socket, stdout and stderr)
-learner ──► launcher   LaunchWorker (+ the worker's socket) · Quit
+learner ──► starter    Start (+ the launcher's socket, stdout and stderr) · Quit
+learner ──► launcher   Start (+ the worker's socket) · Quit
 starter, launcher ──► learner   Launched (+ a pidfd) · LaunchFailed · Exited
 learner ──► worker     Build · Attach (+ the slab's descriptors) · Request
 worker ──► learner     Ready · Failed · Attached · Reply · Closed
@@ -324,31 +324,34 @@ class Closed(NamedTuple):
 # ---- learner, starter and launcher ----------------------------------------------------------------------------------
 
 
-class LaunchWorker(NamedTuple):
-    """Start a process for the worker of this number. The socket of its channel comes with the message."""
-
-    number: int
-
-
-class StartLauncher(NamedTuple):
-    """Start a launcher. The socket of its channel and the learner's open files of `stdio` come with the message.
+class LauncherSetup(NamedTuple):
+    """How to start a launcher.
 
     Attributes:
-        number: a number that is unique for the starter.
+        context: how the launcher starts its workers.
         environ: the environment variables of the launcher.
         preload: the modules to import before the launcher is forked.
-        stdio: the descriptors that the files replace in the launcher: 1, 2 or both.
+        stdio: the descriptors that files of the learner replace in the launcher: 1, 2 or both.
     """
 
-    number: int
     context: Context
     environ: Mapping[str, str]
     preload: Sequence[str]
     stdio: tuple[int, ...]
 
 
+class Start(NamedTuple):
+    """Start a process: the worker of this number, or a launcher with this setup and a number that is unique for the starter.
+
+    The socket of the process's channel comes with the message, and then, for a launcher, the learner's files of `stdio`.
+    """
+
+    number: int
+    setup: LauncherSetup | None = None
+
+
 class Quit:
-    """Kill the remaining workers, and end."""
+    """Kill the remaining processes that were started, and end."""
 
 
 class Launched(NamedTuple):

@@ -1,4 +1,4 @@
-"""Sets up a new process to be a launcher or a worker.
+"""Forks processes, sets them up to be launchers or workers, and ends them.
 
 A fork inherits the signal handlers, blocked signals, buffered output, exit functions and garbage of its parent. This module
 resets those that would otherwise take effect a second time in the child.
@@ -14,13 +14,15 @@ import os
 import random
 import signal
 import sys
+import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import NoReturn
 
 import numpy as np
 
+from stepmill._native import OwnedFd
 from stepmill.worker.signals import DEFERRED
 
 STDERR = 2
@@ -56,13 +58,46 @@ def block_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-def fork() -> int:
-    """Flush stdout and stderr, and fork. Return 0 in the child, and the pid of the child in the parent."""
+def fork(run: Callable[[], object]) -> int:
+    """Call `run` in a fork of this process, which ends afterwards, and return the pid of the fork."""
     flush_stdio()
     with warnings.catch_warnings():
         # Python 3.12 warns of other threads. The user has chosen context='fork', and the child runs none of their code.
         warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
+        pid = os.fork()
+    if pid == 0:
+        run_and_exit(run)
+    return pid
+
+
+def run_and_exit(run: Callable[[], object]) -> NoReturn:
+    """Call `run`, and end this process. Whatever is raised, the code that follows does not run."""
+    code = 1
+    try:
+        run()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        exit_process(code)
+
+
+def watch_child(pid: int) -> OwnedFd:
+    """Return the pidfd of a new child. If it cannot be opened, kill the child and raise the error."""
+    try:
+        return OwnedFd.pidfd(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)  # the process is not reaped yet, so no other process has this pid
+        reap_child(pid)
+        raise
+
+
+def reap_child(pid: int) -> int | None:
+    """Wait for the end of a child. Return its exit code, or None if other code in this process has reaped it."""
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return None
 
 
 def remove_parent_cleanup() -> None:

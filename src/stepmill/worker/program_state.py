@@ -13,9 +13,8 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Literal, Protocol, cast
+from typing import Literal, NamedTuple, Protocol, cast
 
 # Maps each library with a registry of envs to the module that dumps and loads the registry. This package imports
 # neither.
@@ -32,8 +31,7 @@ class _RegistryModule(Protocol):
     def load_registry(self, data: bytes) -> Callable[[], None]: ...
 
 
-@dataclass(frozen=True)
-class WarningFilter:
+class WarningFilter(NamedTuple):
     """One entry of `warnings.filters`, as strings and numbers. `category` is a module and the name of a class in it."""
 
     action: str
@@ -43,8 +41,7 @@ class WarningFilter:
     lineno: int
 
 
-@dataclass(frozen=True)
-class ProgramState:
+class ProgramState(NamedTuple):
     """The warnings filters of a program, and the registries of libraries by the name of the library."""
 
     filters: tuple[WarningFilter, ...]

@@ -10,63 +10,41 @@ from __future__ import annotations
 import gc
 import os
 import socket
-import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from importlib import invalidate_caches
 
 from stepmill._native import OwnedFd
 from stepmill.worker import process_setup
 from stepmill.worker.channel import Channel
-from stepmill.worker.launcher import Child, ChildServer, Launcher, load_modules
-from stepmill.worker.messages import StartLauncher
+from stepmill.worker.launcher import ChildServer, load_modules, run_launcher
+from stepmill.worker.messages import Start
 
 
-def main(fd: int, arguments: Mapping[str, object]) -> None:
-    """Run a starter in a fresh interpreter. `fd` is the socket of its channel."""
+def main(fd: int, learner: int, preload: Sequence[str], idle_s: float) -> None:
+    """Run a starter in a fresh interpreter. `fd` is the socket of its channel, and `learner` the pidfd of the learner."""
     process_setup.reset_signal_handlers()
-    learner, preload, idle_s = arguments["learner"], arguments["preload"], arguments["idle_s"]
-    if not (isinstance(preload, list) and isinstance(learner, int) and isinstance(idle_s, float)):
-        raise TypeError(f"the starter got wrong arguments: {arguments}")
     load_modules(preload)
     _detach_output()
-    Starter(Channel(socket.socket(fileno=fd), use_thread=False), learner, StartLauncher, idle_s=idle_s).run_and_leave()
+    channel = Channel(socket.socket(fileno=fd), use_thread=False)
+    process_setup.run_and_exit(Starter(channel, learner, idle_s=idle_s).serve)
 
 
-class Starter(ChildServer[StartLauncher]):
+class Starter(ChildServer):
     """Starts launchers on request, and reaps them."""
 
-    def start(self, request: StartLauncher, fds: Sequence[OwnedFd]) -> Child:
-        _attach_output(zip(fds[1:], request.stdio, strict=True))
+    def start(self, request: Start, fds: Sequence[OwnedFd]) -> int:
+        setup = request.setup
+        assert setup is not None  # the learner asks the starter for launchers only
+        for file, number in zip(fds[1:], setup.stdio, strict=True):
+            os.dup2(file.fileno(), number)
+            file.close()
         try:
             invalidate_caches()  # there may be new files to import since the last pool
-            load_modules(request.preload)
+            load_modules(setup.preload)
             gc.freeze()
-            pid = process_setup.fork()
-            if pid == 0:
-                self._run_as_launcher(request, fds[0])
+            return self.fork(lambda: run_launcher(fds[0].release(), self.learner, setup.context, setup.environ))
         finally:
             _detach_output()
-        return Child.watch(request.number, pid)
-
-    def _run_as_launcher(self, request: StartLauncher, fd: OwnedFd) -> None:
-        try:
-            self.close_in_fork()
-            for name in os.environ.keys() - request.environ.keys():
-                del os.environ[name]
-            os.environ.update(request.environ)
-            channel = Channel(socket.socket(fileno=fd.release()), use_thread=False)
-            Launcher(channel, self._learner, request.context, {}).run_and_leave()
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            process_setup.exit_process(1)
-
-
-def _attach_output(files: Iterable[tuple[OwnedFd, int]]) -> None:
-    """Replace these descriptors with these files, so that output is written to them."""
-    for file, number in files:
-        os.dup2(file.fileno(), number)
-        file.close()
 
 
 def _detach_output() -> None:
