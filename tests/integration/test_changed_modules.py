@@ -17,14 +17,15 @@ import pytest
 from gymnasium.envs.toy_text import frozen_lake
 
 import stepmill
-from stepmill.backends.module_differences import find_differences
-from stepmill.worker.module_contents import MAX_ENTRIES, read_contents
+from stepmill.worker.module_contents import MAX_ENTRIES, find_differences, read_contents
 from tests.harness.scripts import run_file
 
 _NUMBERS = itertools.count()
 _SETTINGS = """\
+import functools
 import os
 import time
+from decimal import Decimal
 
 LIMIT = 10
 OPTIONS = {"gain": 1.0}
@@ -37,6 +38,13 @@ _is_ready = False
 
 def scale(value):
     return value * 2
+
+
+def doubled(function):
+    @functools.wraps(function)
+    def call(value):
+        return function(value) * 2
+    return call
 """
 _ENV = """\
 import gymnasium
@@ -131,14 +139,27 @@ def test_modules_as_they_were_imported_cause_no_warning(modules):
             r"Env\.step \(.* in the program, the function Env\.step in the workers\)",
         ),
         pytest.param("env.Env.gain", 4, r"Env\.gain \(4 in the program, 3 in the workers\)", marks=pytest.mark.slow),
+        (
+            "settings.Decimal",
+            float,
+            r"Decimal \(the class builtins\.float in the program, the class decimal\.Decimal in the workers\)",
+        ),
         ("settings.LIMIT", "a" * 200, r"LIMIT \('a{50,}a* \.\.\. in the program, 10 in the workers\)"),
     ],
-    ids=["dict", "function", "mock", "method", "attribute", "long"],
+    ids=["dict", "function", "mock", "method", "attribute", "imported", "long"],
 )
 def test_what_was_patched_is_named(modules, monkeypatch, target, value, text):
     settings, env = modules
     holder, _, name = target.rpartition(".")
     monkeypatch.setattr(eval(holder, {"settings": settings, "env": env}), name, value)
+    with pytest.warns(RuntimeWarning, match=text):
+        _start(env)
+
+
+def test_a_function_that_a_function_of_its_own_module_wraps_is_named(modules):
+    settings, env = modules
+    settings.scale = settings.doubled(settings.scale)
+    text = r"scale \(the function scale \(call of changed_settings_\d+\.py\) in the program, the function scale in the workers\)"
     with pytest.warns(RuntimeWarning, match=text):
         _start(env)
 
@@ -174,8 +195,8 @@ def test_a_module_that_loads_when_it_is_used_is_not_loaded(monkeypatch):
             raise AssertionError(f"{name} was read")
 
     monkeypatch.setitem(sys.modules, "lazy_one", Lazy("lazy_one"))
-    assert "lazy_one" not in read_contents()
-    assert find_differences([{"lazy_one": {}}, {"not_imported": {}}]) == []
+    assert "lazy_one" not in {module for module, _ in read_contents()}
+    assert find_differences([{("lazy_one", "name"): "1"}, {("not_imported", "name"): "1"}]) == []
 
 
 def test_a_module_that_only_workers_have_imported_causes_no_warning(modules):
@@ -189,7 +210,7 @@ def test_a_module_that_only_workers_have_imported_causes_no_warning(modules):
 def test_at_most_so_many_names_are_read(monkeypatch, modules):
     settings, _ = modules
     vars(settings).update({f"VALUE_{index}": index for index in range(2 * MAX_ENTRIES)})
-    assert sum(map(len, read_contents().values())) <= MAX_ENTRIES + len(read_contents())  # and each module's file
+    assert len(read_contents()) == MAX_ENTRIES
 
 
 def test_workers_find_the_modules_of_a_notebook_that_has_changed_its_folder(tmp_path):
@@ -240,7 +261,7 @@ class _Lake(frozen_lake.FrozenLakeEnv):
             frozen_lake.FrozenLakeEnv,
             "step",
             _other,
-            rf"{_LAKE}\.FrozenLakeEnv\.step \(the function _other in the program, ",
+            rf"{_LAKE}\.FrozenLakeEnv\.step \(the function _other \(_other of test_changed_modules\.py\) in the program, ",
         ),
         pytest.param(
             frozen_lake.FrozenLakeEnv,
@@ -255,19 +276,19 @@ class _Lake(frozen_lake.FrozenLakeEnv):
             gymnasium,
             "make",
             _other,
-            r"gymnasium\.make \(the function _other in the program, the function make in the",
+            r"gymnasium\.make \(the function _other .* in the program, the function make .* in the workers",
         ),
         (
             gymnasium.Wrapper,
             "added",
             _other,
-            r"Wrapper\.added \(the function _other in the program, nothing in the workers",
+            r"Wrapper\.added \(the function _other .* in the program, nothing in the workers",
         ),
         (
             frozen_lake,
             "FrozenLakeEnv",
             _Lake,
-            rf"{_LAKE}\.FrozenLakeEnv \(_Lake in the program, the class FrozenLakeEnv",
+            rf"{_LAKE}\.FrozenLakeEnv \(the class tests\..*\._Lake in the program, the class FrozenLakeEnv",
         ),
         pytest.param(
             frozen_lake, "LEFT", 7, rf"{_LAKE}\.LEFT \(7 in the program, 0 in the workers\)", marks=pytest.mark.slow

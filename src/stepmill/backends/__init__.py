@@ -11,5 +11,4 @@ starter_client    the learner's end of the starter, which starts launchers
 start_progress    shows on a terminal how many envs have been built
 ray               workers on the machines of a Ray cluster
 foreign           envs of another library's pool, such as EnvPool
-module_differences  warns if modules in workers differ from those of the program
 """

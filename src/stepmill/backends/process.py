@@ -26,7 +26,6 @@ from stepmill.backends.base import (
     warn_of_close_faults,
 )
 from stepmill.backends.launcher_client import LauncherClient, read_report, wait_setup
-from stepmill.backends.module_differences import warn_of_changed_modules
 from stepmill.backends.process_link import EXIT_CODE_S, NO_RESULT, WorkerLink
 from stepmill.backends.start_progress import StartProgress
 from stepmill.backends.starter_client import prepare_starter
@@ -56,6 +55,7 @@ from stepmill.worker.messages import (
     dump,
     load,
 )
+from stepmill.worker.module_contents import warn_of_changed_modules
 from stepmill.worker.program_state import ProgramState
 from stepmill.worker.signals import allow_signals, defer_signals
 

@@ -16,7 +16,7 @@
     process_setup       forks processes, and prepares them to be workers or launchers
     coroutines          runs envs whose methods are coroutines
     coroutine_server    the loop of a worker with such envs
-    module_contents     reads the contents of modules in workers, which are compared with those of the program
+    module_contents     compares the modules of workers with those of the program, and warns of differences
     program_state       warnings filters and registered envs, sent from the learner to fresh workers
     signals             defers signal handlers, which may raise exceptions, to safe places
 

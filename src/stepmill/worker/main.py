@@ -219,7 +219,7 @@ class _Worker:
         # An env may have imported more; its own changes do not count as differences.
         if not faults and inherited is None:
             envs = () if loaded.has_init else [env for lane in self._lanes for env in lane.built.envs]
-            return [], {**loaded.modules, **module_contents.read_contents(loaded.modules, envs)}
+            return [], module_contents.read_contents(loaded.modules, envs)
         return faults, loaded.modules
 
     def _attach_and_serve(self, settings: WorkerSettings) -> int:
@@ -376,7 +376,7 @@ def _load_plan(message: Build, inherited: WorkerPlan | None, begin: Callable[[in
     return _LoadedPlan(plan, (), modules, register_all, has_init=packed.plan.init is not None)
 
 
-def _make_ready(lanes: Sequence[_Lane], modules: module_contents.Contents) -> Ready | Failed:
+def _make_ready(lanes: Sequence[_Lane], modules: Contents) -> Ready | Failed:
     """Return the specs of the envs as bytes, or the fault of the first env whose spec cannot be rebuilt from its bytes."""
     # Equal specs of one lane are one object (see `build_envs`), so they can be compared by identity.
     packed: dict[int, bytes] = {}
