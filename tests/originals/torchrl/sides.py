@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -114,6 +115,13 @@ class Plain(gymnasium.Env):  # type: ignore[type-arg]
     def step(self, action: Any) -> Any:
         self.seen.append(action)
         return self.observation_space.sample(), 0.1, False, False, {"lives": np.int64(2)}
+
+
+class Sleeps(Plain):
+    """Never returns from a step."""
+
+    def step(self, action: Any) -> Any:
+        signal.pause()
 
 
 class NoTruncation(torchrl.envs.EnvBase):  # type: ignore[misc]

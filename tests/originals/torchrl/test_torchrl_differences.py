@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from tests.originals.torchrl.sides import (  # noqa: E402
     Maker,
     NoTruncation,
     Plain,
+    Sleeps,
     act,
     cartpole,
     counted,
@@ -198,13 +200,6 @@ def test_seeds() -> None:
     assert not torch.equal(observations[0], observations[2])
     for env in envs:
         env.close()
-
-
-class Sleeps(Plain):
-    """Never returns from a step."""
-
-    def step(self, action: Any) -> Any:
-        signal.pause()
 
 
 @row("`BATCHED_PIPE_TIMEOUT`")
@@ -389,6 +384,12 @@ def test_functions_that_return_one_env(make: Maker) -> None:
         make.here(lambda: single).reset()
     env = make.here(lambda: copy.deepcopy(single))
     assert act(env, env.reset())["reward"].tolist() == [[1.0], [1.0]]
+
+
+@row("Pickling an env")
+def test_an_env_cannot_be_pickled(make: Maker) -> None:
+    with make.refuses(TypeError, "cannot pickle"):
+        assert cloudpickle.dumps(make.here(cartpole))
 
 
 @row("Envs with text")
