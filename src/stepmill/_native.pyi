@@ -214,7 +214,7 @@ class PoolState:
 
     def attach(self, *, loop: Loop | None = None, kernel: KernelLoop | None = None, advance: Callable[[bool], bool] | None = None, outbox_fd: int | None = None, reaper: Reaper | None = None) -> None:
         """
-        Connect parts. loop: the calling thread runs commands with it (serial backend). kernel: runs all envs. advance: runs a foreign pool in the calling thread; advance(is_waiting) starts new commands and, if is_waiting, fetches results. outbox_fd: an eventfd to add to after each delivery of commands, for the thread that sends them to other machines. reaper: watches the workers.
+        Connect parts. loop: the calling thread runs commands with it (serial backend). kernel: runs all envs. advance: runs an external pool in the calling thread; advance(is_waiting) starts new commands and, if is_waiting, fetches results. outbox_fd: an eventfd to add to after each delivery of commands, for the thread that sends them to other machines. reaper: watches the workers.
         """
 
     def step(self, actions: object) -> tuple[Any, ...] | None:
@@ -370,8 +370,8 @@ class PoolState:
     def release(self) -> None:
         """Drop all references to Python objects."""
 
-class ForeignLoop:
-    """A proxy's side of the slab, for a foreign pool of envs."""
+class ExternalPoolLoop:
+    """A proxy's side of the slab, for an external pool of envs."""
 
     def __init__(self, slab: Slab, worker: int, settings: dict) -> None: ...
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 import stepmill
 from stepmill.envs.ragged import AgentSlots, RaggedEnv
 from tests.harness.agents import Agents
-from tests.harness.foreign_envs import StackedAgents, Tag
+from tests.harness.envs_of_other_apis import StackedAgents, Tag
 from tests.harness.pools import counting_envs
 
 

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from stepmill import EnvError, Pool, PoolOptions, Rollout, UsageError
 from stepmill.frontends.ray_rollout import Fragment, joined
 from stepmill.testing.envs import BatchedCountingEnv
-from tests.harness.foreign_envs import Tag
+from tests.harness.envs_of_other_apis import Tag
 
 T, N = 17, 5
 

@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 
 import stepmill
-from tests.harness.foreign import CountingPool, Script
+from tests.harness.external_pools import CountingPool, Script
 from tests.harness.pools import make_pool, make_vector_env
 
 WHERE = ["serial", "thread", "fork"]
@@ -107,7 +107,7 @@ class ReusingScript(Script):
         return ReusingPool(num_envs, self), super().make_pool(num_envs)[1]
 
 
-def test_a_final_info_of_a_foreign_pool_has_the_values_of_the_last_step():
+def test_a_final_info_of_a_external_pool_has_the_values_of_the_last_step():
     script = ReusingScript(length=2, info_bytes=1)
     options = stepmill.PoolOptions(autoreset_mode="SameStep")
     with stepmill.Pool([script] * 2, backend="envpool", options=options) as pool:

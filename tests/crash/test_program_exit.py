@@ -13,7 +13,7 @@ STEPPING = """
     import os, sys, threading
     os.environ.pop("STEPMILL_LEAK_WARNINGS", None)
     import numpy as np
-    from tests.harness.foreign import Script
+    from tests.harness.external_pools import Script
     from tests.harness.pools import BACKENDS, counting_envs, make_pool
     import stepmill
 
@@ -30,13 +30,13 @@ STEPPING = """
     if where in BACKENDS:
         pool = make_pool(where, counting_envs(2))
     else:
-        pool = stepmill.Pool([Script(is_async=where == "foreign thread")] * 2, backend="envpool")
+        pool = stepmill.Pool([Script(is_async=where == "external thread")] * 2, backend="envpool")
     threading.Thread(target=step_for_ever, args=(pool,), daemon=True).start()
     is_at_work.wait()
     if status:
         sys.exit(status)
 """
-WHERE = ["serial", "thread", "fork", "forkserver", "spawn", "foreign", "foreign thread"]
+WHERE = ["serial", "thread", "fork", "forkserver", "spawn", "external", "external thread"]
 
 
 def end_while_stepping(where: str, status: int) -> tuple[int, str]:
@@ -46,7 +46,7 @@ def end_while_stepping(where: str, status: int) -> tuple[int, str]:
 
 @pytest.mark.parametrize(
     "where",
-    [pytest.param(each, marks=pytest.mark.slow if each in ("fork", "foreign thread") else ()) for each in WHERE],
+    [pytest.param(each, marks=pytest.mark.slow if each in ("fork", "external thread") else ()) for each in WHERE],
 )
 def test_a_program_that_ends_while_a_daemon_thread_steps_ends_silently_by_its_own_status(where: str):
     assert [end_while_stepping(where, status) for status in (0, 5)] == [(0, ""), (5, "")]

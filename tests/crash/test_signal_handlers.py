@@ -18,7 +18,7 @@ import pytest
 
 import stepmill
 from stepmill.testing.envs import CountingEnv
-from tests.harness.foreign import CountingPool, Script
+from tests.harness.external_pools import CountingPool, Script
 
 pytestmark = pytest.mark.timeout(120, method="thread")  # SIGALRM belongs to the tests here
 NUM_SOAK_SIGNALS = 300
@@ -325,7 +325,7 @@ def test_a_pool_that_is_stepped_inside_of_a_handler_has_envs_with_faults_of_thei
 
 
 class SignalledScript(Script):
-    """A foreign pool that sends its process a signal in `phase`, if it is armed."""
+    """An external pool that sends its process a signal in `phase`, if it is armed."""
 
     phase = ""
     number = 0
@@ -367,17 +367,17 @@ class SignalledPool(CountingPool):
         self.script.send_in("call")
 
 
-def foreign_pool(script: SignalledScript, number: int, **options: Any) -> stepmill.Pool:
+def external_pool(script: SignalledScript, number: int, **options: Any) -> stepmill.Pool:
     script.number = number
     return stepmill.Pool([script] * 2, backend="envpool", options=stepmill.PoolOptions(**options))
 
 
 @pytest.mark.parametrize("phase", ["send", "recv"])
 @pytest.mark.parametrize("policy", ["raise", "truncate"])
-def test_a_handlers_exception_reaches_the_learner_from_a_foreign_pool_in_line(handled, policy: str, phase: str):
+def test_a_handlers_exception_reaches_the_learner_from_a_external_pool_in_line(handled, policy: str, phase: str):
     number, error = handled
     script = SignalledScript(length=9)
-    with foreign_pool(script, number, on_fault=policy) as pool:
+    with external_pool(script, number, on_fault=policy) as pool:
         pool.reset()
         script.phase = phase
         with pytest.raises(error):
@@ -387,10 +387,10 @@ def test_a_handlers_exception_reaches_the_learner_from_a_foreign_pool_in_line(ha
         assert pool.step([1, 1]).reward.tolist() == [1.0, 1.0]
 
 
-def test_a_handlers_exception_reaches_the_learner_from_a_reset_of_a_foreign_pool_in_line(handled):
+def test_a_handlers_exception_reaches_the_learner_from_a_reset_of_a_external_pool_in_line(handled):
     number, error = handled
     script = SignalledScript(length=9)
-    with foreign_pool(script, number) as pool:
+    with external_pool(script, number) as pool:
         script.phase = "reset"
         with pytest.raises(error):
             pool.reset()
@@ -399,10 +399,10 @@ def test_a_handlers_exception_reaches_the_learner_from_a_reset_of_a_foreign_pool
         assert pool.step([1, 1]).reward.tolist() == [1.0, 1.0]
 
 
-def test_a_handlers_exception_reaches_the_learner_from_a_call_of_a_foreign_pool_in_line(handled):
+def test_a_handlers_exception_reaches_the_learner_from_a_call_of_a_external_pool_in_line(handled):
     number, error = handled
     script = SignalledScript(length=9)
-    with foreign_pool(script, number) as pool:
+    with external_pool(script, number) as pool:
         pool.reset()
         script.phase = "call"
         with pytest.raises(error):
@@ -439,11 +439,11 @@ def step_until_signalled(pool: stepmill.Pool, error: type[BaseException], is_han
 
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:.*this reset drops its result")
-@pytest.mark.parametrize("where", ["serial", "foreign"])
+@pytest.mark.parametrize("where", ["serial", "external"])
 def test_each_of_many_signals_at_random_moments_arrives_at_once_and_the_pool_goes_on(handled, where: str):
     number, error = handled
     handler = signal.getsignal(number)
-    pool = serial_pool("", number) if where == "serial" else foreign_pool(SignalledScript(length=9), number)
+    pool = serial_pool("", number) if where == "serial" else external_pool(SignalledScript(length=9), number)
     sent: list[float] = []
     delays: list[float] = []
     is_over, is_handled = threading.Event(), threading.Event()

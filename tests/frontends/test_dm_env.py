@@ -18,7 +18,7 @@ import stepmill
 from stepmill.frontends.dm_env import DmEnvironment
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import RaisingEnv
-from tests.harness.foreign_envs import Catch, Pair, Tag
+from tests.harness.envs_of_other_apis import Catch, Pair, Tag
 
 WHERE = {
     "serial": {"backend": "serial"},

@@ -10,7 +10,7 @@ from stepmill.frontends.multi_env import SubprocessEnv, create_subprocess_envs
 from stepmill.frontends.pettingzoo import AgentVectorEnv, StepmillParallelEnv
 from stepmill.spec.errors import UsageError
 from stepmill.testing.envs import CountingEnv
-from tests.harness.foreign_envs import Tag
+from tests.harness.envs_of_other_apis import Tag
 
 MAKERS = {
     "Pool": lambda **keywords: stepmill.Pool([CountingEnv], **keywords),

@@ -14,7 +14,7 @@ from pettingzoo.utils import aec_to_parallel, parallel_to_aec
 
 import stepmill
 from stepmill.frontends.pettingzoo import AgentVectorEnv, StepmillParallelEnv
-from tests.harness.foreign_envs import Catch, Tag
+from tests.harness.envs_of_other_apis import Catch, Tag
 from tests.harness.pools import BACKENDS
 
 WHERE = {

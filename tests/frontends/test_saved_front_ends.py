@@ -100,7 +100,7 @@ def make_tianshou() -> Any:
 def make_pettingzoo(*, is_vector: bool) -> Any:
     pytest.importorskip("pettingzoo")
     from stepmill.frontends.pettingzoo import AgentVectorEnv, StepmillParallelEnv
-    from tests.harness.foreign_envs import Tag
+    from tests.harness.envs_of_other_apis import Tag
 
     return AgentVectorEnv([Tag] * 2, **LOGGED) if is_vector else StepmillParallelEnv(Tag, **LOGGED)
 

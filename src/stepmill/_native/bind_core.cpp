@@ -1,9 +1,9 @@
-// Python bindings of Slab, Loop, PoolState and ForeignLoop.
+// Python bindings of Slab, Loop, PoolState and ExternalPoolLoop.
 #define NO_IMPORT_ARRAY
 #include "bindings.hpp"
 #include "pool/pool_state.hpp"
 #include "worker/coroutine_loop.hpp"
-#include "worker/foreign.hpp"
+#include "worker/external_pool.hpp"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -169,7 +169,7 @@ void bind_pool_state(nb::module_& module) {
         .def(nb::init<std::shared_ptr<Slab>, nb::dict>(), "slab"_a, "settings"_a)
         .def("attach", &PoolState::attach, nb::kw_only(), "loop"_a.none() = nb::none(), "kernel"_a.none() = nb::none(), "advance"_a.none() = nb::none(), "outbox_fd"_a.none() = nb::none(), "reaper"_a.none() = nb::none(),
              nb::sig("def attach(self, *, loop: Loop | None = None, kernel: KernelLoop | None = None, advance: collections.abc.Callable[[bool], bool] | None = None, outbox_fd: int | None = None, reaper: Reaper | None = None) -> None"),
-             "Connect parts. loop: the calling thread runs commands with it (serial backend). kernel: runs all envs. advance: runs a foreign pool in the calling thread; advance(is_waiting) starts new commands and, if is_waiting, fetches results. outbox_fd: an eventfd to add to after each delivery of commands, for the thread that sends them to other machines. reaper: watches the workers.")
+             "Connect parts. loop: the calling thread runs commands with it (serial backend). kernel: runs all envs. advance: runs an external pool in the calling thread; advance(is_waiting) starts new commands and, if is_waiting, fetches results. outbox_fd: an eventfd to add to after each delivery of commands, for the thread that sends them to other machines. reaper: watches the workers.")
         .def("step", &PoolState::step, "actions"_a.none(), nb::sig("def step(self, actions: object) -> tuple[typing.Any, ...] | None"), "Step all envs. Return Gymnasium's five values, or None if there is a fault.")
         .def("step_obs", &PoolState::step_obs, "actions"_a.none(), nb::sig("def step_obs(self, actions: object) -> typing.Any | None"), "Step all envs. Return the observations, or None if there is a fault.")
         .def("set_observation_format", &PoolState::set_observation_format, "program"_a, "wrap"_a.none(), "given"_a,
@@ -277,21 +277,21 @@ nb::list bucket_stops_ns() {
     return stops;
 }
 
-void bind_foreign(nb::module_& module) {
-    nb::class_<ForeignLoop>(module, "ForeignLoop", nb::type_slots(collector_slots<ForeignLoop>()), "A proxy's side of the slab, for a foreign pool of envs.")
+void bind_external_pool(nb::module_& module) {
+    nb::class_<ExternalPoolLoop>(module, "ExternalPoolLoop", nb::type_slots(collector_slots<ExternalPoolLoop>()), "A proxy's side of the slab, for an external pool of envs.")
         .def(nb::init<std::shared_ptr<Slab>, std::uint32_t, nb::dict>(), "slab"_a, "worker"_a, "settings"_a)
-        .def("receive_commands", &ForeignLoop::receive_commands, "may_wait"_a, nb::sig("def receive_commands(self, may_wait: bool) -> tuple[int, typing.Any, typing.Any, list[tuple[int, typing.Any, typing.Any]] | None]"),
+        .def("receive_commands", &ExternalPoolLoop::receive_commands, "may_wait"_a, nb::sig("def receive_commands(self, may_wait: bool) -> tuple[int, typing.Any, typing.Any, list[tuple[int, typing.Any, typing.Any]] | None]"),
              "Return new commands: (exit, servers, actions, resets). Releases the GIL while it waits.")
-        .def("receive_command", &ForeignLoop::receive_command, "server"_a, "after_ticket"_a, nb::sig("def receive_command(self, server: int, after_ticket: int) -> tuple[int, typing.Any, typing.Any, list[tuple[int, typing.Any, typing.Any]] | None]"),
+        .def("receive_command", &ExternalPoolLoop::receive_command, "server"_a, "after_ticket"_a, nb::sig("def receive_command(self, server: int, after_ticket: int) -> tuple[int, typing.Any, typing.Any, list[tuple[int, typing.Any, typing.Any]] | None]"),
              "Return the command of one server in the same form, if its ticket is at most after_ticket.")
-        .def("publish", &ForeignLoop::publish, "servers"_a, "obs"_a, "reward"_a.none(), "terminated"_a.none(), "truncated"_a.none(), "infos"_a.none(),
+        .def("publish", &ExternalPoolLoop::publish, "servers"_a, "obs"_a, "reward"_a.none(), "terminated"_a.none(), "truncated"_a.none(), "infos"_a.none(),
              nb::sig("def publish(self, servers: object, obs: object, reward: object | None, terminated: object | None, truncated: object | None, infos: object | None) -> list[int]"),
              "Write results: row j belongs to servers[j]. Return the servers that must be reset first (SAME_STEP).")
-        .def("fail", &ForeignLoop::fail, "servers"_a, "error"_a, "phase"_a, "Publish an exception as the fault of those of these servers that have an outstanding command.")
-        .def("outstanding", &ForeignLoop::outstanding, nb::sig("def outstanding(self) -> list[int]"), "Return the servers whose command was received and has no result yet.")
-        .def("num_outstanding", &ForeignLoop::num_outstanding, "Return how many servers have a received command without a result.")
-        .def("requests_seen", &ForeignLoop::requests_seen, "count"_a, "Set how many slow requests were handled so far.")
-        .def("release", &ForeignLoop::release, "Drop all references to Python objects.");
+        .def("fail", &ExternalPoolLoop::fail, "servers"_a, "error"_a, "phase"_a, "Publish an exception as the fault of those of these servers that have an outstanding command.")
+        .def("outstanding", &ExternalPoolLoop::outstanding, nb::sig("def outstanding(self) -> list[int]"), "Return the servers whose command was received and has no result yet.")
+        .def("num_outstanding", &ExternalPoolLoop::num_outstanding, "Return how many servers have a received command without a result.")
+        .def("requests_seen", &ExternalPoolLoop::requests_seen, "count"_a, "Set how many slow requests were handled so far.")
+        .def("release", &ExternalPoolLoop::release, "Drop all references to Python objects.");
 }
 
 }  // namespace
@@ -319,7 +319,7 @@ void bind_core(nb::module_& module) {
     bind_slab(module);
     bind_loop(module);
     bind_pool_state(module);
-    bind_foreign(module);
+    bind_external_pool(module);
 }
 
 }  // namespace stepmill

@@ -7,7 +7,7 @@ namespace stepmill {
 
 namespace nb = nanobind;
 
-void bind_core(nanobind::module_& module);      // Slab, Loop, PoolState, ForeignLoop
+void bind_core(nanobind::module_& module);      // Slab, Loop, PoolState, ExternalPoolLoop
 void bind_codec(nanobind::module_& module);     // encode, decode
 void bind_system(nanobind::module_& module);    // OwnedFd, watch_parent, usable_cores, pidfd_send_signal …; turns std::system_error into OSError
 void bind_backends(nanobind::module_& module);  // Reaper, KernelLoop, PoolRelay, NodeRelay; must follow the class Slab

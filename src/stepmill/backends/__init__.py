@@ -10,5 +10,5 @@ launcher_client   the learner's end of the launcher, which starts worker process
 starter_client    the learner's end of the starter, which starts launchers
 start_progress    shows on a terminal how many envs have been built
 ray               workers on the machines of a Ray cluster
-foreign           envs of another library's pool, such as EnvPool
+external_pool     envs of another library's pool, such as EnvPool
 """

@@ -21,8 +21,8 @@ one.
     di_engine            DI-engine envs, and Gymnasium envs in DI-engine's API
     di_engine_managed    DI-engine envs that belong to a manager of `frontends/di_engine`
     opaque               any Python env, whose results are sent as opaque values
-    envpool              pools of EnvPool, for `backends/foreign.py`
-    atari_vector         ALE's own vector env, for `backends/foreign.py`
+    envpool              pools of EnvPool, for `backends/external_pool.py`
+    atari_vector         ALE's own vector env, for `backends/external_pool.py`
     env_adapter          the base class of adapters that wrap an env
     agent_stacking       values of several agents as arrays [A, ...]
 """

@@ -79,7 +79,7 @@ class AtariVectorTask:
 
 
 class AtariVectorDriver:
-    """Drives one vector env for the proxy; see `stepmill.backends.foreign.ForeignPool` for the methods."""
+    """Drives one vector env for the proxy; see `stepmill.backends.external_pool.ExternalPool` for the methods."""
 
     def __init__(self, envs: Any) -> None:
         self._envs = envs

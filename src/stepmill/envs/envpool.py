@@ -192,7 +192,7 @@ def _rebuild_pool(pool: Any, **changes: Any) -> Any:
 
 
 class EnvPoolDriver:
-    """Runs one EnvPool pool as a `stepmill.backends.foreign.ForeignPool`, which documents the methods."""
+    """Runs one EnvPool pool as a `stepmill.backends.external_pool.ExternalPool`, which documents the methods."""
 
     def __init__(self, pool: Any, *, has_infos: bool) -> None:
         self._pool = pool

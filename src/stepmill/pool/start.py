@@ -15,7 +15,7 @@ import numpy as np
 
 from stepmill import _native
 from stepmill.backends.base import Backend, BackendTraits, too_many_workers_error, traits_of
-from stepmill.backends.foreign import foreign_backend
+from stepmill.backends.external_pool import external_pool_backend
 from stepmill.backends.kernel import KernelBackend
 from stepmill.backends.process import ProcessBackend
 from stepmill.backends.serial import SerialBackend
@@ -152,7 +152,7 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolRe
     if choice is BackendName.RAY:
         backend: Backend = ray_backend(options)
     elif choice is BackendName.ENVPOOL:
-        backend = foreign_backend(worker_settings(options), env_fns)
+        backend = external_pool_backend(worker_settings(options), env_fns)
     elif choice is BackendName.KERNEL:
         backend = KernelBackend(worker_settings(options), count_threads(len(env_fns), options), options.step_timeout_s)
     else:

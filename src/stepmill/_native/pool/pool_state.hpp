@@ -137,7 +137,7 @@ class PoolState {
     bool is_busy(std::uint32_t id) const;
     WaitResult wait_for_event(nb::handle timeout_s);
     // Waits until num_needed of these envs are done, or until there is a fault or an event. By backend: workers, envs in this thread,
-    // a foreign pool or kernel in this thread.
+    // an external pool or kernel in this thread.
     WaitResult wait_until_done(const Ids& ids, std::uint32_t num_needed, nb::handle timeout_s);
     std::optional<WaitResult> prepare_wait(const Ids& ids, std::uint32_t num_needed, std::uint32_t& seen);
     nb::object collect_all();

@@ -207,7 +207,7 @@ std::uint64_t PoolState::deadline_of(nb::handle timeout_s) const {
     return now_ns() + static_cast<std::uint64_t>(std::min(std::max(nb::cast<double>(timeout_s), 0.0), 1e9) * 1e9);
 }
 
-// A foreign pool or a kernel without a thread of its own: advance() runs it in this thread and stores its results. A call may take longer
+// An external pool or a kernel without a thread of its own: advance() runs it in this thread and stores its results. A call may take longer
 // than the deadline allows: one call is always made, and the deadline is checked between calls.
 WaitResult PoolState::wait_by_advancing(const Ids& ids, std::uint32_t num_needed, nb::handle timeout_s) {
     const std::uint64_t deadline = deadline_of(timeout_s);

@@ -1,5 +1,5 @@
 #define NO_IMPORT_ARRAY
-#include "worker/foreign.hpp"
+#include "worker/external_pool.hpp"
 #include "codec/blobs.hpp"
 #include "shared/tree_visit.hpp"
 
@@ -8,7 +8,7 @@
 
 namespace stepmill {
 
-ForeignLoop::ForeignLoop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::dict settings)
+ExternalPoolLoop::ExternalPoolLoop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::dict settings)
     : slab_(std::move(slab)),
       worker_(worker),
       control_(slab_->workers.at(worker)),
@@ -24,35 +24,35 @@ ForeignLoop::ForeignLoop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::d
       encoder_(nb::object(settings["pickler"]).ptr()),
       payloads_(*slab_, worker) {
     slab_->check();
-    if (!slab_->plan.outcome.is_plain() || !slab_->plan.info.empty()) throw std::invalid_argument("a foreign pool must have scalar rewards, no agents, and no info of fixed shape");
+    if (!slab_->plan.outcome.is_plain() || !slab_->plan.info.empty()) throw std::invalid_argument("an external pool must have scalar rewards, no agents, and no info of fixed shape");
     if (obs_.num_opaques != 0 || action_.num_opaques != 0 || slab_->plan.batch_size != 1) {
-        throw std::invalid_argument("a foreign pool must use arrays of a fixed size with one row per env");
+        throw std::invalid_argument("an external pool must use arrays of a fixed size with one row per env");
     }
     for (std::uint32_t local = 0; local < envs_.size(); ++local) envs_[local].ticket = words_.done[local].load(std::memory_order_acquire);
 }
 
-void ForeignLoop::release() {
+void ExternalPoolLoop::release() {
     describe_.reset(), unpickler_.reset();
 }
 
-int ForeignLoop::traverse(visitproc visit, void* arg) const {
+int ExternalPoolLoop::traverse(visitproc visit, void* arg) const {
     Py_VISIT(describe_.ptr());
     Py_VISIT(unpickler_.ptr());
     Py_VISIT(encoder_.pickler());
     return 0;
 }
 
-void ForeignLoop::requests_seen(std::uint32_t count) {
+void ExternalPoolLoop::requests_seen(std::uint32_t count) {
     requests_seen_ = count;
     end_request(*control_);
 }
 
 // ---- commands ---------------------------------------------------------------------------------------------------
 
-nb::tuple ForeignLoop::no_commands(int exit) const { return nb::make_tuple(exit, nb::none(), nb::none(), nb::none()); }
+nb::tuple ExternalPoolLoop::no_commands(int exit) const { return nb::make_tuple(exit, nb::none(), nb::none(), nb::none()); }
 
 // Returns (exit, servers [k] int32, actions [k, ...], [(server, seed, options), ...]). The arrays are None if no env is to step.
-nb::tuple ForeignLoop::receive_commands(bool may_wait) {
+nb::tuple ExternalPoolLoop::receive_commands(bool may_wait) {
     for (;;) {
         // Read the bell before the tickets: every later change rings it again.
         const std::uint32_t seen = control_->bell.load(std::memory_order_acquire);
@@ -73,7 +73,7 @@ nb::tuple ForeignLoop::receive_commands(bool may_wait) {
 }
 
 // The same for one server, whose outstanding command must run before a slow request.
-nb::tuple ForeignLoop::receive_command(std::uint32_t local, std::uint32_t after_ticket) {
+nb::tuple ExternalPoolLoop::receive_command(std::uint32_t local, std::uint32_t after_ticket) {
     const std::uint32_t ticket = words_.ticket[local].load(std::memory_order_acquire);
     Servers steps;
     nb::list resets;
@@ -81,8 +81,8 @@ nb::tuple ForeignLoop::receive_command(std::uint32_t local, std::uint32_t after_
     return commands(steps, std::move(resets));
 }
 
-void ForeignLoop::begin(std::uint32_t local, std::uint32_t ticket, Servers& steps, nb::list& resets) {
-    ForeignEnv& env = envs_[local];
+void ExternalPoolLoop::begin(std::uint32_t local, std::uint32_t ticket, Servers& steps, nb::list& resets) {
+    ExternalEnv& env = envs_[local];
     env.ticket = ticket;
     if (!start_command(words_.state[local], ticket)) return;  // aborted before it began
     env.is_reset = get_command(words_, local) == Command::RESET;
@@ -96,16 +96,16 @@ void ForeignLoop::begin(std::uint32_t local, std::uint32_t ticket, Servers& step
     }
 }
 
-nb::tuple ForeignLoop::commands(const Servers& steps, nb::list resets) {
+nb::tuple ExternalPoolLoop::commands(const Servers& steps, nb::list resets) {
     report_progress();
-    if (steps.empty()) return nb::make_tuple(FOREIGN_COMMANDS, nb::none(), nb::none(), resets);
+    if (steps.empty()) return nb::make_tuple(EXTERNAL_COMMANDS, nb::none(), nb::none(), resets);
     const nb::object servers = new_column(static_cast<npy_intp>(steps.size()), NPY_INT32);
     auto* target = data_of<std::int32_t>(servers);
     for (const std::uint32_t local : steps) *target++ = static_cast<std::int32_t>(local);
-    return nb::make_tuple(FOREIGN_COMMANDS, servers, actions_of(steps), resets);
+    return nb::make_tuple(EXTERNAL_COMMANDS, servers, actions_of(steps), resets);
 }
 
-nb::object ForeignLoop::reset_arguments(std::uint32_t local) {
+nb::object ExternalPoolLoop::reset_arguments(std::uint32_t local) {
     nb::object seed = nb::none(), options = nb::none();
     if (words_.flags[local] & FLAG_BLOB) {
         if (!read_blob_bytes(*slab_, worker_, local, buffer_)) throw std::runtime_error("the options of a reset could not be read");
@@ -117,7 +117,7 @@ nb::object ForeignLoop::reset_arguments(std::uint32_t local) {
 }
 
 // Returns the actions [k, ...] in the structure of the action space, in the order of `steps`.
-nb::object ForeignLoop::actions_of(const Servers& steps) const {
+nb::object ExternalPoolLoop::actions_of(const Servers& steps) const {
     auto make_leaf = [&](const Node& node) -> PyObject* {
         const Leaf& leaf = action_.leaves[static_cast<std::size_t>(node.index)];
         PyObject* array = new_array(leaf, static_cast<npy_intp>(steps.size()));
@@ -132,7 +132,7 @@ nb::object ForeignLoop::actions_of(const Servers& steps) const {
     return checked(build_tree(action_.root, make_leaf, [](const Node&) -> PyObject* { return nullptr; }));
 }
 
-std::vector<std::uint32_t> ForeignLoop::outstanding() const {
+std::vector<std::uint32_t> ExternalPoolLoop::outstanding() const {
     Servers servers;
     for (std::uint32_t local = 0; local < envs_.size(); ++local) {
         if (envs_[local].is_outstanding) servers.push_back(local);
@@ -142,23 +142,23 @@ std::vector<std::uint32_t> ForeignLoop::outstanding() const {
 
 // ---- the end of a command ---------------------------------------------------------------------------------------
 
-void ForeignLoop::end_command(std::uint32_t local) {
+void ExternalPoolLoop::end_command(std::uint32_t local) {
     envs_[local].is_outstanding = false;
     if (--num_outstanding_ == 0) add_to(control_->busy_ns, now_ns() - busy_since_ns_);
 }
 
-void ForeignLoop::finish(std::uint32_t local) {
+void ExternalPoolLoop::finish(std::uint32_t local) {
     // The release store makes every byte of the result visible to a thread that reads done == ticket.
     words_.done[local].store(envs_[local].ticket, std::memory_order_release);
     ++group_;
 }
 
-void ForeignLoop::flush() {
+void ExternalPoolLoop::flush() {
     if (group_ != 0) count_results(*pool_, std::exchange(group_, 0));
 }
 
 // Publishes an exception as the fault of servers. Servers without an outstanding command have their result already.
-void ForeignLoop::fail(nb::handle servers, nb::handle error, const char* phase) {
+void ExternalPoolLoop::fail(nb::handle servers, nb::handle error, const char* phase) {
     for (const std::uint32_t local : parse_servers(servers)) {
         if (!envs_[local].is_outstanding) continue;
         end_command(local);
@@ -171,7 +171,7 @@ void ForeignLoop::fail(nb::handle servers, nb::handle error, const char* phase) 
 }
 
 // Never throws, and leaves no exception set. If the record cannot be written, the fault has no text.
-void ForeignLoop::write_fault(std::uint32_t local, nb::handle error, const char* phase) {
+void ExternalPoolLoop::write_fault(std::uint32_t local, nb::handle error, const char* phase) {
     const bool is_output = phase[0] == 'o';  // "output of …": the pool returned something invalid
     words_.clear_result(local);
     envs_[local].needs_reset = autoreset_ == Autoreset::NEXT_STEP;
@@ -184,7 +184,7 @@ void ForeignLoop::write_fault(std::uint32_t local, nb::handle error, const char*
 }
 
 // Reports to the reaper what the pool is doing. The first outstanding server represents all.
-void ForeignLoop::report_progress() {
+void ExternalPoolLoop::report_progress() {
     std::uint32_t current = NO_SERVER;
     for (std::uint32_t local = 0; num_outstanding_ != 0 && local < envs_.size() && current == NO_SERVER; ++local) {
         if (envs_[local].is_outstanding) current = local;

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stepmill
-from tests.harness.foreign_envs import Catch, NewerCounter, OldCounter, Pair, Seedless, StackedAgents, Tag
+from tests.harness.envs_of_other_apis import Catch, NewerCounter, OldCounter, Pair, Seedless, StackedAgents, Tag
 from tests.harness.pools import make_pool
 
 

@@ -3,8 +3,8 @@
 // receive_commands()  commands of many servers at once, as arrays
 // publish()           rows of the pool's results, in any order
 //
-// The control words are those of every worker (protocol.hpp). Autoreset: NEXT_STEP leaves the reset to the foreign pool, SAME_STEP asks
-// it for a reset, DISABLED waits for the learner. The foreign pool chooses the seeds of automatic resets.
+// The control words are those of every worker (protocol.hpp). Autoreset: NEXT_STEP leaves the reset to the external pool, SAME_STEP asks
+// it for a reset, DISABLED waits for the learner. The external pool chooses the seeds of automatic resets.
 #pragma once
 
 #include <memory>
@@ -17,10 +17,10 @@
 
 namespace stepmill {
 
-constexpr int FOREIGN_COMMANDS = 2;  // besides those of LoopExit: the tuple has the new commands, possibly none
+constexpr int EXTERNAL_COMMANDS = 2;  // besides those of LoopExit: the tuple has the new commands, possibly none
 
 // What the proxy remembers of one server.
-struct ForeignEnv {
+struct ExternalEnv {
     std::uint32_t ticket = 0;     // of the newest command received
     bool is_outstanding = false;  // received and not published
     bool is_reset = false;       // the outstanding command is a reset
@@ -36,9 +36,9 @@ struct ForeignEnv {
 
 // Called by one thread, the proxy's own, with the GIL; receive_commands() releases the GIL while it waits. The learner writes commands
 // with the GIL, so receive_commands() sees all commands of one send, or none.
-class ForeignLoop {
+class ExternalPoolLoop {
    public:
-    ForeignLoop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::dict settings);
+    ExternalPoolLoop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::dict settings);
 
     nb::tuple receive_commands(bool may_wait);
     nb::tuple receive_command(std::uint32_t local, std::uint32_t after_ticket);
@@ -81,7 +81,7 @@ class ForeignLoop {
     ServerWords words_;
     PoolControl* pool_;
     Autoreset autoreset_;
-    std::vector<ForeignEnv> envs_;
+    std::vector<ExternalEnv> envs_;
     Tree obs_, action_;
     std::vector<Column> final_columns_;
     nb::object describe_, unpickler_;

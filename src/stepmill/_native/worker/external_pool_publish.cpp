@@ -1,10 +1,10 @@
-// Results of a foreign pool: writes rows of its arrays to the slab.
+// Results of an external pool: writes rows of its arrays to the slab.
 #define NO_IMPORT_ARRAY
 #include <cstring>
 #include <string>
 
 #include "shared/tree_visit.hpp"
-#include "worker/foreign.hpp"
+#include "worker/external_pool.hpp"
 
 namespace stepmill {
 
@@ -15,7 +15,7 @@ nb::object flat_array(nb::handle value, int type_num, std::size_t num, const cha
     nb::object array = checked(PyArray_FROM_OTF(value.ptr(), type_num, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
     const Py_ssize_t size = PyArray_SIZE(reinterpret_cast<PyArrayObject*>(array.ptr()));
     if (static_cast<std::size_t>(size) == num) return array;
-    PyErr_Format(PyExc_ValueError, "the foreign pool returned %zd items of %s for %zu envs", size, name, num);
+    PyErr_Format(PyExc_ValueError, "the external pool returned %zd items of %s for %zu envs", size, name, num);
     throw nb::python_error();
 }
 
@@ -44,7 +44,7 @@ nb::object info_row(nb::handle infos, std::size_t row, std::size_t num_rows) {
 
 }  // namespace
 
-struct ForeignLoop::Rows {
+struct ExternalPoolLoop::Rows {
     Servers servers;
     std::vector<nb::object> leaves;
     nb::object reward, terminated, truncated;  // null if all rows belong to resets
@@ -55,11 +55,11 @@ struct ForeignLoop::Rows {
 
 // Writes results: row j belongs to servers[j]. Drops rows of servers without an outstanding command.
 // Returns the servers whose result waits for a reset (SAME_STEP), which the caller must begin.
-nb::list ForeignLoop::publish(nb::handle servers, nb::handle obs, nb::handle reward, nb::handle terminated, nb::handle truncated, nb::handle infos) {
+nb::list ExternalPoolLoop::publish(nb::handle servers, nb::handle obs, nb::handle reward, nb::handle terminated, nb::handle truncated, nb::handle infos) {
     Rows rows;
     rows.servers = parse_servers(servers);
     read_rows(rows, obs, reward, terminated, truncated);
-    if (!infos.is_none() && !PyDict_Check(infos.ptr())) throw nb::type_error("the infos of a foreign pool must be a dict of arrays");
+    if (!infos.is_none() && !PyDict_Check(infos.ptr())) throw nb::type_error("the infos of an external pool must be a dict of arrays");
     nb::list again;
     std::vector<std::size_t> places;  // rows to be published now
     for (std::size_t row = 0; row < rows.servers.size(); ++row) {
@@ -78,7 +78,7 @@ nb::list ForeignLoop::publish(nb::handle servers, nb::handle obs, nb::handle rew
 }
 
 // Between claim_result and finish() nothing throws: every claimed result is published.
-void ForeignLoop::publish_rows(const Rows& rows, std::vector<std::size_t>& places, nb::handle infos) {
+void ExternalPoolLoop::publish_rows(const Rows& rows, std::vector<std::size_t>& places, nb::handle infos) {
     std::erase_if(places, [&](std::size_t row) {
         const std::uint32_t local = rows.servers[row];
         count_command(local);
@@ -100,20 +100,20 @@ void ForeignLoop::publish_rows(const Rows& rows, std::vector<std::size_t>& place
     flush();
 }
 
-ForeignLoop::Servers ForeignLoop::parse_servers(nb::handle servers) const {
+ExternalPoolLoop::Servers ExternalPoolLoop::parse_servers(nb::handle servers) const {
     const nb::object array = checked(PyArray_FROM_OTF(servers.ptr(), NPY_INT64, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
     const auto num = static_cast<std::size_t>(PyArray_SIZE(reinterpret_cast<PyArrayObject*>(array.ptr())));
     Servers parsed;
     for (std::size_t i = 0; i < num; ++i) {
         const std::int64_t server = items<std::int64_t>(array)[i];
-        if (server < 0 || server >= static_cast<std::int64_t>(envs_.size())) throw std::out_of_range("the foreign pool returned a result for env " + std::to_string(server) + ", which does not exist");
+        if (server < 0 || server >= static_cast<std::int64_t>(envs_.size())) throw std::out_of_range("the external pool returned a result for env " + std::to_string(server) + ", which does not exist");
         parsed.push_back(static_cast<std::uint32_t>(server));
     }
     return parsed;
 }
 
 // Checks and converts everything before a byte is written.
-void ForeignLoop::read_rows(Rows& rows, nb::handle obs, nb::handle reward, nb::handle terminated, nb::handle truncated) const {
+void ExternalPoolLoop::read_rows(Rows& rows, nb::handle obs, nb::handle reward, nb::handle terminated, nb::handle truncated) const {
     const std::size_t num = rows.servers.size();
     rows.leaves.resize(obs_.leaves.size());
     auto read = [&](const Node& node, PyObject* value) {
@@ -136,19 +136,19 @@ void ForeignLoop::read_rows(Rows& rows, nb::handle obs, nb::handle reward, nb::h
     rows.truncated = flat_array(truncated, NPY_BOOL, num, "truncated");
 }
 
-void ForeignLoop::count_command(std::uint32_t local) {
+void ExternalPoolLoop::count_command(std::uint32_t local) {
     add_to(envs_[local].is_reset ? control_->num_resets : control_->num_steps, 1);
 }
 
 // ---- SAME_STEP: what ended waits for its reset ----------------------------------------------------------------------
 
-bool ForeignLoop::needs_reset_first(std::uint32_t local, const Rows& rows, std::size_t row) {
-    const ForeignEnv& env = envs_[local];
+bool ExternalPoolLoop::needs_reset_first(std::uint32_t local, const Rows& rows, std::size_t row) {
+    const ExternalEnv& env = envs_[local];
     return autoreset_ == Autoreset::SAME_STEP && !env.is_reset && !env.awaits_reset && rows.is_end(row);
 }
 
-void ForeignLoop::hold_for_reset(std::uint32_t local, const Rows& rows, std::size_t row, nb::handle infos) {
-    ForeignEnv& env = envs_[local];
+void ExternalPoolLoop::hold_for_reset(std::uint32_t local, const Rows& rows, std::size_t row, nb::handle infos) {
+    ExternalEnv& env = envs_[local];
     env.awaits_reset = true;
     env.final_reward = items<double>(rows.reward)[row];
     env.final_terminated = items<npy_bool>(rows.terminated)[row] != 0;
@@ -163,7 +163,7 @@ void ForeignLoop::hold_for_reset(std::uint32_t local, const Rows& rows, std::siz
     }
 }
 
-void ForeignLoop::write_final(std::uint32_t local) {
+void ExternalPoolLoop::write_final(std::uint32_t local) {
     const std::byte* value = envs_[local].final_obs.data();
     for (std::size_t index = 0; index < obs_.leaves.size(); ++index) {
         const std::size_t bytes = obs_.leaves[index].row_bytes;
@@ -176,7 +176,7 @@ void ForeignLoop::write_final(std::uint32_t local) {
 // ---- bytes ----------------------------------------------------------------------------------------------------------
 
 // Copies runs of rows that are adjacent in the source, the slab and the slot with one memcpy: usually all rows.
-void ForeignLoop::write_rows(const Rows& rows, const std::vector<std::size_t>& places) {
+void ExternalPoolLoop::write_rows(const Rows& rows, const std::vector<std::size_t>& places) {
     std::size_t begin = 0;
     while (begin < places.size()) {
         const std::size_t place = places[begin];
@@ -197,8 +197,8 @@ void ForeignLoop::write_rows(const Rows& rows, const std::vector<std::size_t>& p
     }
 }
 
-void ForeignLoop::write_flags(std::uint32_t local, const Rows& rows, std::size_t row) {
-    ForeignEnv& env = envs_[local];
+void ExternalPoolLoop::write_flags(std::uint32_t local, const Rows& rows, std::size_t row) {
+    ExternalEnv& env = envs_[local];
     const std::uint32_t at = words_.row[local];
     const bool is_stepped = !env.is_reset && !env.awaits_reset && rows.reward;
     words_.clear_result(local);
@@ -222,8 +222,8 @@ void ForeignLoop::write_flags(std::uint32_t local, const Rows& rows, std::size_t
     env.needs_reset = is_end && autoreset_ == Autoreset::NEXT_STEP;
 }
 
-void ForeignLoop::write_info(std::uint32_t local, nb::handle infos, std::size_t row, std::size_t num_rows) {
-    ForeignEnv& env = envs_[local];
+void ExternalPoolLoop::write_info(std::uint32_t local, nb::handle infos, std::size_t row, std::size_t num_rows) {
+    ExternalEnv& env = envs_[local];
     const bool has_info = !infos.is_none() && nb::len(infos) != 0;
     if (!has_info && !env.awaits_reset) return;
     const nb::object info = has_info ? info_row(infos, row, num_rows) : nb::object(nb::dict());

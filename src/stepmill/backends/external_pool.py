@@ -1,13 +1,13 @@
-"""Runs the envs of another library's pool, which is called a foreign pool. A proxy connects the pool to the slab.
+"""Runs the envs of another library's pool, which is called an external pool. A proxy connects the pool to the slab.
 
     learner ──► slab: commands ──► take ──► pool.send, pool.reset
     learner ◄── slab: results ◄── publish ◄── pool.recv
 
-A foreign pool has its own threads and its own loop, and returns arrays (`ForeignPool`). Its envs have tickets, states and
+An external pool has its own threads and its own loop, and returns arrays (`ExternalPool`). Its envs have tickets, states and
 rows like all other envs, so the learner treats them in the same way.
 
 If the result of each env is available as soon as it is ready, the proxy runs in a thread. Deadlines are then enforced. If
-the foreign pool hangs, close() warns and leaves the thread running. If envs that are commanded together finish together,
+the external pool hangs, close() warns and leaves the thread running. If envs that are commanded together finish together,
 the proxy runs in the learner's thread. It starts commands when they are sent, and receives results when the learner waits
 for them. This saves two thread switches in each step.
 """
@@ -50,7 +50,7 @@ PoolResults: TypeAlias = "tuple[Any, Any, Any, Any, Any, Mapping[str, Any] | Non
 """(servers [k], observation arrays [k, ...], reward [k], terminated [k], truncated [k], infos as arrays [k, ...] or None)."""
 
 
-class ForeignPool(Protocol):
+class ExternalPool(Protocol):
     """A pool of envs, which one thread uses. An exception of a method becomes a fault of the envs that it concerns."""
 
     def send(self, servers: NDArray[np.int32], actions: Any) -> None:
@@ -71,14 +71,14 @@ class ForeignPool(Protocol):
 
 @runtime_checkable
 class Interruptible(Protocol):
-    """A foreign pool that runs in the calling thread. A signal handler may raise an exception anywhere in its methods."""
+    """An external pool that runs in the calling thread. A signal handler may raise an exception anywhere in its methods."""
 
     def drop(self) -> None:
         """Discard all pending envs, if there are any, so that no later `recv` returns their results."""
 
 
 class PoolMaker(Protocol):
-    """The env function of a foreign pool. All envs of the pool have the same object as their env function."""
+    """The env function of an external pool. All envs of the pool have the same object as their env function."""
 
     @property
     def is_async(self) -> bool:
@@ -87,12 +87,12 @@ class PoolMaker(Protocol):
         If not, one `recv` returns the results of all envs that were commanded together.
         """
 
-    def make_pool(self, num_envs: int) -> tuple[ForeignPool, EnvSpec]:
+    def make_pool(self, num_envs: int) -> tuple[ExternalPool, EnvSpec]:
         """Return a pool of `num_envs` envs, and the spec of its envs."""
 
 
-def foreign_backend(settings: WorkerSettings, env_fns: Sequence[object]) -> Backend:
-    """Return the backend for a foreign pool.
+def external_pool_backend(settings: WorkerSettings, env_fns: Sequence[object]) -> Backend:
+    """Return the backend for an external pool.
 
     Raises:
         UsageError: the env functions are not all the same `PoolMaker`.
@@ -100,18 +100,18 @@ def foreign_backend(settings: WorkerSettings, env_fns: Sequence[object]) -> Back
     maker: Any = env_fns[0]
     if any(fn is not maker for fn in env_fns) or not hasattr(maker, "make_pool"):
         raise UsageError(
-            "this backend runs the envs of one foreign pool; give the same pool maker for all envs, for example "
+            "this backend runs the envs of one external pool; give the same pool maker for all envs, for example "
             "[stepmill.envs.envpool.EnvPoolTask('Pong-v5')] * num_envs"
         )
-    return ForeignBackend(settings) if maker.is_async else InlineForeignBackend(settings)
+    return ExternalPoolBackend(settings) if maker.is_async else InlineExternalPoolBackend(settings)
 
 
 class _PoolHost:
-    """Makes and closes the foreign pool of one worker's plan."""
+    """Makes and closes the external pool of one worker's plan."""
 
     def __init__(self, plan: WorkerPlan) -> None:
         self.plan = plan
-        self.pool: ForeignPool | None = None
+        self.pool: ExternalPool | None = None
 
     def build(self, *, should_raise: RaisePredicate = raise_none) -> BuiltEnvs:
         """Make the pool. Exceptions become a fault, except those that `should_raise` selects."""
@@ -138,21 +138,21 @@ class _PoolHost:
         try:
             if pool is not None:
                 pool.close()
-        except BaseException as exc:  # an error of the foreign pool must not prevent the backend from closing
+        except BaseException as exc:  # an error of the external pool must not prevent the backend from closing
             return ((self.plan.env_ids[0], describe_error(exc, "close")),)
         return ()
 
     def make_proxy(self, slab: _native.Slab, built: BuiltEnvs, settings: WorkerSettings) -> Proxy:
         assert self.pool is not None  # `build` reported no faults
-        loop = _native.ForeignLoop(slab, self.plan.worker, loop_settings(built.specs[0], settings))
+        loop = _native.ExternalPoolLoop(slab, self.plan.worker, loop_settings(built.specs[0], settings))
         return Proxy(loop, self.pool, built.envs)
 
 
 # ---- in a thread -------------------------------------------------------------------------------------------------------
 
 
-class ForeignBackend(ThreadBackend):
-    """Runs one foreign pool with its proxy in a thread."""
+class ExternalPoolBackend(ThreadBackend):
+    """Runs one external pool with its proxy in a thread."""
 
     def _make_worker(self, plan: WorkerPlan, num_requests: int) -> ThreadWorker:
         return _ProxyWorker(plan, self._settings, num_requests=num_requests)
@@ -178,8 +178,8 @@ class _ProxyWorker(ThreadWorker):
 # ---- in the calling thread ---------------------------------------------------------------------------------------------
 
 
-class InlineForeignBackend:
-    """Runs one foreign pool with its proxy in the calling thread. Exceptions of signal handlers are raised."""
+class InlineExternalPoolBackend:
+    """Runs one external pool with its proxy in the calling thread. Exceptions of signal handlers are raised."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
@@ -221,7 +221,7 @@ class InlineForeignBackend:
             return serve_requests_here(self._proxy, self._built.envs, requests)
 
     def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
-        """Replace the foreign pool with a new one."""
+        """Replace the external pool with a new one."""
         if self._slab is None:
             raise ClosedPoolError("the pool is closed or not started and cannot be revived; make a new one")
         self._host.close()
@@ -262,9 +262,9 @@ class InlineForeignBackend:
 
 
 class Proxy:
-    """Passes commands from the slab to a foreign pool, and its results to the slab."""
+    """Passes commands from the slab to an external pool, and its results to the slab."""
 
-    def __init__(self, loop: _native.ForeignLoop, pool: ForeignPool, env_handles: Sequence[object]) -> None:
+    def __init__(self, loop: _native.ExternalPoolLoop, pool: ExternalPool, env_handles: Sequence[object]) -> None:
         self._loop = loop
         self._pool = pool
         self._env_handles = env_handles
@@ -332,13 +332,13 @@ class Proxy:
         raise UsageError("the envs of another library's pool have no state that could be restored")
 
     def set_default_options(self, local: int, options: bytes | None) -> None:
-        """Refuse options for automatic resets, because the foreign pool does these resets itself.
+        """Refuse options for automatic resets, because the external pool does these resets itself.
 
         Raises:
             UsageError: `options` is not None.
         """
         if options is not None:
-            raise UsageError("the envs of a foreign pool take no reset options; give them to the pool's maker")
+            raise UsageError("the envs of an external pool take no reset options; give them to the pool's maker")
 
     def _fail_interrupted(self, exc: BaseException) -> None:
         """If a signal handler raised `exc`, fail all pending envs, because their state is unknown."""
@@ -377,10 +377,10 @@ class Proxy:
             )
 
     def _fail_on_error(self, servers: Any, phase: str, call: Callable[[], None]) -> None:
-        """Call a method of the foreign pool. If it raises an exception, these envs fail."""
+        """Call a method of the external pool. If it raises an exception, these envs fail."""
         try:
             call()
-        except BaseException as exc:  # also SystemExit, which the foreign pool may raise
+        except BaseException as exc:  # also SystemExit, which the external pool may raise
             if _native.is_from_signal(exc):
                 raise
             self._loop.fail(servers, exc, phase)
