@@ -68,6 +68,28 @@ def test_the_monitor_that_a_worker_imports_later_is_the_one_in_use(monitor: Any)
         assert pool.call("loaded") == (["stable_baselines3", monitor.__name__],)
 
 
+_USER = """\
+from stable_baselines3.common.monitor import Monitor
+
+class Own(Monitor):
+    pass
+"""
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_monitor_and_a_class_derived_from_it_are_of_one_class_in_a_worker(
+    monitor: Any, tmp_path: Path, order: tuple[int, int]
+) -> None:
+    (tmp_path / "of_the_user.py").write_text(_USER)
+    own = import_module("of_the_user").Own
+    kind = monitor.Monitor
+    makers = [_maker(kind), _maker(own)]
+    with stepmill.Pool([makers[at] for at in order], backend="process", num_workers=1) as pool:
+        assert pool.call(lambda env: isinstance(env, kind)) == (True, True)
+    with stepmill.Pool([_maker(own)], backend="process") as pool:
+        assert pool.call(lambda env: isinstance(env, kind)) == (True,)
+
+
 def test_an_env_with_a_monitor_can_be_returned_to_the_program(monitor: Any) -> None:
     with stepmill.Pool([_maker(monitor.Monitor)], backend="process") as pool:
         (returned,) = pool.call(lambda env: type(env))

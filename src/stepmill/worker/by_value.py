@@ -5,21 +5,25 @@ PyTorch and pandas, which take each worker two seconds and 150 MB.
 
     learner   dump_by_value(env_fns) ──► Build ──► worker   adopt_on_import(), load
 
-If code in a worker imports such a module later, the module gets the classes that are in use, so that each class exists once.
+Each class exists once in a worker. If code there has imported such a module, its classes are taken, and not those that were sent. If it
+imports the module later, the module gets the classes that were sent.
 """
 
 from __future__ import annotations
 
+import io
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 import cloudpickle
 
-from stepmill.worker.messages import dump
+from stepmill.worker.messages import dump, is_plain
 
 # What `make_vec_env`, `make_atari_env` and `SB3VecEnv` use in workers. This code needs nothing else of its package.
 _MODULES = (
@@ -34,20 +38,37 @@ _LOCK = threading.RLock()  # cloudpickle's list of modules is global
 
 def dump_by_value(value: object) -> bytes:
     """Return a value as bytes that a worker can load without an import of the modules above."""
-    with _LOCK:
+    with _LOCK, ExitStack() as at_end:
         listed = cloudpickle.list_registry_pickle_by_value()
         own = [sys.modules[name] for name in _MODULES if name in sys.modules and name not in listed]
-        try:
-            for module in own:
-                cloudpickle.register_pickle_by_value(module)
-            return dump(value)
-        except Exception:  # a changed module may hold what cannot be pickled: then by name
-            if not own:
-                raise
-        finally:
-            for module in own:
-                cloudpickle.unregister_pickle_by_value(module)
+        for module in own:
+            cloudpickle.register_pickle_by_value(module)
+            at_end.callback(cloudpickle.unregister_pickle_by_value, module)
+        with suppress(Exception):  # a changed module may hold what cannot be pickled: then by name
+            if own and not is_plain(value):
+                file = io.BytesIO()
+                _Pickler(file, {module.__name__ for module in own}).dump(value)
+                return file.getvalue()
     return dump(value)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Sends each class of some modules together with its name."""
+
+    def __init__(self, file: io.BytesIO, modules: Collection[str]) -> None:
+        super().__init__(file)
+        self._modules = modules
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type) and obj.__module__ in self._modules:
+            return take_class, (obj.__module__, obj.__qualname__, cloudpickle.dumps(obj))
+        return super().reducer_override(obj)
+
+
+def take_class(module: str, name: str, sent: bytes) -> object:
+    """In a worker: return the class of a module that is imported, or else the one that was sent."""
+    found = getattr(sys.modules.get(module), name, None)
+    return found if isinstance(found, type) else cloudpickle.loads(sent)
 
 
 def adopt_on_import() -> None:

@@ -44,12 +44,12 @@ _START_SHARE = 0.9  # an env that says why it is late says more than the backend
 
 def dump(message: object) -> bytes:
     """Return a message, or any other value, as bytes that another process of this pool can load."""
-    if _is_plain(message, MAX_PLAIN_DEPTH):
+    if is_plain(message):
         return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return dumps(message)
 
 
-def _is_plain(value: Any, depth: int) -> bool:
+def is_plain(value: Any, depth: int = 4) -> bool:
     """Return whether a value is small, and pickle writes the same as cloudpickle, in a tenth of the time."""
     kind = type(value)
     if kind in _PLAIN:
@@ -62,7 +62,7 @@ def _is_plain(value: Any, depth: int) -> bool:
         return value.dtype.kind in "biufc"
     if kind not in _CONTAINERS or depth == 0 or len(value) > MAX_PLAIN_ITEMS:
         return False
-    return all([_is_plain(part, depth - 1) for part in ((*value, *value.values()) if kind is dict else value)])  # noqa: C419 - faster
+    return all([is_plain(part, depth - 1) for part in ((*value, *value.values()) if kind is dict else value)])  # noqa: C419 - faster
 
 
 def load(data: bytes | bytearray) -> object:
@@ -376,6 +376,6 @@ class Exited(NamedTuple):
     code: int
 
 
-MAX_PLAIN_DEPTH, MAX_PLAIN_ITEMS = 4, 32
+MAX_PLAIN_ITEMS = 32
 _CONTAINERS = (tuple, list, dict)
 _PLAIN = (str, int, float, bool, bytes, type(None))
