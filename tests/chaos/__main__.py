@@ -7,6 +7,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from stepmill.observe.progress import DELAY_S
 from tests.chaos import ChaosReport, run_chaos
 from tests.chaos.kinds import KINDS
 
@@ -34,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 @contextmanager
 def _bar(seconds: float, *, is_quiet: bool) -> Iterator[Callable[[ChaosReport], None]]:
     """Yield a function that draws a bar, if stderr is a terminal. Without a thread: rounds fork this process."""
-    from stepmill.observe.progress import DELAY_S, BarColumn, TextColumn, TimeRemainingColumn, make_progress
-
     columns = (TextColumn("chaos: {task.description}"), BarColumn(), TimeRemainingColumn())
-    progress = make_progress(*columns, is_quiet=is_quiet, has_thread=False)
+    console = Console(stderr=True)
+    is_shown = console.is_terminal and not is_quiet
+    progress = Progress(*columns, console=console, auto_refresh=False, transient=True, disable=not is_shown)
     task = progress.add_task("", total=seconds)
 
     def draw(report: ChaosReport) -> None:

@@ -16,7 +16,6 @@ import pytest
 from rich.console import Console
 
 from stepmill._native import OwnedFd
-from stepmill.observe import progress
 from stepmill.pool import payloads
 from stepmill.pool.events import Decision, Remedy, ServerView, Settle
 from stepmill.pool.pool import Pool
@@ -350,7 +349,7 @@ def test_a_pass_is_reported_in_a_line_unless_it_is_to_be_quiet(arguments, has_li
 def test_the_bar_of_a_chaos_run_begins_after_a_second_and_names_the_round(monkeypatch) -> None:
     file = io.StringIO()
     terminal = Console(file=file, force_terminal=True, width=100)
-    monkeypatch.setattr(progress, "Console", lambda *, stderr: terminal)
+    monkeypatch.setattr(chaos_main, "Console", lambda *, stderr: terminal)
     report = ChaosReport(0, seconds=0.5, now="round 0, raise")
 
     with chaos_main._bar(10.0, is_quiet=False) as draw:

@@ -210,15 +210,12 @@ def test_shutting_wakes_who_waits_elsewhere(ends: tuple[Channel, Channel]) -> No
 def test_the_death_of_the_peer_is_seen_though_another_process_holds_its_end() -> None:
     ours, theirs = Channel.pair()
     gate_read, gate_write = os.pipe()
-    holder = fork()
-    if holder == 0:  # holds a copy of the peer's end for as long as the gate is shut
+
+    def hold() -> None:  # a copy of the peer's end, for as long as the gate is shut
         os.close(gate_write)
         os.read(gate_read, 1)
-        os._exit(0)
-    peer = fork()
-    if peer == 0:
-        signal.pause()
-        os._exit(0)
+
+    holder, peer = fork(hold), fork(signal.pause)
     peer_fd = _native.OwnedFd.pidfd(peer)
     theirs.close()
     os.kill(peer, signal.SIGKILL)
