@@ -106,8 +106,12 @@ check-stub:
 	$(PY) scripts/check_stub.py
 check-model:
 	$(PY) scripts/check_model_names.py
-check-numbers:  # in tables of measured values
+check-numbers:  # in tables of measured values, and in text
 	$(PY) -m benchmarks.readme --check
+	$(PY) -m benchmarks.programs --check
+	$(PY) -m benchmarks.verdicts --check
+	$(PY) -m benchmarks.faults --check
+	$(PY) scripts/check_figures.py
 
 format: venv  ## fix what ruff can fix, and format
 	$(BIN)/ruff check --fix $(PYTHON_CODE)
@@ -129,6 +133,7 @@ soak: build  ## 10 million steps without growth, 30 minutes of chaos, 106,000 ra
 	$(PY) -m tests.fuzz.doors --programs 2000
 	$(PY) -m tests.aio.soak
 	$(PY) -W ignore::RuntimeWarning -m tests.kills --minutes 60
+	$(PY) -m tests.forged --files 3000
 	$(PY) -m pytest -m soak --timeout 3600 || test $$? -eq 5
 
 test-torch: build  ## the tests marked torch, in a separate environment

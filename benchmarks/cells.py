@@ -170,7 +170,7 @@ def _frontends() -> list[Cell]:
         *("stepmill-2w", "multi-env-pipes", "multi-env", "alf-arrays", "alf-tensors", "torchrl", "torchrl-stepmill"),
         *("sb3", "sb3-stepmill", "tianshou", "tianshou-stepmill"),
     )
-    threaded = ("torchrl-envpool", "stepmill-envpool")
+    threaded = ("torchrl-envpool", "torchrl-envpool-resets", "stepmill-envpool")
     slow = tuple(ENGINES["alf-arrays"].with_options(title, **more) for title, more in _SPARES.items())
     unity = _pick(("unity-queue", "unity-manager"), 4)
     return [

@@ -169,6 +169,14 @@ _ALL = (
         ("torchrl", "envpool"),
     ),
     EngineSpec(
+        "torchrl-envpool-resets",
+        "TorchRL MultiThreadedEnv over EnvPool, with resets",
+        "torchrl_envpool",
+        FRONTENDS,
+        {"is_own": True, "resets": True},
+        ("torchrl", "envpool"),
+    ),
+    EngineSpec(
         "stepmill-envpool",
         "**stepmill** MultiThreadedEnv over EnvPool",
         "torchrl_envpool",

@@ -1,6 +1,7 @@
 """Section 6: the same faults in stepmill and its peers, each in a separate process that is killed after 15 s.
 
     python -m benchmarks.faults [--only NAME ...] [--docs]
+    python -m benchmarks.faults --check    # fails if the table of docs/performance.md is not that of docs/faults.json
 
 There are four envs, and env 1 raises, hangs, or kills its process in a step. Then the other envs are stepped, and the engine is
 closed. Two further scenarios kill the learner, and send Ctrl-C to its process group. Processes that remain are found by an
@@ -25,16 +26,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paths import DIENGINE, OURS, PEERS, RESULTS, ROOT, driver_environment, interpreter_of
+from benchmarks.paths import DIENGINE, OURS, PEERS, ROOT, driver_environment, interpreter_of
+from benchmarks.readme import replace_block
 
-STORED = RESULTS / "faults.json"
+STORED = ROOT / "docs" / "faults.json"
+PAGE = ROOT / "docs" / "performance.md"
 LIMIT_S = 15.0  # a process that has not ended by then counts as never ending
 START_LIMIT_S = 120.0
 SETTLE_S = 0.5  # before CPU time is counted
 GONE_S = 5.0  # how long to wait until the descendants of an ended process are gone
 TOKEN = "STEPMILL_FAULT_TOKEN"
 SHM = Path("/dev/shm")
-BEGIN, END = "<!-- faults:begin -->", "<!-- faults:end -->"
 SCENARIOS = ("raise", "kill", "hang", "parent", "ctrl-c", "wait")
 WATCH_S = 1.5  # how long CPU time is counted during a step of 3 s
 WIDTH = 120
@@ -343,13 +345,17 @@ def load(path: Path) -> dict[str, dict[str, Outcome]]:
     return {name: {key: Outcome(**facts) for key, facts in row.items()} for name, row in stored.items()}
 
 
-def write(results: dict[str, dict[str, Outcome]], path: Path) -> None:
-    """Write the table between its marks in a document."""
-    before, begin, rest = path.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{path} has no {BEGIN} ... {END}; put both marks where the table belongs")
-    path.write_text(f"{before}{BEGIN}\n{to_block(results)}{END}{after}")
+def store(results: dict[str, dict[str, Outcome]], path: Path) -> None:
+    """Write results into a file that `load` reads."""
+    plain = {name: {key: _known(outcome) for key, outcome in row.items()} for name, row in results.items()}
+    path.write_text(json.dumps(plain, indent=1) + "\n")
+
+
+def _known(outcome: Outcome) -> dict[str, Any]:
+    rounded = {
+        key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in vars(outcome).items()
+    }
+    return {key: value for key, value in rounded.items() if value is not None and value != []}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -360,17 +366,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--only", nargs="*", choices=[subject.name for subject in SUBJECTS], help="run only these engines"
     )
-    parser.add_argument("--docs", action="store_true", help="write the table into docs/performance.md")
+    parser.add_argument(
+        "--docs", action="store_true", help="write docs/faults.json, and the table of docs/performance.md"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="run nothing; fail if that table is not the one of docs/faults.json"
+    )
     chosen = parser.parse_args(arguments)
+    page = PAGE.read_text()
+    if chosen.check:
+        if page != replace_block(page, "faults", to_block(load(STORED))):
+            sys.exit(
+                f"{PAGE.name} has another table of faults than {STORED.name}; run `python -m benchmarks.faults --docs`"
+            )
+        return
     subjects = [subject for subject in SUBJECTS if not chosen.only or subject.name in chosen.only]
     results = measure(subjects, lambda line: print(line, file=sys.stderr, flush=True))
     results = {**load(STORED), **results}  # rows of earlier runs are kept
-    RESULTS.mkdir(exist_ok=True)
-    plain = {name: {key: vars(outcome) for key, outcome in row.items()} for name, row in results.items()}
-    STORED.write_text(json.dumps(plain, indent=1))
     print(to_block(results))
     if chosen.docs:
-        write(results, ROOT / "docs" / "performance.md")
+        store(results, STORED)
+        PAGE.write_text(replace_block(page, "faults", to_block(results)))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ PEERS = "peers"
 DIENGINE = "diengine"
 OURS = "ours"
 FRONTENDS = "frontends"  # stepmill together with the libraries of its front-ends
+PROGRAMS = "programs"  # stepmill together with what CleanRL's, RL Zoo's and skrl's programs import
 
 # One thread for every numeric library in every engine, so that the engine is measured and not a thread pool in an env.
 SINGLE_THREAD = dict.fromkeys(
@@ -35,8 +36,8 @@ def interpreter_of(venv: str) -> Path:
     if venv == OURS:
         chosen = VENVS / "stepmill-python"
         return Path(chosen.read_text().strip()) if chosen.exists() else Path(sys.executable)
-    if venv == FRONTENDS:
-        return ROOT / ".venvs" / FRONTENDS / "bin" / "python"
+    if venv in (FRONTENDS, PROGRAMS):
+        return ROOT / ".venvs" / venv / "bin" / "python"
     return VENVS / venv / "bin" / "python"
 
 

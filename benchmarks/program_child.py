@@ -1,14 +1,12 @@
-"""Runs one training program with one vector env class: `python -m benchmarks.program_child PROGRAM CLASS SEED`; see `benchmarks.programs`.
+"""Runs one training program with one vector env class: `python -m benchmarks.program_child PROGRAM CLASS SEED STEPS`.
 
-Prints JSON: the seconds from the start of the process to the first rollout, in rollouts and in the learner, and a hash of what was learned.
-The programs are those of the libraries' documentation, with their default hyperparameters unless a comment says why not.
+See `benchmarks.programs`. Prints JSON: the seconds from the start of the process to the first rollout, in rollouts and in the learner, and a
+hash of what was learned. The programs are those of the libraries' documentation, with their default hyperparameters unless a comment says why not.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from typing import Any
 
 import gymnasium as gym
 
-BEGUN_S = float(os.environ.get("PROGRAM_BEGUN_S", time.time()))
+from benchmarks.program_clock import Clock, make_sb3_callback
 
 
 class Slow(gym.Wrapper[Any, Any, Any, Any]):
@@ -34,33 +32,6 @@ def make_slow() -> gym.Env[Any, Any]:
     return Slow(gym.make("Pendulum-v1"))
 
 
-class Clock:
-    """Adds up the seconds of rollouts, and those in between, which are the learner's."""
-
-    def __init__(self) -> None:
-        self.start_s = self.rollout_s = self.learner_s = 0.0
-        self._last_s = 0.0
-
-    def begin_rollout(self) -> None:
-        now_s = time.time()
-        if self._last_s:
-            self.learner_s += now_s - self._last_s
-        else:
-            self.start_s = now_s - BEGUN_S
-        self._last_s = now_s
-
-    def end_rollout(self) -> None:
-        now_s = time.time()
-        self.rollout_s += now_s - self._last_s
-        self._last_s = now_s
-
-    def end(self, learned: bytes) -> None:
-        """Print the result. What comes after the last rollout is the learner's."""
-        self.learner_s += time.time() - self._last_s
-        digest = hashlib.sha256(learned).hexdigest()[:16]
-        print(json.dumps({**{k: v for k, v in vars(self).items() if k[0] != "_"}, "learned": digest}))
-
-
 def class_of(name: str) -> tuple[Any, dict[str, Any]]:
     """Return a vector env class for Stable-Baselines3, and its arguments."""
     if name == "stepmill":
@@ -75,30 +46,17 @@ def class_of(name: str) -> tuple[Any, dict[str, Any]]:
 def sb3(
     env_id: str | Callable[[], Any],
     num_envs: int,
-    steps: int,
     algorithm: str,
     name: str,
     seed: int,
+    steps: int,
     **of_algorithm: Any,
 ) -> None:
     import stable_baselines3
-    from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_atari_env, make_vec_env
     from stable_baselines3.common.vec_env import VecFrameStack
 
     cls, kwargs = class_of(name)
-    clock = Clock()
-
-    class Callback(BaseCallback):  # type: ignore[misc]  # mypy does not see the library
-        def _on_step(self) -> bool:
-            return True
-
-        def _on_rollout_start(self) -> None:
-            clock.begin_rollout()
-
-        def _on_rollout_end(self) -> None:
-            clock.end_rollout()
-
     is_atari = isinstance(env_id, str) and "NoFrameskip" in env_id
     if is_atari:
         import ale_py
@@ -110,13 +68,11 @@ def sb3(
     model = getattr(stable_baselines3, algorithm)(
         "CnnPolicy" if is_atari else "MlpPolicy", envs, seed=seed, device="cpu", **of_algorithm
     )
-    model.learn(steps, callback=Callback())
-    learned = b"".join(each.detach().numpy().tobytes() for each in model.policy.parameters())
+    model.learn(steps, callback=make_sb3_callback()())
     envs.close()
-    clock.end(learned)
 
 
-def torchrl(env_id: str, num_envs: int, steps: int, name: str, seed: int) -> None:
+def torchrl(env_id: str, num_envs: int, name: str, seed: int, steps: int) -> None:
     import torch
     from tensordict.nn import TensorDictModule
     from torchrl.collectors import Collector
@@ -148,24 +104,66 @@ def torchrl(env_id: str, num_envs: int, steps: int, name: str, seed: int) -> Non
     clock.end(digest.digest())
 
 
-PROGRAMS: dict[str, tuple[list[str], Callable[[str, int], None]]] = {
-    "sb3-ppo-cartpole": (["DummyVecEnv", "SubprocVecEnv", "stepmill"], partial(sb3, "CartPole-v1", 8, 40_000, "PPO")),
-    "sb3-ppo-halfcheetah": (
-        ["DummyVecEnv", "SubprocVecEnv", "stepmill"],
-        partial(sb3, "HalfCheetah-v5", 8, 32_000, "PPO"),
-    ),
-    "sb3-ppo-pong": (
-        ["DummyVecEnv", "SubprocVecEnv", "stepmill"],
-        partial(sb3, "PongNoFrameskip-v4", 8, 4_096, "PPO", n_steps=128, batch_size=256),
-    ),
-    "sb3-ppo-2ms": (
-        ["DummyVecEnv", "SubprocVecEnv", "stepmill"],
-        partial(sb3, make_slow, 8, 8_000, "PPO", n_steps=256),
-    ),
-    "sb3-sac-n1": (["DummyVecEnv", "stepmill"], partial(sb3, "Pendulum-v1", 1, 1_500, "SAC")),
-    "sb3-sac-n4": (["DummyVecEnv", "SubprocVecEnv", "stepmill"], partial(sb3, "Pendulum-v1", 4, 4_000, "SAC")),
-    "torchrl-collector": (["SerialEnv", "ParallelEnv", "stepmill"], partial(torchrl, "Pendulum-v1", 8, 16_000)),
+def tianshou(env_id: str, num_envs: int, name: str, seed: int, steps: int) -> None:
+    import numpy as np
+    import tianshou.env
+    import torch
+    from tianshou.algorithm import PPO
+    from tianshou.algorithm.modelfree.reinforce import ProbabilisticActorPolicy
+    from tianshou.algorithm.optim import AdamOptimizerFactory
+    from tianshou.data import Collector, VectorReplayBuffer
+    from tianshou.utils.net.common import Net
+    from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
+    from tianshou.utils.torch_utils import policy_within_training_step
+
+    np.random.seed(seed)  # noqa: NPY002 - Tianshou shuffles minibatches with the global generator
+    torch.manual_seed(seed)
+    if name == "stepmill":
+        from stepmill.frontends.tianshou import StepmillVectorEnv
+
+        cls: Any = StepmillVectorEnv
+    else:
+        cls = getattr(tianshou.env, name)
+    envs = cls([partial(gym.make, env_id)] * num_envs)
+    envs.seed(seed)
+    shape, num_actions = envs.observation_space[0].shape, int(envs.action_space[0].n)
+    actor = DiscreteActor(
+        preprocess_net=Net(state_shape=shape, hidden_sizes=(64, 64)), action_shape=num_actions, softmax_output=False
+    )
+    policy = ProbabilisticActorPolicy(
+        actor=actor,
+        dist_fn=lambda logits: torch.distributions.Categorical(logits=logits),
+        action_space=envs.action_space[0],
+        action_scaling=False,
+    )
+    critic = DiscreteCritic(preprocess_net=Net(state_shape=shape, hidden_sizes=(64, 64)))
+    algorithm = PPO(policy=policy, critic=critic, optim=AdamOptimizerFactory(lr=3e-4))
+    collector = Collector(algorithm, envs, VectorReplayBuffer(2048, num_envs))
+    clock = Clock()
+    clock.begin_rollout()
+    collector.reset()
+    for _ in range(0, steps, 2048):
+        collector.collect(n_step=2048)
+        clock.end_rollout()
+        with policy_within_training_step(policy):
+            algorithm.update(collector.buffer, batch_size=64, repeat=10)
+        collector.reset_buffer(keep_statistics=True)
+        clock.begin_rollout()
+    clock.end_rollout()
+    envs.close()
+    clock.end(policy)
+
+
+PROGRAMS: dict[str, Callable[[str, int, int], None]] = {
+    "sb3-ppo-cartpole": partial(sb3, "CartPole-v1", 8, "PPO"),
+    "sb3-ppo-halfcheetah": partial(sb3, "HalfCheetah-v5", 8, "PPO"),
+    "sb3-ppo-pong": partial(sb3, "PongNoFrameskip-v4", 8, "PPO", n_steps=128, batch_size=256),
+    "sb3-ppo-2ms": partial(sb3, make_slow, 8, "PPO", n_steps=256),
+    "sb3-sac-n1": partial(sb3, "Pendulum-v1", 1, "SAC"),
+    "sb3-sac-n4": partial(sb3, "Pendulum-v1", 4, "SAC"),
+    "tianshou-ppo-cartpole": partial(tianshou, "CartPole-v1", 8),
+    "torchrl-collector": partial(torchrl, "Pendulum-v1", 8),
 }
 
 if __name__ == "__main__":
-    PROGRAMS[sys.argv[1]][1](sys.argv[2], int(sys.argv[3]))
+    PROGRAMS[sys.argv[1]](sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

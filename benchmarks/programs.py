@@ -1,8 +1,15 @@
 """Whole training programs, with each class that their library offers and with stepmill's: `python -m benchmarks.programs [PROGRAM ...]`.
 
-Each run is a process of `benchmarks.program_child`, from its start to its end. The classes of a program take
-turns, with several seeds. A run counts only if other processes used less than 3 % of the machine meanwhile, and the command waits until
-that is so. Prints a table for docs/programs.md, and writes the raw results to benchmarks/results.
+    python -m benchmarks.programs [PROGRAM ...] [--seeds 3] [--docs]    # all programs: about an hour on a quiet machine
+    python -m benchmarks.programs --short                               # a few steps of each, to see that it runs
+    python -m benchmarks.programs --docs --from FILE.json ...           # the tables from several runs; later files take precedence
+
+Each run is a process of Python, from its start to its end. The programs of SB3, Tianshou and TorchRL are in `benchmarks.program_child`; those
+of CleanRL, RL Zoo and skrl are their own (`benchmarks.program_texts`), in the environment that `python -m benchmarks.setup --only programs`
+makes. The classes of a program take turns, with several seeds. A run counts only if other processes used less than 3 % of the machine
+meanwhile, and the command waits until that is so. OMP_NUM_THREADS is what it is in the environment of this command.
+
+Prints the table, and writes the raw results to benchmarks/results; with `--docs` also to docs/programs.json, and the table to docs/programs.md.
 """
 
 from __future__ import annotations
@@ -10,39 +17,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from benchmarks import cpu
-from benchmarks.machine import as_markdown, describe
-from benchmarks.paths import ROOT, interpreter_of
-from benchmarks.program_child import PROGRAMS
+from benchmarks import cpu, program_tables
+from benchmarks.machine import describe
+from benchmarks.paths import RESULTS, ROOT, interpreter_of
+from benchmarks.program_tables import OURS, PROGRAMS, Run
 
 BUSY_SHARE = 0.03  # of the machine, by other processes
 QUIET_S = 2.0
 WAIT_S = 600.0  # for a quiet machine; after that, runs count, and the table says so
 MAX_REPEATS = 3
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run: seconds of the whole and of its parts, what was learned, and the share of the machine that others used."""
-
-    program: str
-    engine: str
-    seed: int
-    whole_s: float
-    start_s: float
-    rollout_s: float
-    learner_s: float
-    learned: str
-    others: float
+LIMIT_S = 900
 
 
 def wait_until_quiet() -> bool:
@@ -56,91 +48,88 @@ def wait_until_quiet() -> bool:
     return False
 
 
-def run_timed(
-    command: Sequence[str], timeout_s: float, env: Mapping[str, str], folder: Path | None = None
-) -> tuple[str, float, float]:
-    """Run a command. Return its stdout, its seconds, and the share of the machine that other processes used meanwhile."""
-    before, begin_s = cpu.read(os.getpid()), time.monotonic()
-    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=timeout_s)
-    whole_s, others = time.monotonic() - begin_s, cpu.foreign_share(before, cpu.read(os.getpid()))
+def run_once(name: str, engine: str, seed: int, steps: int) -> Run:
+    """Run a program to its end, in an empty folder."""
+    program = PROGRAMS[name]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        arguments, path = program.command(name, engine, seed, steps, folder)
+        command = [str(interpreter_of(program.venv)), "-W", "ignore", *arguments]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *path]), "PROGRAM_BEGUN_S": repr(time.time())}
+        before, begin_s = cpu.read(os.getpid()), time.monotonic()
+        done = subprocess.run(
+            command, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT_S
+        )
+        whole_s, others = time.monotonic() - begin_s, cpu.foreign_share(before, cpu.read(os.getpid()))
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return done.stdout, whole_s, others
+        raise SystemExit(f"{name} with {engine} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    parts = json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith('{"start_s"')))
+    return Run(name, engine, seed, whole_s, **parts, others=others)
 
 
-def run_once(python: Path, program: str, engine: str, seed: int) -> Run:
-    """Run a program to its end."""
-    command = [str(python), "-W", "ignore", "-m", "benchmarks.program_child", program, engine, str(seed)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PROGRAM_BEGUN_S": repr(time.time())}
-    stdout, whole_s, others = run_timed(command, 900, env)
-    parts: dict[str, Any] = json.loads(stdout.splitlines()[-1])
-    return Run(program, engine, seed, whole_s, **parts, others=others)
-
-
-def measure(python: Path, program: str, seeds: int) -> Iterator[Run]:
+def measure(name: str, seeds: int) -> Iterator[Run]:
     """Yield the runs of all classes of a program, in turns. A run beside load is repeated."""
-    engines = PROGRAMS[program][0]
+    engines = [*PROGRAMS[name].engines, OURS]
     turns = [(seed, engine) for seed in range(1, seeds + 1) for engine in (engines if seed % 2 else reversed(engines))]
     for seed, engine in turns:
         for _ in range(MAX_REPEATS):
             wait_until_quiet()
-            run = run_once(python, program, engine, seed)
+            run = run_once(name, engine, seed, PROGRAMS[name].steps)
             if run.others <= BUSY_SHARE:
                 break
-        about = f"{run.whole_s:.1f} s, others {run.others:.0%}"
-        print(f"{program} {engine} seed {seed}: {about}", file=sys.stderr, flush=True)
+        say(run)
         yield run
 
 
-def rows(runs: list[Run]) -> Iterator[str]:
-    """Yield the rows of the table, with medians over the seeds, and the speed of stepmill's class relative to the best other."""
-    yield "| program | class | start | rollouts | learner | whole | stepmill's gain | same weights |"
-    yield "|---|---|---:|---:|---:|---:|---:|---|"
-    for program in dict.fromkeys(run.program for run in runs):
-        medians = {
-            engine: {
-                part: statistics.median(
-                    getattr(run, part) for run in runs if (run.program, run.engine) == (program, engine)
-                )
-                for part in PARTS
-            }
-            for engine in PROGRAMS[program][0]
-        }
-        best = min(each["whole_s"] for engine, each in medians.items() if engine != "stepmill")
-        for engine, each in medians.items():
-            learned = [
-                {run.learned for run in runs if (run.program, run.seed) == (program, seed)}
-                for seed in {run.seed for run in runs}
-            ]
-            ends = (
-                f"{best / each['whole_s']:.2f} | {sum(len(found) == 1 for found in learned)} of {len(learned)} seeds"
-                if engine == "stepmill"
-                else " | "
-            )
-            yield f"| {program} | {engine} | " + " | ".join(f"{each[part]:.1f}" for part in PARTS) + f" | {ends} |"
-    loudest = max(run.others for run in runs)
-    yield f"\nSeconds, medians. Other processes used at most {loudest:.0%} of the machine in a run."
+def say(run: Run) -> None:
+    about = f"{run.whole_s:.1f} s, others {run.others:.0%}, learned {run.learned}"
+    print(f"{run.program} {run.engine} seed {run.seed}: {about}", file=sys.stderr, flush=True)
 
 
-PARTS = ("start_s", "rollout_s", "learner_s", "whole_s")
+def run_short(names: Sequence[str]) -> int:
+    """Run a few steps of programs with each class. The exit status is 1 if a class learned something else than the others."""
+    differ = []
+    for name in names:
+        runs = [run_once(name, engine, 1, PROGRAMS[name].few_steps) for engine in (*PROGRAMS[name].engines, OURS)]
+        for run in runs:
+            say(run)
+        differ += [name] if len({run.learned for run in runs}) > 1 else []
+    print(f"different weights: {', '.join(differ)}" if differ else "the same weights with each class")
+    return int(bool(differ))
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs", nargs="*", help=f"of {', '.join(PROGRAMS)}; none is all")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--short", action="store_true", help="a few steps of each class")
+    parser.add_argument("--docs", action="store_true", help="write the results and the table into docs")
+    parser.add_argument("--check", action="store_true", help="fail if the table of docs is not that of its results")
+    parser.add_argument("--from", nargs="+", type=Path, help="results of earlier runs, instead of running the programs")
     given = parser.parse_args()
-    python, runs = interpreter_of("frontends"), list[Run]()
-    for program in given.programs or PROGRAMS:
-        runs += measure(python, program, given.seeds)
-    facts = describe()
-    results = ROOT / "benchmarks" / "results" / f"programs-{time.strftime('%Y%m%dT%H%M%S')}.json"
-    results.parent.mkdir(exist_ok=True)
-    results.write_text(
-        json.dumps({"machine": facts, "runs": [asdict(run) for run in runs]}, indent=1), encoding="utf-8"
-    )
-    print(*as_markdown(facts), "", *rows(runs), sep="\n")
+    names = given.programs or list(PROGRAMS)
+    if given.check:
+        if stale := program_tables.is_stale():
+            print(
+                "docs/programs.md has another table than docs/programs.json; run `python -m benchmarks.programs --docs`"
+            )
+        return int(stale)
+    if given.short:
+        return run_short(names)
+    files = vars(given)["from"]
+    if files:
+        results = program_tables.merge([json.loads(file.read_text(encoding="utf-8")) for file in files])
+    else:
+        runs = [asdict(run) for name in names for run in measure(name, given.seeds)]
+        results = {"machine": describe(), "runs": runs}
+        RESULTS.mkdir(exist_ok=True)
+        file = RESULTS / f"programs-{time.strftime('%Y%m%dT%H%M%S')}.json"
+        file.write_text(json.dumps(results, indent=1), encoding="utf-8")
+    if given.docs:
+        program_tables.write(results)
+    print(program_tables.to_block(results))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

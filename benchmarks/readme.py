@@ -217,7 +217,10 @@ def _frontend_lines(cells: Cells) -> list[str]:
         cell = cells.get(target.cell)
         if cell is None or cell["section"] != FRONTENDS_SECTION:
             continue
-        ours, theirs = (_best([cell["engines"][name] for name in names]) for names in (target.ours, target.theirs))
+        found = cell["engines"]
+        ours, theirs = (
+            _best([found[name] for name in names if name in found]) for names in (target.ours, target.theirs)
+        )
         if ours is not None and theirs is not None:
             times = ours["value"] / theirs["value"]
             env = _LIBRARY.sub("", cell["title"])

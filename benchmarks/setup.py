@@ -1,4 +1,4 @@
-"""Builds the peers' environments: `python -m benchmarks.setup [--only peers,diengine,pufferlib,stepmill,frontends,ray,text]`.
+"""Builds the peers' environments: `python -m benchmarks.setup [--only peers,diengine,pufferlib,stepmill,frontends,programs,ray,text,verdicts,envpool]`.
 
 If a peer cannot be set up, the others are set up nevertheless, and the tables of the benchmark show the reason.
 
@@ -6,8 +6,11 @@ If a peer cannot be set up, the others are set up nevertheless, and the tables o
 - `diengine`: DI-engine 0.5.3. pip cannot resolve it (it needs gym 0.25 and old build tools), so its dependencies are listed here.
 - `pufferlib`: PufferLib 3.0.0 does not install. Its vector files are pure Python and are unpacked from the sdist, with a stub for `gym`.
 - `frontends`: `.venvs/frontends`, with stepmill and the peers together.
+- `programs`: `.venvs/programs`, with stepmill and what CleanRL's, RL Zoo's and skrl's programs import, for `python -m benchmarks.programs`.
 - `ray`: `.venvs/ray-bench`, with stepmill, Ray, RLlib and Tianshou, for `python -m benchmarks.ray`.
 - `text`: `.venvs/text-bench`, with stepmill, SkyRL-Gym and verifiers, for `python -m benchmarks.aio`.
+- `verdicts`: `.venvs/verdicts`, with stepmill and Pebble, for `python -m benchmarks.verdicts`.
+- `envpool`: the newest EnvPool, which needs Python 3.12 or newer, with stepmill, for `benchmarks/.venvs/envpool/bin/python -m benchmarks.kernels`.
 - `stepmill`: needed only if the Python that runs this is not the peers' Python. stepmill is then also built in the peers' environment.
 """
 
@@ -22,14 +25,21 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.paths import DIENGINE, PEERS, PUFFER, ROOT, VENVS
+from benchmarks.paths import DIENGINE, PEERS, PROGRAMS, PUFFER, ROOT, VENVS
 
 PYTHON = "3.11"  # a version for which all peers have wheels
 PEER_LIST = ROOT / "benchmarks" / "peers.txt"
 PEER_PACKAGES = (*(line for line in PEER_LIST.read_text().split("\n") if line and not line.startswith("#")), "uv")
 TORCH = next(package for package in PEER_PACKAGES if package.startswith("torch=="))
+ZOO = ("rl-zoo3==2.9.2", "requests")  # it imports requests, and does not install it
+TORCH_COMPILER = ("sympy", "networkx", "jinja2")  # parts of torch that skrl and RLlib import need these
+SKRL = ("skrl==2.0.0", *TORCH_COMPILER)
+CLEANRL = ("tyro", "tensorboard", "tenacity")
 RAY = "ray[rllib]==2.60.0"
-TEXT = ("skyrl-gym==0.4.0", "verifiers==0.4.0")
+PEBBLE = "pebble==5.2.3"
+TEXT = ("skyrl-gym==0.4.0", "verifiers==0.4.0", PEBBLE)
+ENVPOOL = "envpool==1.2.7"
+ENVPOOL_PYTHON = "3.13"
 STEP_LIMIT_S = 1800
 
 DIENGINE_PACKAGES = (
@@ -135,11 +145,14 @@ def set_up_frontends() -> None:
     _run([str(ROOT / "scripts" / "frontends_env.sh"), sys.executable])
 
 
+def set_up_programs() -> None:
+    """Make the environment of programs of other projects, beside the one torch of all environments."""
+    _pip(_make_side(PROGRAMS, "--torch"), "install", *ZOO, *SKRL, *CLEANRL)
+
+
 def set_up_ray() -> None:
     """Make the environment of `python -m benchmarks.ray`. RLlib needs another Gymnasium than the other peers."""
-    folder = ROOT / ".venvs" / "ray-bench"
-    _run([sys.executable, str(ROOT / "scripts" / "side_env.py"), str(folder), "--editable"])
-    python = folder / "bin" / "python"
+    python = _make_side("ray-bench")
     tianshou = next(package for package in PEER_PACKAGES if package.startswith("tianshou=="))
     _pip(python, "install", TORCH)
     _pip(python, "install", RAY, tianshou, TORCH)
@@ -147,9 +160,18 @@ def set_up_ray() -> None:
 
 def set_up_text() -> None:
     """Make the environment in which `python -m benchmarks.aio` finds its peers. Neither of them needs torch."""
-    folder = ROOT / ".venvs" / "text-bench"
-    _run([sys.executable, str(ROOT / "scripts" / "side_env.py"), str(folder), "--editable"])
-    _pip(folder / "bin" / "python", "install", *TEXT)
+    _pip(_make_side("text-bench"), "install", *TEXT)
+
+
+def set_up_verdicts() -> None:
+    """Make the environment of `python -m benchmarks.verdicts`."""
+    _pip(_make_side("verdicts"), "install", PEBBLE)
+
+
+def set_up_envpool() -> None:
+    """Make the environment of `python -m benchmarks.kernels` with the newest EnvPool."""
+    python = _make_venv("envpool", ENVPOOL_PYTHON)
+    _pip(python, "install", f"{ROOT}[numba,mujoco]", ENVPOOL, "-c", str(ROOT / "constraints.txt"))
 
 
 PARTS: dict[str, Callable[[], None]] = {
@@ -158,8 +180,11 @@ PARTS: dict[str, Callable[[], None]] = {
     "pufferlib": set_up_pufferlib,
     "stepmill": set_up_stepmill,
     "frontends": set_up_frontends,
+    "programs": set_up_programs,
     "ray": set_up_ray,
     "text": set_up_text,
+    "verdicts": set_up_verdicts,
+    "envpool": set_up_envpool,
 }
 
 
@@ -182,16 +207,22 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _make_venv(name: str) -> Path:
+def _make_venv(name: str, version: str = PYTHON) -> Path:
     folder = VENVS / name
     python = folder / "bin" / "python"
     if not python.exists():
-        maker = shutil.which(f"python{PYTHON}")
-        if maker is None and sys.version_info[:2] != (3, 11):
-            raise SetupError(f"no Python {PYTHON} found, which the peers need for torch; put python{PYTHON} on PATH")
+        maker = shutil.which(f"python{version}")
+        if maker is None and version != f"{sys.version_info.major}.{sys.version_info.minor}":
+            raise SetupError(f"no Python {version} found, which `{name}` needs; put python{version} on PATH")
         VENVS.mkdir(parents=True, exist_ok=True)
         _run([maker or sys.executable, "-m", "venv", str(folder)])
     return python
+
+
+def _make_side(name: str, *options: str) -> Path:
+    folder = ROOT / ".venvs" / name
+    _run([sys.executable, str(ROOT / "scripts" / "side_env.py"), str(folder), "--editable", *options])
+    return folder / "bin" / "python"
 
 
 def _pip(python: Path, *arguments: str) -> None:

@@ -70,6 +70,12 @@ TARGETS: tuple[Target, ...] = (
         (1, 1, 1),
         ("torchrl-envpool",),
     ),
+    *_row(
+        ("envpool-cartpole-8", "envpool-cartpole-32", "envpool-pong-8"),
+        ("stepmill-envpool",),
+        (1, 1, 1),
+        ("torchrl-envpool-resets",),
+    ),
     *_row(("unity-4", "unity-32"), ("unity-manager",), (3, 3), ("unity-queue",)),
     Target("start-256", ("stepmill-fork",), 0.2, at_most=True, unit="s"),
     Target("start-256", ("stepmill-forkserver",), 1.5, at_most=True, unit="s"),

@@ -1,6 +1,6 @@
 """Go-Explore: return to a state that was seen before, and explore from there.
 
-    python examples/go_explore.py [--rounds 60] [--game]
+    python examples/go_explore.py [--rounds 60] [--game] [--curve FILE.csv]
 
 The program explores MountainCar with random actions. It keeps one saved state for each cell of position and speed (`stepmill.save`), gives
 the states of rarely seen cells to all envs (`stepmill.restore`), and goes on from there. The envs are a kernel, whose states are plain
@@ -21,8 +21,9 @@ import stepmill
 NUM_ENVS, NUM_STEPS = 32, 20
 
 
-def explore(pool: stepmill.Pool, cell_of: Any, state: Any, rounds: int, *, returns: bool) -> int:
-    """Return how many cells were seen. Without `returns`, episodes just go on."""
+def explore(pool: stepmill.Pool, cell_of: Any, state: Any, rounds: int, *, returns: bool) -> list[int]:
+    """Return how many cells were seen after each round. Without `returns`, episodes just go on."""
+    found = []
     rng = np.random.default_rng(0)
     archive: dict[Any, stepmill.SavedEnvs] = {}
     num_visits: dict[Any, int] = {}
@@ -38,13 +39,14 @@ def explore(pool: stepmill.Pool, cell_of: Any, state: Any, rounds: int, *, retur
             num_visits[cell] = num_visits.get(cell, 0) + 1
             if cell not in archive and not over[env_id]:
                 archive[cell] = stepmill.save(pool, None, env_ids=[env_id], state=state)
+        found.append(len(num_visits))
         if not returns or not archive:
             continue
         cells = list(archive)
         weights = np.array([1 / (1 + num_visits[cell]) for cell in cells])
         for env_id, chosen in enumerate(rng.choice(len(cells), NUM_ENVS, p=weights / weights.sum())):
             stepmill.restore(pool, archive[cells[chosen]], env_ids=[env_id], state=state)
-    return len(num_visits)
+    return found
 
 
 def cell_of_car(obs: Any) -> tuple[int, int]:
@@ -69,6 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--game", action="store_true", help="an Atari game in place of MountainCar")
+    parser.add_argument("--curve", help="write env-steps, and the cells that were seen in both ways, to this CSV file")
     args = parser.parse_args()
     if args.game:
         import ale_py
@@ -87,8 +90,14 @@ def main() -> None:
     for returns in (False, True):
         with stepmill.Pool([make] * NUM_ENVS, **options) as pool:
             found[returns] = explore(pool, cell_of, state, args.rounds, returns=returns)
-    print(f"random actions: {found[False]} cells; from states that were seen before: {found[True]} cells")
-    assert found[True] > found[False] or args.rounds < 20
+    print(f"random actions: {found[False][-1]} cells; from states that were seen before: {found[True][-1]} cells")
+    if args.curve:
+        steps = np.arange(1, args.rounds + 1) * NUM_STEPS * NUM_ENVS
+        rows = np.stack([steps, found[False], found[True]], 1)
+        np.savetxt(
+            args.curve, rows, "%d", ",", header="env-steps,cells by random actions,cells by returning", comments=""
+        )
+    assert found[True][-1] > found[False][-1] or args.rounds < 20
 
 
 if __name__ == "__main__":

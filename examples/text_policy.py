@@ -1,6 +1,6 @@
 """Trains a tiny policy on an env of texts, on the CPU, in an asyncio program.
 
-    python examples/text_policy.py [number of episodes]
+    python examples/text_policy.py [--episodes 480] [--curve FILE.csv]
 
 The env names a colour in a sentence; the answer must be its opposite. The policy is a table of logits, word by word, that REINFORCE
 changes; in its place a language model would be awaited. Episodes are under way at once, each in an env that its task has leased, and
@@ -10,10 +10,10 @@ with assertions: the policy learns, and both runs have the same returns.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import signal
-import sys
 from typing import Any
 
 import gymnasium
@@ -113,15 +113,21 @@ async def train(num_episodes: int, *, is_killed: bool) -> list[float]:
 
 
 def main() -> None:
-    num_episodes = int(sys.argv[1]) if len(sys.argv) > 1 else 480
-    means = asyncio.run(train(num_episodes, is_killed=False))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--episodes", type=int, default=480)
+    parser.add_argument("--curve", help="write the number of episodes and their mean return to this CSV file")
+    args = parser.parse_args()
+    means = asyncio.run(train(args.episodes, is_killed=False))
     print(
         "mean return of 16 episodes, first to last:",
         *(f"{mean:.2f}" for mean in means[::5]),
         f"{means[-1]:.2f} of {NUM_QUESTIONS}",
     )
-    assert asyncio.run(train(num_episodes, is_killed=True)) == means, "a worker that was killed has changed the run"
-    if num_episodes >= 480:
+    assert asyncio.run(train(args.episodes, is_killed=True)) == means, "a worker that was killed has changed the run"
+    if args.curve:
+        rows = [(BATCH * number, mean) for number, mean in enumerate(means, 1)]
+        np.savetxt(args.curve, rows, "%.6g", ",", header="episodes,mean return of 16", comments="")
+    if args.episodes >= 480:
         assert means[0] < 1.5
         assert means[-1] > 3.5
 

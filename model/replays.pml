@@ -176,7 +176,7 @@ inline fail_row(r_) {
 	fi
 }
 
-/* C++: drain (recovery.cpp), mark_faulted (recovery.cpp). Python: worker_died (pool/policies.py) */
+/* C++: drain (recovery.cpp), mark_faulted (recovery.cpp). Python: decide_death (pool/policies.py) */
 #define HAS_FAULT(r_) (status[r_] == PENDING && !IS_COUNTED_OUT(r_) && done[r_] == newest_ticket[r_] && fault[r_])
 inline handle_fault(r_) {
 	if
@@ -192,7 +192,7 @@ inline handle_fault(r_) {
 	fi
 }
 
-/* Python: _decide_death (pool/recovery.py), worker_died (pool/policies.py) */
+/* Python: _decide_death (pool/recovery.py), decide_death (pool/policies.py) */
 inline handle_death() {
 	if
 	:: dead[0] && !is_restarting[0] ->

@@ -79,7 +79,7 @@ TYPES = (
     "stepmill.spec.tree.Opaque",
     "stepmill.spec.env.TimeStepFields",
     "stepmill.envs.env_adapter.EnvAdapter",
-    "stepmill.frontends.gymnasium.entry_points.VectorEntryPoints",
+    "stepmill.frontends.gymnasium.make.VectorEntryPoints",
 )
 # Public under two names; described under the other one.
 _ALIASES = {

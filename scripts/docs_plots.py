@@ -1,4 +1,4 @@
-"""Plot the tables of docs/performance.md and the curves of the examples as SVG, in the colours of the drawings.
+"""Plot the tables of docs/performance.md, and the curves of the examples and of docs/plots, as SVG, in the colours of the drawings.
 
 The tables are the only source: a plot cannot show another number than the table beside it. `render_all` returns the files.
 """
@@ -79,7 +79,7 @@ def render_all() -> dict[Path, str]:
             PLOTS / "efficiency.svg": plot_efficiency(tables(text, "bench")[0]),
             PLOTS / "frontends.svg": plot_ratios(tables(text, "bench")[1], "times the class that it replaces"),
         }
-        for path in sorted(CURVES.glob("*.csv")):
+        for path in sorted([*CURVES.glob("*.csv"), *PLOTS.glob("*.csv")]):
             plots[path.with_suffix(".svg")] = plot_bars(path) if is_of_bars(path) else plot_curve(path)
     return plots
 
@@ -237,7 +237,10 @@ def plot_curve(path: Path) -> str:
     figure, axes = plt.subplots(figsize=(6.0, 2.8))
     for column, colour in zip(range(1, len(head)), SERIES, strict=False):
         points = [(float(row[0]), float(row[column])) for row in rows if row[column]]
-        axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, label=head[column])
+        width = (
+            5.0 if path.parent == PLOTS and column == 1 else 1.6
+        )  # the original's curve is seen beside one that is equal
+        axes.plot(*zip(*points, strict=True), color=colour, linewidth=width, label=head[column])
     axes.set_xlabel(head[0])
     if len(head) > 2:
         axes.legend(loc="best")

@@ -11,7 +11,7 @@ from pathlib import Path
 from diengine_env import ROOT, make_diengine_env
 from side_env import make_side_env
 
-from benchmarks.setup import TORCH
+from benchmarks.setup import RAY, SKRL, TORCH, TORCH_COMPILER, ZOO
 
 # ALF 0.1.0 asks for a fork of gin-config and for versions that CPython 3.11 does not have; these work.
 ALF_FIRST = (TORCH, "numpy<2")
@@ -101,10 +101,8 @@ LEROBOT_PACKAGES = (
     "av<16",
     "pyserial",
 )
-TORCH_COMPILER = ("sympy", "networkx", "jinja2")  # parts of torch that skrl and RLlib import need these
-RLLIB_PACKAGES = ("ray[rllib]==2.60.0", "ale-py", "mujoco", *TORCH_COMPILER)
-SKRL_PACKAGES = ("skrl==2.0.0", *TORCH_COMPILER)
-ZOO_PACKAGES = ("rl-zoo3==2.9.2", "gymnasium[box2d]", "requests")  # RL Zoo imports requests, and does not install it
+RLLIB_PACKAGES = (RAY, "ale-py", "mujoco", *TORCH_COMPILER)
+ZOO_PACKAGES = (*ZOO, "gymnasium[box2d]")
 TRAINERS_FIRST = (TORCH, "numpy==1.23.5")
 TRAINERS_ITSELF = ("mlagents==1.1.0", "mlagents-envs==1.1.0")  # their metadata refuses CPython 3.11
 TRAINERS_PACKAGES = (
@@ -125,7 +123,7 @@ _SIDES: dict[str, list[tuple[str, ...]]] = {
     "farama": [FARAMA_PACKAGES],
     "lerobot": [("--no-deps", *LEROBOT_ITSELF), LEROBOT_PACKAGES],
     "rllib": [RLLIB_PACKAGES],
-    "skrl": [SKRL_PACKAGES],
+    "skrl": [SKRL],
     "zoo": [ZOO_PACKAGES],
 }
 

@@ -24,7 +24,7 @@ from record_top import FORMAT
 from rich.console import Console
 
 import stepmill
-from stepmill.observe.monitor import Frame, Watch, render
+from stepmill.observe.monitor import Watch, render
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
@@ -74,7 +74,7 @@ def train(kills: Sequence[int]) -> Training:
             shown.curve.append(float(np.mean([each["r"] for each in batch.episodes] or [kill_me.NUM_STEPS])))
             if update % LOOK_EVERY == LOOK_EVERY - 1 or update in kills:
                 console = Console(record=True, width=COLUMNS, height=ROWS, file=io.StringIO(), color_system="truecolor")
-                console.print(render(watch.look(), console, Frame(end="")))
+                console.print(render(watch.look(), console, end=""))
                 name = f"top{len(shown.pictures)}"
                 shown.pictures.append((update, console.export_svg(title="", code_format=FORMAT, unique_id=name)))
         shown.digest = hashlib.sha256(b"".join(each.tobytes() for each in learner.weights)).hexdigest()[:12]

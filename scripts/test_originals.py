@@ -192,6 +192,7 @@ def start_shard(
     own = [*map(str, place.path), str(report.parent), str(PLUGINS)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(own), "STEPMILL_HANGING": json.dumps(hanging)}
     environment.setdefault("SDL_VIDEODRIVER", "dummy")  # games are drawn without a display
+    environment.setdefault("OMP_NUM_THREADS", "1")  # runs share the cores, and torch's threads spin while they wait
     with open(f"{report}.log", "wb") as log:
         return subprocess.Popen(command, cwd=report.parent, env=environment, stdout=log, stderr=subprocess.STDOUT)
 

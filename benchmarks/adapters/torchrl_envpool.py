@@ -1,7 +1,9 @@
 """MultiThreadedEnv over EnvPool: TorchRL's (option `is_own`) and stepmill's.
 
 TorchRL's asks for `gym`, which no environment of today has, and of which it needs nothing that Gymnasium does not have.
-After an episode's end its next step only resets: those steps are taken off. stepmill's reset between two steps.
+After an episode's end its next step only resets, and the policy chooses that step's action from the last observation of the old
+episode: those steps are taken off. stepmill's resets between two steps. With the option `resets`, TorchRL's does so, too, by the
+method of its base class: then both give the same data.
 """
 
 from __future__ import annotations
@@ -21,12 +23,17 @@ class Engine(Adapter):
     def start(self) -> None:
         torch.set_num_threads(1)
         self._is_own: bool = self.job.options["is_own"]
+        self._resets: bool = self.job.options.get("resets", not self._is_own)
         kwargs = {"num_threads": 2, "seed": 0}
         if self._is_own:
             sys.modules.setdefault("gym", gymnasium)
-            from torchrl.envs import MultiThreadedEnv
+            from torchrl.envs import EnvBase, MultiThreadedEnv
 
-            self.envs = MultiThreadedEnv(self.num_envs, IDS[self.job.env], create_env_kwargs=kwargs)
+            class WithResets(MultiThreadedEnv):
+                step_and_maybe_reset = EnvBase.step_and_maybe_reset
+
+            made = WithResets if self._resets else MultiThreadedEnv
+            self.envs = made(self.num_envs, IDS[self.job.env], create_env_kwargs=kwargs)
         else:
             from stepmill.frontends import torchrl as ours
 
@@ -42,7 +49,7 @@ class Engine(Adapter):
         result, self._state = self.envs.step_and_maybe_reset(self._state)
         result["next", "observation"].view(-1)[0].item()
         result["next", "reward"][-1].item()
-        if self._is_own:
+        if not self._resets:
             self.ended = (result["next", "terminated"].numpy(), result["next", "truncated"].numpy())
         return self.num_envs
 

@@ -4,9 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 
-LAYOUT_VERSION: int = 4
-
-POOL_WORDS_BYTES: int = 192
+LAYOUT_VERSION: int = 2330705789
 
 SHARED_WORDS_BYTES: int = 192
 
@@ -16,19 +14,14 @@ def learner_words_bytes(num_servers: int) -> int:
 def worker_words_bytes(num_servers: int) -> int:
     """Return the size of one worker's own words."""
 
-def worker_word_offsets(num_servers: int) -> dict[str, int]:
+def server_word_offsets(num_servers: int) -> dict[str, int]:
     """
-    Return offsets of some of a worker's own words, by name; for server words, those of its first server.
+    Return offsets of some words and of the counters of a worker's first server, by name, from the worker's words.
     """
 
-ENV_COUNTERS_BYTES: int = 64
-
-def counter_offsets() -> dict[str, tuple[int, dict[str, int]]]:
-    """Return size and offsets of fields of each structure with counters."""
-
-def server_counters_offset(num_servers: int) -> int:
+def counter_formats() -> dict[str, dict[str, Any]]:
     """
-    Return the offset of the counters of a worker's first server from the worker's words.
+    Return the structures that programs read, as numpy.dtype takes them, by name.
     """
 
 def bucket_stops_ns() -> list[int]:
@@ -370,7 +363,7 @@ class PoolState:
     def release(self) -> None:
         """Drop all references to Python objects."""
 
-class ExternalPoolLoop:
+class ExternalPoolLoop(Loop):
     """A proxy's side of the slab, for an external pool of envs."""
 
     def __init__(self, slab: Slab, worker: int, settings: dict) -> None: ...
@@ -400,12 +393,6 @@ class ExternalPoolLoop:
 
     def num_outstanding(self) -> int:
         """Return how many servers have a received command without a result."""
-
-    def requests_seen(self, count: int) -> None:
-        """Set how many slow requests were handled so far."""
-
-    def release(self) -> None:
-        """Drop all references to Python objects."""
 
 def encode(obj: object, pickler: Callable[[object], bytes] | None) -> bytes:
     """
@@ -563,9 +550,6 @@ class KernelLoop:
         """
         Set for each env the KernelEnvMemory that is saved and restored with its state, or None.
         """
-
-    def clear(self) -> None:
-        """Set all envs back to their state before the first reset."""
 
     def release(self) -> None:
         """Drop all references to Python objects."""

@@ -13,7 +13,7 @@ import cloudpickle
 def dumps(value: object) -> bytes:
     """Return a value as bytes that `cloudpickle.loads` reads in a process that can import stepmill."""
     buffer = io.BytesIO()
-    _Pickler(buffer).dump(value)
+    Pickler(buffer).dump(value)
     return buffer.getvalue()
 
 
@@ -27,5 +27,5 @@ def _make_code(filename: str, make: Callable[..., CodeType], *args: object) -> C
     return make(*args).replace(co_filename=filename)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     dispatch_table = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)

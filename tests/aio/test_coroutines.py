@@ -13,7 +13,7 @@ import pytest
 
 import stepmill
 from stepmill.observe.replay import Verdict, replay
-from stepmill.spec.capsule import read_capsule
+from stepmill.pool.capsule import read_capsule
 from stepmill.testing.gates import Gate
 from tests.harness.coroutine_envs import (
     LENGTH,
@@ -192,7 +192,7 @@ def test_a_capsule_of_a_cancelled_step_is_replayed(tmp_path: Path) -> None:
         with pytest.raises(stepmill.EnvTimeout) as caught:
             pool.step([1])
     assert caught.value.capsule is not None
-    capsule = read_capsule(caught.value.capsule)
+    capsule = read_capsule(caught.value.capsule, trust=True)
     assert "wait_forever" in capsule.traceback
     assert replay(capsule, partial(Turns, wait_forever), in_process=False).verdict is Verdict.REPRODUCED
 

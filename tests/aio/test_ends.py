@@ -31,7 +31,7 @@ def test_close_ends_the_wait_of_every_task() -> None:
     async def main(gate: Gate) -> None:
         pool = stepmill.AsyncPool(partial(GateEnv, gate.path), num_envs=1)
         async with pool:
-            lease = pool.lease()
+            lease, *unused = (pool.lease() for _ in range(3))
             await lease.__aenter__()
             await lease.reset()
             step = asyncio.create_task(lease.step(GATED_ACTION))
@@ -45,6 +45,9 @@ def test_close_ends_the_wait_of_every_task() -> None:
             await closing
             with pytest.raises(stepmill.ClosedPoolError):
                 pool.lease()
+            late = await asyncio.gather(*(each.__aenter__() for each in unused), return_exceptions=True)
+            assert [type(each) for each in late] == [stepmill.ClosedPoolError] * 2
+            assert late[0] is not late[1]  # each task has the traceback of its own call
         with pytest.raises(stepmill.ClosedPoolError):
             pool.lease()
 

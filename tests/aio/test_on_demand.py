@@ -315,10 +315,7 @@ def test_an_env_that_raises_when_it_is_closed_is_reported_and_built_again(
             (lease,) = await leases_of(pool, 1)
             await give_back([lease])
 
-    with (
-        caplog.at_level(logging.WARNING, "stepmill"),
-        pytest.warns(RuntimeWarning, match="when it is closed"),
-    ):
+    with caplog.at_level(logging.WARNING, "stepmill"), pytest.warns(RuntimeWarning, match="when it is closed"):
         run(main())
     assert "closing the idle env 0 failed: env 0 raised ValueError in reset: this env raises when" in caplog.text
 

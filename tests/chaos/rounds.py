@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stepmill.pool.capsule import read_capsule
 from stepmill.pool.pool import Pool
-from stepmill.spec.capsule import read_capsule
 from stepmill.spec.errors import EnvError, EnvTimeout, RecvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.options import AutoresetMode, BackendName, EnvState, OnFault
 from tests.chaos.envs import RAISE, make_env
@@ -42,11 +42,7 @@ _FAULTS = (EnvError, EnvTimeout, WorkerDied)
 def make_pool(kind: Kind, context: str, traps: str, crashes: str | None = None) -> Pool:
     """Make a pool of this kind; `traps` is the folder of its traps, `crashes` that of its capsules."""
     make = partial(
-        make_env,
-        mode=kind.mode.value,
-        hang_s=kind.hang_s,
-        is_ragged=kind.is_ragged,
-        has_unreadable=kind.has_unreadable,
+        make_env, mode=kind.mode.value, hang_s=kind.hang_s, is_ragged=kind.is_ragged, has_unreadable=kind.has_unreadable
     )
     num_objects = kind.num_envs + kind.num_spares
     env_fns = [partial(make, traps, identity, kind.rows_each) for identity in range(num_objects)]

@@ -209,11 +209,7 @@ def test_an_output_that_cannot_be_stored_is_reported_even_if_the_reason_has_no_t
         pool.step([0])
 
 
-BAD_ENDS = {
-    "shape": (np.zeros(2, np.int64), {}),
-    "dtype": (np.full(3, "x"), {}),
-    "info": (np.zeros(3, np.int64), None),
-}
+BAD_ENDS = {"shape": (np.zeros(2, np.int64), {}), "dtype": (np.full(3, "x"), {}), "info": (np.zeros(3, np.int64), None)}
 
 
 class BadEndEnv(CountingEnv):

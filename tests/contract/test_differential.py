@@ -93,10 +93,7 @@ def test_every_leaf_kind_equals_gymnasium_on_any_number_of_workers(where, num_wo
 
 @pytest.mark.parametrize(
     ("where", "mode"),
-    [
-        ("forkserver", AutoresetMode.NEXT_STEP),
-        pytest.param("spawn", AutoresetMode.SAME_STEP, marks=pytest.mark.slow),
-    ],
+    [("forkserver", AutoresetMode.NEXT_STEP), pytest.param("spawn", AutoresetMode.SAME_STEP, marks=pytest.mark.slow)],
 )
 def test_every_leaf_kind_equals_gymnasium_in_processes_that_inherit_nothing(where, mode):
     space = gs.Dict({"fixed": all_leaves_space(), "variable": gs.Tuple(VARIABLE)})

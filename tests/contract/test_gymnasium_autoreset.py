@@ -7,10 +7,11 @@ from functools import partial
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import stepmill
 from stepmill.testing.compare import find_difference
+from stepmill.testing.envs import ImageEnv
 from tests.harness.gym_envs import TESTED_SPACES, CountToMaxEnv, FinalInfoEnv, InfoScriptEnv, SampleEnv
 
 
@@ -57,10 +58,7 @@ def test_next_step_resets_in_the_step_after_the_last(vector_env_of):
 @pytest.mark.covers("G-6")
 def test_disabled_leaves_the_reset_to_the_caller(vector_env_of):
     envs = _count_with(vector_env_of, AutoresetMode.DISABLED)
-    _assert_steps(
-        envs,
-        [([1, 1, 1], [1, 2, 3], [False, False, False]), ([2, 2, 2], [1, 2, 3], [True, False, False])],
-    )
+    _assert_steps(envs, [([1, 1, 1], [1, 2, 3], [False, False, False]), ([2, 2, 2], [1, 2, 3], [True, False, False])])
     observations, infos = envs.reset(options={"reset_mask": np.array([True, False, False])})
     assert observations.tolist() == [0, 2, 2]
     assert infos == {}
@@ -68,6 +66,22 @@ def test_disabled_leaves_the_reset_to_the_caller(vector_env_of):
 
 
 @pytest.mark.covers("G-6")
+def test_with_copies_a_partial_reset_repeats_observations_that_the_program_has_overwritten(vector_env_of):
+    """As in Gymnasium. Without `copy=True`, there is no other copy of a lent observation: docs/results.md."""
+    seen = []
+    for make in (SyncVectorEnv, partial(vector_env_of, copy=True)):
+        envs = make([partial(ImageEnv, identity) for identity in range(4)], autoreset_mode=AutoresetMode.DISABLED)
+        envs.reset(seed=1)
+        observations, *_ = envs.step(np.zeros(4, np.int64))
+        last = observations.copy()
+        observations[:] = 255
+        partly, _ = envs.reset(options={"reset_mask": np.array([False, True, False, True])})
+        assert np.array_equal(partly[::2], last[::2])
+        seen.append(partly.copy())
+        envs.close()
+    _assert_same(*seen)
+
+
 def test_same_step_resets_within_the_step_and_hands_out_the_last_observation(vector_env_of):
     envs = _count_with(vector_env_of, AutoresetMode.SAME_STEP)
     _assert_steps(envs, [([1, 1, 1], [1, 2, 3], [False, False, False])])
@@ -185,12 +199,7 @@ def test_infos_are_merged_by_key_with_masks(vector_env_of):
     )
     _assert_same(
         envs.reset()[1],
-        {
-            "a": np.array([1, 2]),
-            "_a": np.array([True, True]),
-            "b": np.array([0, 3]),
-            "_b": np.array([False, True]),
-        },
+        {"a": np.array([1, 2]), "_a": np.array([True, True]), "b": np.array([0, 3]), "_b": np.array([False, True])},
     )
     _assert_same(
         envs.step(envs.action_space.sample())[4], {"c": np.array([[1, 2], [3, 4]]), "_c": np.array([True, True])}

@@ -98,10 +98,7 @@ STEPS: dict[str, Operation] = {
     "recv(env_ids)": _send_recv_ids,
     "recv(min_envs=0)": _recv_ready,
 }
-RESETS: dict[str, Operation] = {
-    "reset": lambda pool: _of_batch(pool.reset(env_ids=[0, 2])),
-    "reset_rows": _reset_rows,
-}
+RESETS: dict[str, Operation] = {"reset": lambda pool: _of_batch(pool.reset(env_ids=[0, 2])), "reset_rows": _reset_rows}
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "log": {"on_fault": "replay", "seeding": "per_episode"},

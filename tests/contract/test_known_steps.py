@@ -26,6 +26,10 @@ def make_tiny() -> gym.Env[Any, Any]:
     return gym.make(TINY)
 
 
+def make() -> gym.Env[Any, Any]:
+    return gym.make(TINY)  # this attribute is not the function
+
+
 def cleanrl_function(env_id: str, idx: int, capture_video: bool, run_name: str) -> Callable[[], gym.Env[Any, Any]]:
     """Return a function as CleanRL's programs make it."""
 
@@ -81,6 +85,7 @@ UNDERSTOOD = {
     "dataclass": with_arguments(Arguments()),
     "lambda": lambda: gym.make("CartPole-v1"),
     "global": make_tiny,
+    "name_of_attribute": make,
     "helper": lambda: make_tiny(),
     "partial": functools.partial(gym.make, TINY),
     "class": CartPoleEnv,
@@ -148,3 +153,14 @@ def slow_step(step: Callable[..., Any]) -> Callable[..., Any]:
         return step(self, action)
 
     return slow
+
+
+def test_make_vec_with_render_mode_none_is_make_vec_without() -> None:
+    for arguments, backend in (
+        ({}, "serial"),
+        ({"render_mode": None}, "serial"),
+        ({"render_mode": "rgb_array"}, "process"),
+    ):
+        envs = stepmill.make_vec(TINY, num_envs=4, **arguments)
+        assert f"backend={backend!r}" in repr(envs)
+        envs.close()

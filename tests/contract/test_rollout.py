@@ -166,10 +166,7 @@ def test_batched_envs_fill_as_many_rows_as_they_have():
 
 def test_misuse_is_refused():
     disabled = PoolOptions(autoreset_mode="Disabled")
-    with (
-        Pool([Ends], backend="serial", options=disabled) as pool,
-        pytest.raises(UsageError, match="reset themselves"),
-    ):
+    with Pool([Ends], backend="serial", options=disabled) as pool, pytest.raises(UsageError, match="reset themselves"):
         Rollout(pool, 3)
     with Pool([Ends], backend="serial") as pool:
         with pytest.raises(UsageError, match="num_steps"):

@@ -6,14 +6,18 @@ import json
 import os
 import signal
 import time
+from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import stepmill
+from stepmill import _native
 from stepmill.pool.port import PoolPort
-from stepmill.spec.stats import FAULT_KINDS
+from stepmill.spec.stats import FAULT_KINDS, LearnerStats, NodeStats, PoolStats, WorkerStats
+from stepmill.spec.stats_text import notes
 from stepmill.testing.envs import CountingEnv, ImageEnv
 from stepmill.testing.faulty import RaisingEnv
 from tests.harness.pools import BACKENDS, counting_envs, kill_worker, make_pool
@@ -231,7 +235,7 @@ def test_used_spares_are_counted_by_env():
         pool.step([0, 0])
         pool.step([0, 0])
         stats = pool.stats()
-    assert stats.spares.sum() == stats.spares_used == 2
+    assert stats.spares.sum() == stats.spares_used == stats.totals["spares"] == 2
 
 
 def test_a_worker_that_steps_shows_which_env():
@@ -268,6 +272,44 @@ def test_prometheus_text_has_base_units_and_cumulative_buckets():
     assert 0 < float(samples["stepmill_step_seconds_sum"]) < 10
     names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(names) == len(set(names))
+
+
+WORDS = {"worker.current", "worker.running", "worker.serving", "worker.busy_ns", "process.pid", "process.dead"}
+TABLES = (PoolStats, LearnerStats, WorkerStats, NodeStats)
+
+
+def test_every_number_in_the_slab_is_a_statistic():
+    structures = ("learner", "env", "process", "worker", "server")
+    counted = {f"{of}.{name}" for of in structures for name in _native.counter_formats()[of]["names"]}
+    assert counted == {each.metadata["at"] for kind in TABLES for each in fields(kind)} - {""} | WORDS
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_every_statistic_is_exported_and_documented(kind):
+    node = NodeStats(0, "", (0,), 1, 2, 3, 4, 5)
+    with make_pool("thread", counting_envs(2)) as pool:
+        play(pool, 3)
+        stats = replace(pool.stats(), nodes=(node,))
+    text, plain = stats.to_prometheus(), stats.to_dict()
+    exported = {PoolStats: plain, LearnerStats: plain["learner"], WorkerStats: plain["workers"][0]}
+    for each in fields(kind):
+        assert each.name in exported.get(kind, plain["nodes"][0]) or each.name == "backend"
+        assert f"\n        {each.name}: {each.metadata['text']}." in kind.__doc__
+        if each.metadata["family"]:
+            assert f"# TYPE stepmill_{each.metadata['family'].format(each.name)} " in text
+        elif each.name.endswith("_s"):
+            assert f'state="{each.name.removesuffix("_s")}"}} ' in text
+    assert f'"{kind.__module__}.{kind.__name__}"' in Path("scripts/docs_api.py").read_text()
+
+
+def test_a_count_with_a_note_is_in_summaries():
+    with make_pool("serial", counting_envs(2)) as pool:
+        stats = pool.stats()
+    noted = {each.name: each.metadata["note"] for each in fields(stats) if each.metadata["note"]}
+    counted = replace(stats, **{name: np.int64(7 + place) for place, name in enumerate(noted)})
+    assert notes(counted) == [f"{7 + place} {note}" for place, note in enumerate(noted.values())]
+    assert set(notes(counted)) <= set(str(counted).splitlines())
+    assert notes(counted - counted) == notes(stats) == []
 
 
 def test_the_statistics_of_a_closed_pool_are_refused():

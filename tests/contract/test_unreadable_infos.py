@@ -481,8 +481,7 @@ def test_under_same_step_last_observations_are_the_pools(pool_of):
 
 
 @pytest.mark.parametrize(
-    ("own", "r", "l"),
-    [({"r": 50.0, "l": 7, "x": 1}, [50, 2], [7, 1]), ({"x": 1}, [0, 2], [0, 1])],
+    ("own", "r", "l"), [({"r": 50.0, "l": 7, "x": 1}, [50, 2], [7, 1]), ({"x": 1}, [0, 2], [0, 1])]
 )
 def test_an_episode_that_an_env_reports_itself_replaces_the_pools(pool_of, own, r, l):  # noqa: E741
     with pool_of([lambda: NamingEnv(0, {"episode": own}, 1), lambda: NamingEnv(1, {}, 1)]) as pool:

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 import stepmill
-from stepmill.observe.snapshot import EpisodeTally
+from stepmill.observe.run import EpisodeTally
 from stepmill.pool.port import PoolPort
 from stepmill.spec.errors import SpecMismatch
 from tests.harness.pools import make_vector_env

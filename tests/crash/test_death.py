@@ -11,13 +11,14 @@ from functools import partial
 import pytest
 
 import stepmill
+from stepmill.backends import process
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import DyingEnv
-from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
+from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv, wait_at
 from tests.harness import leaks
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.kills import stop_process
-from tests.harness.pools import counting_envs, make_pool
+from tests.harness.pools import counting_envs, make_pool, make_vector_env
 from tests.harness.scripts import start_script
 
 CONTEXTS = ["fork", "forkserver"]
@@ -266,12 +267,27 @@ def test_close_runs_the_envs_own_close(where, pool_of, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize("make", [make_pool, make_vector_env])
+def test_close_gives_envs_the_time_that_the_caller_gives(make, tmp_path, gate, monkeypatch, recwarn):
+    monkeypatch.setattr(process, "STOP_S", 0.0)  # without a timeout, no env would have the time to close
+    envs = make("fork", [partial(_TidyEnv, str(tmp_path / "closed"), gate.path)])
+    opener = threading.Thread(target=lambda: (gate.wait_arrivals(), gate.open()))
+    opener.start()
+    envs.close(**{"timeout_s" if make is make_pool else "timeout": HANG_GUARD_S})
+    opener.join()
+    assert (tmp_path / "closed").exists()
+    assert not recwarn.list
+
+
 class _TidyEnv(CountingEnv):
-    def __init__(self, path):
+    def __init__(self, path, gate=None):
         super().__init__()
         self._path = path
+        self._gate = gate
 
     def close(self):
+        if self._gate is not None:
+            wait_at(self._gate)
         with open(self._path, "x") as file:
             file.write("closed")
 

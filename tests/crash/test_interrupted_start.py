@@ -182,8 +182,7 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 
 
 @pytest.mark.parametrize(
-    ("where", "then"),
-    [("serial", ["close 0"]), ("thread", ["made 1", "close 0", "close 1"]), ("fork", [])],
+    ("where", "then"), [("serial", ["close 0"]), ("thread", ["made 1", "close 0", "close 1"]), ("fork", [])]
 )
 def test_ctrl_c_ends_a_start_whose_constructor_takes_long(where: str, then: list[str], gate: Gate) -> None:
     envs = [partial(GatedEnv, 0, gate), partial(GatedEnv, 1, gate, waits=True), partial(GatedEnv, 2, gate)]

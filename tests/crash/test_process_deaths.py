@@ -301,7 +301,14 @@ def test_closing_kills_what_hangs_and_says_so(with_gil: bool, pool_in: Callable[
         hanging.result()
 
 
-def test_ctrl_c_while_a_pool_closes_is_heard_when_it_has_closed(pool_in: Callable[..., stepmill.Pool]) -> None:
+@pytest.mark.parametrize(
+    "close",
+    [lambda pool: backend_of(pool).close(1.5), lambda pool: pool.close(HANG_GUARD_S)],  # Ctrl-C ends the second wait
+    ids=["default", "long"],
+)
+def test_ctrl_c_while_a_pool_closes_is_heard_when_it_has_closed(
+    close: Callable[[stepmill.Pool], None], pool_in: Callable[..., stepmill.Pool]
+) -> None:
     pool = pool_in([CountingEnv] * 2)
     pids = [pid for pid, _ in pool.call("locate")]
     stop_process(pids[0])
@@ -316,12 +323,14 @@ def test_ctrl_c_while_a_pool_closes_is_heard_when_it_has_closed(pool_in: Callabl
     old = signal.signal(signal.SIGALRM, interrupt)
     interrupter = threading.Thread(target=interrupt_close)
     interrupter.start()
+    began = time.monotonic()
     try:
         with pytest.raises(KeyboardInterrupt):
-            backend_of(pool).close(1.5)
+            close(pool)
     finally:
         interrupter.join()
         signal.signal(signal.SIGALRM, old)
+    assert time.monotonic() - began < HANG_GUARD_S
     assert leaks.wait_until_gone(pids, timeout_s=0) == []
     assert backend_of(pool)._launcher is None
 

@@ -76,11 +76,7 @@ class LateEnv(ChaosEnv):
 def make(env_class: type[ChaosEnv] = ChaosEnv, on_fault: str = "replay", **options: Any) -> stepmill.Pool:
     restarts = {"max_restarts": 100, "restart_window_s": 0.02, **options.pop("restarts", {})}
     chosen = stepmill.PoolOptions(
-        on_fault=on_fault,
-        seeding="per_episode",
-        restarts=restarts,
-        context="fork",
-        **options,
+        on_fault=on_fault, seeding="per_episode", restarts=restarts, context="fork", **options
     )
     env_fns = [partial(env_class, env_id) for env_id in range(4)]
     return stepmill.Pool(env_fns, backend="process", num_workers=2, options=chosen)

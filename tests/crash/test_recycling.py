@@ -24,7 +24,7 @@ Make = Callable[..., Any]
 
 
 def make_pool(env_fns: Any, **options: Any) -> stepmill.Pool:
-    return stepmill.Pool(env_fns, backend="process", context="fork", **{"envs_per_worker": 1, **options})
+    return stepmill.Pool(env_fns, backend="process", **{"context": "fork", "envs_per_worker": 1, **options})
 
 
 def leaky(num_envs: int, **arguments: Any) -> list[Callable[[], LeakyEnv]]:
@@ -160,18 +160,18 @@ def test_a_run_without_a_seed_stays_without() -> None:
 
 def test_a_leaky_env_stays_below_its_limit_of_memory() -> None:
     leak_mb, spare_mb = 20, 90
-    with make_pool(leaky(2, length=2, leak_mb=leak_mb)) as pool:
-        own_mb = max(pool.call("measure_mb"))
-        limit_mb = own_mb + spare_mb
-    with make_pool(
-        leaky(2, length=2, leak_mb=leak_mb), restarts={"recycle_above_mb": limit_mb}, seeding="per_episode"
-    ) as pool:
+    # A fork of this process would begin with its memory, which other tests let grow and shrink between the two pools.
+    make = partial(make_pool, leaky(2, length=2, leak_mb=leak_mb), context="forkserver")
+    with make() as pool:
+        limit_mb = max(pool.call("measure_mb")) + spare_mb
+    with make(restarts={"recycle_above_mb": limit_mb}, seeding="per_episode") as pool:
         pool.reset(seed=0)
         used_mb = []
         for _ in range(3 * 16):  # 17 episodes would leak 340 MiB
             pool.step([1, 1])
             used_mb.append(max(pool.call("measure_mb")))
-        assert all(2 <= num <= 5 for num in recycles_of(pool))
+        recycles = recycles_of(pool)
+    assert all(1 <= num <= 8 for num in recycles), recycles  # not after each of the 16 episodes
     assert max(used_mb) > limit_mb - leak_mb
     assert max(used_mb) < limit_mb + 2 * leak_mb
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill.pool.capsule import read_capsule
 from stepmill.pool.events import BeginRestart, Remedy
-from stepmill.spec.capsule import read_capsule
 from stepmill.testing.gates import Gate, wait_at
 from tests.chaos import KILL, ChaosEnv
 from tests.harness.hangs import HANG_GUARD_S

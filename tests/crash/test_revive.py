@@ -47,6 +47,20 @@ def test_revived_envs_step_after_a_reset_of_theirs() -> None:
         assert pool.step([1] * 4).obs[:, 2].tolist() == [2, 2, 1, 1]
 
 
+@pytest.mark.parametrize("backend", ["serial", "thread", "kernel"])
+def test_envs_that_run_in_this_process_are_not_restarted_while_they_run(backend: str) -> None:
+    env_fn = stepmill.kernels.find("CartPole-v1") if backend == "kernel" else partial(ChaosEnv, 0)
+    with stepmill.Pool([env_fn] * 2, backend=backend) as pool:
+        pool.reset(seed=0)
+        before = pool.step([1, 1])
+
+        with pytest.raises(stepmill.UsageError, match=r"worker 0 cannot be restarted while it runs"):
+            pool.revive(restart_living=True)
+
+        assert [state.name for state in pool.states] == ["IDLE", "IDLE"]
+        assert (pool.step([1, 1]).obs != before.obs).any()
+
+
 def test_a_full_reset_brings_all_envs_back() -> None:
     with make() as pool:
         pool.reset(seed=0)

@@ -153,7 +153,7 @@ def spans_of(pool: stepmill.Pool, where: str) -> list[Span]:
     if where == "shared":
         return [(plan["shared_words"], plan["shared_words"] + _native.SHARED_WORDS_BYTES)]
     if where == "control":
-        of_servers = segment + _native.worker_word_offsets(len(plan["servers"][1]))["done"]
+        of_servers = segment + _native.server_word_offsets(len(plan["servers"][1]))["done"]
         return [(segment, of_servers), (of_servers, segment + first_row)]
     slots = [
         (offset, stride, size, slot)
@@ -174,7 +174,9 @@ def columns_of(plan: dict[str, Any]) -> list[tuple[int, int, int, bool]]:
 def places_of(pool: stepmill.Pool, words: dict[str, int]) -> dict[int, int]:
     """Return `words` with places in the slab for names: words of worker 1, and of its first server."""
     plan: dict[str, Any] = dict(pool._runtime.slab.plan)
-    offsets = _native.worker_word_offsets(len(plan["servers"][1]))
+    words_of_worker = _native.counter_formats()["worker"]
+    offsets = dict(zip(words_of_worker["names"], words_of_worker["offsets"], strict=True))
+    offsets |= _native.server_word_offsets(len(plan["servers"][1]))
     return {plan["worker_words"][1] + offsets[name]: word for name, word in words.items()}
 
 

@@ -20,8 +20,8 @@ from stepmill.backends.process import ProcessBackend
 from stepmill.backends.starter_client import STARTERS, ProgramInputs
 from stepmill.testing.envs import CountingEnv
 from stepmill.worker.channel import Channel
+from stepmill.worker.launcher import Starter
 from stepmill.worker.process_setup import run_and_exit
-from stepmill.worker.starter import Starter
 from tests.harness import leaks
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.kills import kill_process, stop_process

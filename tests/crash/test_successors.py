@@ -68,7 +68,7 @@ def test_what_was_commanded_before_a_death_is_not_done_by_the_successor_whatever
         [partial(NeighbourOverwriter, env_id) for env_id in range(2)], num_workers=1, options=options
     ) as pool:
         pool.reset(seed=0)
-        of_first = dict(pool._runtime.slab.plan)["worker_words"][0] + _native.worker_word_offsets(2)["state"]
+        of_first = dict(pool._runtime.slab.plan)["worker_words"][0] + _native.server_word_offsets(2)["state"]
         at = of_first + 4  # env 1's comes next
         pool.call("plan", at, env_ids=[0])
         batch = pool.step([1, 1])  # env 0 comes first, and env 1 is never begun

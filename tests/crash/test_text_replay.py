@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import stepmill
-from stepmill.spec.capsule import read_capsule
+from stepmill.pool.capsule import read_capsule
 from stepmill.testing.gates import Gate, wait_at
 from tests.harness.commands import run_command
 from tests.harness.hangs import DEADLINE_S
@@ -204,7 +204,7 @@ def crash(folder: Path, kind: str, actions: list[Any], where: str = "fork", **op
         pool.reset(seed=5, options={"topic": "crash"})
         with pytest.raises(stepmill.StepmillError):
             _drive(pool, kind, actions)
-    return str(next(folder.glob("*.npz")))
+    return str(next(folder.glob("*.capsule")))
 
 
 def _drive(pool: stepmill.Pool, kind: str, actions: list[Any]) -> None:
@@ -218,7 +218,7 @@ def test_a_capsule_has_the_texts_and_fails_again_in_the_same_way(deed: str, kind
     path = crash(tmp_path, "text", texts, step_timeout_s=DEADLINE_S)
     capsule = read_capsule(path)
     assert (capsule.kind, capsule.is_whole, capsule.notes, capsule.num_actions) == (kind, True, [], 4)
-    assert capsule.opaque_actions == [[text] for text in texts]
+    assert capsule.load("actions") == [[text] for text in texts]
     done = run_command("replay", path, "--trust", "--json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["verdict"]) == (0, "reproduced"), done.stderr
@@ -235,18 +235,29 @@ def test_capsules_have_actions_of_every_kind(kind: str, tmp_path: Path) -> None:
         kill_worker(pool, 1)
         with pytest.raises(stepmill.WorkerDied):
             _drive(pool, kind, actions[:1])
-    path = str(next(tmp_path.glob("*.npz")))
+    path = str(next(tmp_path.glob("*.capsule")))
     assert read_capsule(path).is_whole
     report = json.loads(run_command("replay", path, "--trust", "--json").stdout)
     assert (report["steps"], report["divergence"]) == (4, None)
 
 
-def test_a_capsule_without_the_actions_says_why(tmp_path: Path) -> None:
+def test_a_capsule_has_actions_that_the_codec_pickles(tmp_path: Path) -> None:
     with make(partial(TalkEnv, "text", 100), "serial", 1, on_fault="raise", crash_dir=tmp_path) as pool:
         pool.reset(seed=5)
         pool.step([{1, 2}])
         with pytest.raises(stepmill.EnvError):
             pool.step(["raise"])
+    capsule = read_capsule(str(next(tmp_path.iterdir())), trust=True)
+    assert capsule.pickled["actions"] == "[[{1, 2}], ['raise']]"
+    assert (capsule.is_whole, capsule.load("actions")) == (True, [[{1, 2}], ["raise"]])
+
+
+def test_a_capsule_without_the_actions_says_why(tmp_path: Path) -> None:
+    with make(partial(TalkEnv, "text", 100), "serial", 1, on_fault="raise", crash_dir=tmp_path) as pool:
+        pool.reset(seed=5)
+        pool.step(["x" * (17 << 20)])
+        with pytest.raises(stepmill.EnvError):
+            pool.step(["raise"])
     capsule = read_capsule(str(next(tmp_path.iterdir())))
-    assert (capsule.is_whole, capsule.opaque_actions) == (False, [])
-    assert "the actions cannot be stored: a set cannot be imported by name" in capsule.notes
+    assert (capsule.is_whole, capsule.num_actions, capsule.load("actions")) == (False, 0, None)
+    assert capsule.notes[0].startswith("the actions cannot be stored: it would take 17825")

@@ -12,15 +12,13 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # file: (modules it needs, arguments of the short form)
 RUNS = {
-    "vector_env.py": ((), ()),
-    "pool_async.py": ((), ()),
+    "vector_env.py": ((), ("serial", "--curve", "{file}")),
+    "pool_async.py": ((), ("--bars", "{file}")),
     "text_sandbox.py": ((), ()),
-    "text_policy.py": ((), ("160",)),
+    "text_policy.py": ((), ("--episodes", "160")),
     "ppo_cartpole.py": (("torch",), ("--steps", "6000")),
     "impala_async.py": (("torch",), ("--steps", "6000")),
     "cleanrl_ppo.py": (("torch",), ("--total-timesteps", "6000", "--backend", "serial")),
-    "cleanrl_ppo_atari.py": (("torch", "ale_py"), ("--total-timesteps", "32", "--num-envs", "2", "--num-steps", "16")),
-    "ppo_atari.py": (("torch", "ale_py"), ("--steps", "256", "--envs", "2")),
     "pettingzoo_agents.py": (("pettingzoo",), ("--rounds", "10")),
     "evaluate.py": (("stable_baselines3",), ()),
     "evaluate_counting.py": (("stable_baselines3",), ("--bars", "{file}")),
@@ -28,9 +26,10 @@ RUNS = {
     "ray_cartpole.py": (("ray",), ("--rounds", "20")),
     "action_chunks.py": ((), ()),
     "kill_me.py": ((), ("--kills", "3", "--updates", "12")),
-    "go_explore.py": (("numba",), ("--rounds", "20")),
+    "go_explore.py": (("numba",), ("--rounds", "20", "--curve", "{file}")),
     "cleanrl_ppo_resume.py": (("torch",), ("{file}", "--iterations", "2")),
     "sb3_ppo_resume.py": (("stable_baselines3",), ("{file}", "--steps", "1024")),
+    "tianshou_ppo.py": (("tianshou",), ("--steps", "4096")),
     "torchrl_collector.py": (("torchrl",), ("--frames", "4096")),
 }
 HERE = [name for name, (modules, _) in RUNS.items() if all(map(find_spec, modules))]

@@ -117,11 +117,7 @@ class FixedInfo(Native):
 
     def __init__(self, identity: int = 0, length: int = 2) -> None:
         info = DictNode(
-            (
-                ("discount", Leaf(F32, ())),
-                ("place", Leaf(F64, (2,))),
-                ("nest", DictNode((("count", Leaf(I64, ())),))),
-            )
+            (("discount", Leaf(F32, ())), ("place", Leaf(F64, (2,))), ("nest", DictNode((("count", Leaf(I64, ())),))))
         )
         self.spec = EnvSpec(observation=Leaf(I64, ()), action=ACTION, info=info)
         self.identity = identity

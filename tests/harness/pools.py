@@ -22,9 +22,7 @@ BACKENDS: dict[str, dict[str, Any]] = {
     "spawn": {"backend": "process", "context": "spawn"},
 }
 # With `pytest --where`; tests/conftest.py starts a cluster for it.
-OPTIONAL: dict[str, dict[str, Any]] = {
-    "ray": {"backend": "ray", "ray": RayOptions(num_nodes=2, resources={"CPU": 0})},
-}
+OPTIONAL: dict[str, dict[str, Any]] = {"ray": {"backend": "ray", "ray": RayOptions(num_nodes=2, resources={"CPU": 0})}}
 EnvFns = Sequence[Callable[[], Any]]
 NAMED = ("backend", "num_workers")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import pty
 import signal
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from typing import Any
 import pytest
 
 import stepmill
-from stepmill.spec.capsule import read_capsule, write_capsule
+from stepmill import _native
+from stepmill.pool.capsule import read_capsule, write_capsule
 from tests.harness import crashing
 from tests.harness.commands import run_command
 from tests.harness.crashing import CrashingEnv, RestlessEnv, SeedlessFailure, steps
@@ -34,7 +37,7 @@ def crash(folder: Path, actions: list[int], env_fn: Any = CrashingEnv, where: st
         pool.reset(seed=5)
         with pytest.raises(stepmill.StepmillError):
             _drive(pool, actions)
-    return str(next(folder.glob("*.npz")))
+    return str(next(folder.glob("*.capsule")))
 
 
 def _drive(pool: stepmill.Pool, actions: list[int]) -> None:
@@ -158,18 +161,40 @@ def _with(capsule: Any, **changes: Any) -> Any:
     return dataclasses.replace(capsule, **changes)
 
 
-def test_nothing_is_imported_before_the_user_trusts_the_file(tmp_path: Path):
+class Evil:
+    """Makes a file where it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return open, ("ran", "w")
+
+
+def _with_pickle(path: str, part: str, folder: Path, **changes: Any) -> str:
+    """Write a capsule like another one, of which one part makes a file `ran` when it is loaded; return its path."""
+    capsule = read_capsule(path)
+    parts = {**capsule.parts, part: _native.encode(Evil(), pickle.dumps)}
+    return write_capsule(_with(capsule, parts=parts, **changes), str(folder), "hostile")
+
+
+def test_nothing_is_loaded_before_the_user_trusts_the_file(tmp_path: Path):
     path = crash(tmp_path, [crashing.RAISE])
-    (tmp_path / "evil.py").write_text("open('ran', 'w').close()\n")
-    hostile = write_capsule(
-        _with(read_capsule(path), constructor={"@": "object", "name": "evil:make"}), str(tmp_path), "hostile"
-    )
+    hostile = _with_pickle(path, "env_fn", tmp_path)
     for arguments in ([], ["--json"], ["--pdb"]):
         done = replay(hostile, *arguments, cwd=tmp_path)
         assert done.returncode == 2
         assert done.stderr.startswith("stepmill: ")
         assert done.stderr.count("\n") == 1
-        assert "run evil:make, and import evil" in done.stderr
+        assert "run code of the file (env_fn: <class 'tests.harness.crashing.CrashingEnv'>); add --trust" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("part", ["env_fn", "options", "actions", "call", "attribute offset"])
+def test_a_pickle_that_the_header_does_not_name_is_not_loaded(part: str, tmp_path: Path):
+    facts = {"command": "call", "call": "call"} if part == "call" else {}
+    hostile = _with_pickle(crash(tmp_path, [crashing.RAISE]), part, tmp_path, pickled={}, **facts)
+    given = ["--env", "tests.harness.crashing:make_whole"] if part != "env_fn" else []
+    done = replay(hostile, *given, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "a pickled value is not named in the header" in done.stderr
     assert not (tmp_path / "ran").exists()
 
 
@@ -187,35 +212,21 @@ def test_on_a_terminal_the_user_is_asked(answer: str, status: int, tmp_path: Pat
         os.close(terminal)
         os.close(theirs)
     assert process.returncode == status
-    assert "  tests.harness.crashing:CrashingEnv\n" in said
+    assert "  env_fn: <class 'tests.harness.crashing.CrashingEnv'>\n" in said
     assert "Continue? [y/N]" in said
-
-
-def test_the_question_shows_arguments_and_all_modules_that_are_imported(tmp_path: Path):
-    path = crash(tmp_path, [crashing.RAISE])
-    (tmp_path / "evilmod.py").write_text("open('ran', 'w').close()\n")
-    make = {
-        "@": "partial",
-        "name": "gymnasium.envs.registration:make",
-        "args": ["evilmod:CartPole-v1"],
-        "kwargs": {"wrapper": {"@": "object", "name": "other.evil:Wrapper"}, "spec": {"entry_point": "third:Env"}},
-    }
-    hostile = write_capsule(_with(read_capsule(path), constructor=make), str(tmp_path), "hostile")
-    done = replay(hostile, cwd=tmp_path)
-    assert done.returncode == 2
-    call = "gymnasium.envs.registration:make('evilmod:CartPole-v1', wrapper=other.evil:Wrapper, spec={'entry_point': 'third:Env'})"
-    assert call in done.stderr
-    assert "import evilmod, gymnasium.envs.registration, other.evil, third;" in done.stderr
-    assert not (tmp_path / "ran").exists()
 
 
 def test_a_capsule_cannot_steer_the_terminal(tmp_path: Path):
     path = crash(tmp_path, [crashing.RAISE])
-    capsule = read_capsule(path)
     steering = "\x1b[2J\x07"
-    make = {"@": "call", "name": f"evil:make{steering}", "args": [], "kwargs": {}}
-    changes = {"made": steering, "seed": steering, "message": steering, "constructor": make, "notes": [steering]}
-    hostile = write_capsule(_with(capsule, **changes), str(tmp_path), "hostile")
+    changes = {
+        "made": steering,
+        "seed": [steering],
+        "message": steering,
+        "notes": [steering],
+        "pickled": {"env_fn": steering},
+    }
+    hostile = write_capsule(_with(read_capsule(path), **changes), str(tmp_path), "hostile")
     done = replay(hostile)
     assert done.returncode == 2
     assert "\x1b" not in done.stdout + done.stderr
@@ -223,20 +234,26 @@ def test_a_capsule_cannot_steer_the_terminal(tmp_path: Path):
 
 def test_a_call_of_a_method_is_asked_for_even_if_the_env_is_given(tmp_path: Path):
     capsule = read_capsule(crash(tmp_path, [crashing.RAISE]))
-    call = {"kind": "call", "payload": {"@": "tuple", "items": ["erase", ["/"], {}]}}
-    hostile = write_capsule(_with(capsule, command="call", call=call), str(tmp_path), "hostile")
+    parts = {**capsule.parts, "call": _native.encode(("erase", ["/"], {}), None)}
+    hostile = write_capsule(_with(capsule, command="call", call="call", parts=parts), str(tmp_path), "hostile")
     done = replay(hostile, "--env", "tests.harness.crashing:make_whole")
     assert done.returncode == 2
-    assert "the env's call(('erase', ['/'], {}))" in done.stderr
+    assert "call of the env: ('erase', ['/'], {})" in done.stderr
 
 
 def test_a_constructor_can_be_given_where_the_capsule_has_none(tmp_path: Path):
-    path = crash(tmp_path, [2, crashing.RAISE], lambda: CrashingEnv())
+    lock = threading.Lock()  # cannot be pickled
+    path = crash(tmp_path, [2, crashing.RAISE], lambda: CrashingEnv(5 if lock else 0), where="serial")
     refused = replay(path, "--trust")
     assert refused.returncode == 2
-    assert "closure or a lambda" in refused.stderr
+    assert "the env_fn cannot be stored: cannot pickle '_thread.lock' object" in refused.stderr
     assert "--env" in refused.stderr
     done = replay(path, "--env", "tests.harness.crashing:make_whole")
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_env_fn_that_is_not_importable_is_in_the_capsule(tmp_path: Path):
+    done = replay(crash(tmp_path, [2, crashing.RAISE], lambda: CrashingEnv()), "--trust")
     assert done.returncode == 0, done.stderr
 
 

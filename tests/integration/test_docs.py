@@ -76,8 +76,11 @@ def test_the_python_of_a_document_runs_from_top_to_bottom(path, tmp_path):
     program.write_text(python_of(text_of(path)))
     done = run_file(program)
     assert done.returncode == 0, f"line numbers are those of {name_of(path)}:\n{done.stderr}"
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("handled by the fault policy")]
-    assert not lines
+    expected = (
+        "handled by the fault policy",
+        "the program waited",
+    )  # the second is the advice that a busy machine brings
+    assert not [line for line in done.stderr.splitlines() if not line.startswith(expected)]
 
 
 @pytest.mark.parametrize("path", DOCS, ids=name_of)

@@ -31,7 +31,8 @@ from tests.harness.effort import examples
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import counting_envs, make_pool
 
-PLACES: dict[str, int] = _native.counter_offsets()["pool"][1]
+HEADER = _native.counter_formats()["header"]
+PLACES: dict[str, int] = dict(zip(HEADER["names"], HEADER["offsets"], strict=True))
 COMMAND = [sys.executable, "-m", "stepmill", "top"]
 ENVIRONMENT = {**os.environ, "COLUMNS": "160", "LINES": "50"}
 

@@ -229,10 +229,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(backend_of: Callable[..., Pr
 
 @pytest.mark.covers("X-7/threads")
 def test_environment_directory_and_path_are_the_learners_at_pool(
-    context: Context,
-    pool_in: Callable[..., stepmill.Pool],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    context: Context, pool_in: Callable[..., stepmill.Pool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("STEPMILL_TEST", "from the learner")
     monkeypatch.chdir(tmp_path)

@@ -104,15 +104,15 @@ def test_a_program_without_stderr_starts(terminal, monkeypatch):
     with monkeypatch.context() as patched:
         replace_stderr(patched, None, None)
         progress = StartProgress(3, is_wanted=True)
-        progress.show(1)
+        progress.show(lambda: 1)
         progress.close()
 
 
 def test_a_terminal_that_was_closed_does_not_end_the_start(terminal):
     progress = StartProgress(3, is_wanted=True)
-    progress.show(1)
+    progress.show(lambda: 1)
     terminal.close()
-    progress.show(2)
+    progress.show(lambda: 2)
     progress.close()
 
 

@@ -81,12 +81,6 @@ def test_a_worker_that_is_restarted_calls_it_again(calls, where):
         assert _read(calls)[1:] == [pool.call("where")[0]]
 
 
-def test_envs_that_the_serial_backend_builds_anew_come_after_another_call(calls):
-    with make_pool("serial", [WordEnv] * 2, workers={"init": functools.partial(_write, calls)}) as pool:
-        pool.revive(restart_living=True)
-        assert len(_read(calls)) == 2
-
-
 def test_a_module_that_it_makes_importable_is_found_by_the_env_fns(tmp_path):
     (tmp_path / "away").mkdir()
     (tmp_path / "away" / "far_env.py").write_text(
@@ -105,15 +99,22 @@ def test_a_module_that_it_makes_importable_is_found_by_the_env_fns(tmp_path):
     assert (result.stdout.strip(), result.stderr) == ("(2, 3)", "")
 
 
-@pytest.mark.parametrize("where", [*PROCESSES, "thread", "serial"])
-def test_what_it_raises_is_an_error_that_names_the_worker_and_the_remedy(where):
+@pytest.mark.parametrize(
+    ("where", "threads"), [*((where, 1) for where in [*PROCESSES, "thread", "serial"]), ("forkserver", 2), ("fork", 2)]
+)
+def test_what_it_raises_is_an_error_that_names_the_worker_and_the_remedy(where, threads):
     with pytest.raises(ValueError, match=r"workers.init raised ValueError: no licence in worker 0.*repair it") as info:
-        make_pool(where, [WordEnv] * 4, workers={"init": _raise})
+        make_pool(where, [WordEnv] * 4, num_workers=2, workers={"init": _raise, "threads_per_worker": threads})
     error = info.value
     assert isinstance(error, stepmill.EnvError)
     assert (error.env_id, error.phase, error.error_type) == (None, "worker_init", "ValueError")
     assert "_raise" in error.remote_traceback
     assert len(error.others) == (0 if where == "serial" else 1)
+
+
+def test_functions_that_cannot_be_loaded_are_named_by_workers_with_threads():
+    with pytest.raises(stepmill.EnvError, match=r"the env_fn of env \d cannot be rebuilt from its pickle"):
+        make_pool("forkserver", [_Unloadable()] * 4, num_workers=1, workers={"threads_per_worker": 2})
 
 
 def _exit() -> None:

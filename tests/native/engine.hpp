@@ -43,8 +43,8 @@ class WorkerThread {
         WorkerControl& control = *slab_.workers[worker_];
         const auto num_servers = static_cast<std::uint32_t>(slab_.plan.servers[worker_].size());
         for (std::uint32_t local = 0; local < num_servers; ++local) done_.push_back(slab_.words[worker_].done[local].load(std::memory_order_acquire));
-        while (control.stop.load(std::memory_order_acquire) == 0) {
-            const std::uint32_t seen = control.bell.load(std::memory_order_acquire);
+        while (control.learner.stop.load(std::memory_order_acquire) == 0) {
+            const std::uint32_t seen = control.learner.bell.load(std::memory_order_acquire);
             const bool has_worked = sweep();
             if (is_dying_ || (!has_worked && !wait(seen))) {
                 has_died_.store(true, std::memory_order_release);
@@ -98,12 +98,12 @@ class WorkerThread {
         if (dies_at(DeathPoint::IDLE)) return false;
         if (acquire_spin(*slab_.pool, worker_)) {
             std::uint64_t lost_ns = 0;
-            const bool is_rung = spin_while(control.bell, seen, now_ns() + 2'000, lost_ns);
+            const bool is_rung = spin_while(control.learner.bell, seen, now_ns() + 2'000, lost_ns);
             if (dies_at(DeathPoint::SPINNING)) return false;
             release_spin(*slab_.pool, worker_);
             if (is_rung) return true;
         }
-        while (control.bell.load(std::memory_order_acquire) == seen) CHECK(park(control.bell, control.parked, seen, LONG_NS) != Woken::TIMED_OUT);
+        while (control.learner.bell.load(std::memory_order_acquire) == seen) CHECK(park(control.learner.bell, control.own.parked, seen, LONG_NS) != Woken::TIMED_OUT);
         return true;
     }
 
@@ -135,7 +135,7 @@ class Parent {
         }
         for (std::uint32_t worker = 0; worker < slab_.workers.size(); ++worker) {
             ring_worker(*slab_.workers[worker]);
-            if (slab_.workers[worker]->dead.load(std::memory_order_seq_cst) != 0) abort_commands(slab_, worker, Fault::DIED);
+            if (slab_.workers[worker]->learner.dead.load(std::memory_order_seq_cst) != 0) abort_commands(slab_, worker, Fault::DIED);
         }
     }
 
@@ -154,15 +154,15 @@ class Parent {
         PoolControl& pool = *slab_.pool;
         for (;;) {
             if (waiting_ == Waiting::WATCHES) stop_watching(pool);
-            const std::uint32_t seen = pool.bell.load(std::memory_order_acquire);
-            const std::uint32_t count = pool.count.load(std::memory_order_seq_cst);
+            const std::uint32_t seen = pool.shared.bell.load(std::memory_order_acquire);
+            const std::uint32_t count = pool.shared.count.load(std::memory_order_seq_cst);
             std::uint32_t num_ready = 0;
             for (const std::uint32_t server : servers) num_ready += is_done(server) ? 1 : 0;
             if (num_ready >= num_needed) return;
-            pool.ring_at.store(count + (num_needed - num_ready), std::memory_order_seq_cst);
-            if (pool.count.load(std::memory_order_seq_cst) != count) continue;
+            pool.own.ring_at.store(count + (num_needed - num_ready), std::memory_order_seq_cst);
+            if (pool.shared.count.load(std::memory_order_seq_cst) != count) continue;
             if (waiting_ == Waiting::PARKS) {
-                CHECK(park(pool.bell, pool.parked, seen, LONG_NS) != Woken::TIMED_OUT);
+                CHECK(park(pool.shared.bell, pool.own.parked, seen, LONG_NS) != Woken::TIMED_OUT);
             } else if (watch_bell(pool, seen)) {
                 pollfd wanted{pool.event, POLLIN, 0};
                 CHECK(poll(&wanted, 1, static_cast<int>(LONG_NS / 1'000'000)) == 1);
@@ -176,13 +176,13 @@ class Parent {
         if (fault(server) == Fault::NONE) {
             CHECK(observation(slab_, server) == answer(server, tickets_[server]));
         } else {
-            CHECK(fault(server) == Fault::DIED && slab_.workers[slab_.server_locations[server].worker]->dead.load() != 0);
+            CHECK(fault(server) == Fault::DIED && slab_.workers[slab_.server_locations[server].worker]->learner.dead.load() != 0);
         }
     }
 
     void stop_workers() {
         for (WorkerControl* worker : slab_.workers) {
-            worker->stop.store(1, std::memory_order_release);
+            worker->learner.stop.store(1, std::memory_order_release);
             ring_worker(*worker);
         }
     }

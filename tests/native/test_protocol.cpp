@@ -29,7 +29,7 @@ std::vector<std::uint32_t> all_servers() {
 
 std::shared_ptr<Slab> make_slab(std::int32_t max_spinners) {
     auto slab = make_arena(NUM_WORKERS, SERVERS_PER_WORKER);
-    slab->pool->max_spinners.store(max_spinners);
+    slab->pool->own.max_spinners.store(max_spinners);
     return slab;
 }
 
@@ -57,7 +57,7 @@ void only_the_parent_uses_the_parents_bit_of_the_spinners() {
     const auto slab = make_slab(2);
     CHECK(acquire_spin(*slab->pool, PARENT) && acquire_spin(*slab->pool, 63));
     release_spin(*slab->pool, 63);
-    CHECK(slab->pool->spinners.load() == spin_bit(PARENT));
+    CHECK(slab->pool->shared.spinners.load() == spin_bit(PARENT));
 }
 
 // The reaper may read a command that was outstanding a moment before, while the pool writes the next one.
@@ -84,7 +84,7 @@ void a_command_may_be_read_while_the_next_is_written() {
 void owner_and_reaper_never_both_get_a_command() {
     const auto slab = make_arena(1, 1);
     ServerWords& words = slab->words[0];
-    slab->workers[0]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE));  // it may still run, so its results must not be aborted while it publishes
+    slab->workers[0]->learner.dead.store(static_cast<std::uint32_t>(Death::OVERDUE));  // it may still run, so its results must not be aborted while it publishes
     std::atomic<std::uint32_t> go{0}, finished{0}, num_owned{0};
     std::thread owner([&] {
         for (std::uint32_t ticket = 1; ticket <= static_cast<std::uint32_t>(NUM_ROUNDS); ++ticket) {
@@ -111,7 +111,7 @@ void owner_and_reaper_never_both_get_a_command() {
     }
     owner.join();
     CHECK(num_aborted + num_owned.load() == static_cast<std::uint32_t>(NUM_ROUNDS));
-    CHECK(slab->pool->count.load() == num_aborted);
+    CHECK(slab->pool->shared.count.load() == num_aborted);
 }
 
 void lose_no_wake_up(Waiting waiting) {
@@ -144,8 +144,8 @@ void lose_no_wake_up(Waiting waiting) {
         parent.wait(pending, static_cast<std::uint32_t>(pending.size()));
         parent.stop_workers();
         workers.clear();
-        CHECK(slab->pool->count.load() == num_commands);
-        CHECK(slab->pool->spinners.load() == 0);
+        CHECK(slab->pool->shared.count.load() == num_commands);
+        CHECK(slab->pool->shared.spinners.load() == 0);
     }
 }
 
@@ -216,7 +216,7 @@ void die_and_be_revived(DeathPoint death) {
         reaper.declare_dead(worker);
     }
     CHECK(num_revived > 0);
-    CHECK(slab->pool->spinners.load() == 0);
+    CHECK(slab->pool->shared.spinners.load() == 0);
 }
 
 void the_commands_of_a_worker_that_dies_idle_become_faults() { die_and_be_revived(DeathPoint::IDLE); }
@@ -241,7 +241,7 @@ void no_more_threads_spin_than_permitted() {
         });
     }
     for (std::thread& thread : threads) thread.join();
-    CHECK(slab->pool->spinners.load() == 0);
+    CHECK(slab->pool->shared.spinners.load() == 0);
 }
 
 void only_a_thread_that_waited_briefly_spins() {
@@ -270,15 +270,15 @@ void a_thread_that_lost_the_core_to_another_program_parks_for_a_while() {
 void the_parent_is_rung_when_the_count_wraps() {
     const auto slab = make_arena(1, 1);
     PoolControl& pool = *slab->pool;
-    pool.count.store(0xfffffffeu);
-    pool.ring_at.store(1);
-    const std::uint32_t seen = pool.bell.load();
+    pool.shared.count.store(0xfffffffeu);
+    pool.own.ring_at.store(1);
+    const std::uint32_t seen = pool.shared.bell.load();
     count_results(pool, 2);
-    CHECK(pool.bell.load() == seen);
+    CHECK(pool.shared.bell.load() == seen);
     count_results(pool, 3);  // skips 1
-    CHECK(pool.bell.load() == seen + 1);
+    CHECK(pool.shared.bell.load() == seen + 1);
     count_results(pool, 1);
-    CHECK(pool.bell.load() == seen + 1);
+    CHECK(pool.shared.bell.load() == seen + 1);
 }
 
 }  // namespace

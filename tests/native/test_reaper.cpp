@@ -31,8 +31,8 @@ enum class Habit { ANSWERS, LIES, LIES_BUSILY, MOVES, HANGS, HANGS_PUBLISHING, H
     WorkerControl& control = *slab.workers[0];
     ServerWords& words = slab.words[0];
     for (std::uint32_t lie = 0x9e3779b9;; lie = is_busy ? lie * 1664525u + 1013904223u : lie) {
-        for (Word* word : {&control.parked, &control.current, &control.running, &control.serving}) word->store(lie, std::memory_order_release);
-        control.progress.store(lie, std::memory_order_release);
+        for (Word* word : {&control.own.parked, &control.own.current, &control.own.running, &control.own.serving}) word->store(lie, std::memory_order_release);
+        control.own.progress.store(lie, std::memory_order_release);
         for (std::uint32_t local : {0u, 1u}) {
             words.state[local].store(lie, std::memory_order_release);
             words.fault[local].store(lie, std::memory_order_release);
@@ -48,11 +48,11 @@ enum class Habit { ANSWERS, LIES, LIES_BUSILY, MOVES, HANGS, HANGS_PUBLISHING, H
     ServerWords& words = slab.words[0];
     std::uint32_t done = 0;
     for (;;) {
-        const std::uint32_t seen = control.bell.load(std::memory_order_acquire);
+        const std::uint32_t seen = control.learner.bell.load(std::memory_order_acquire);
         const std::uint32_t ticket = words.ticket[0].load(std::memory_order_acquire);
-        if (habit == Habit::SERVES) control.serving.store(1, std::memory_order_release);
+        if (habit == Habit::SERVES) control.own.serving.store(1, std::memory_order_release);
         if (ticket == done || habit == Habit::SLEEPS || habit == Habit::SERVES) {
-            park(control.bell, control.parked, seen, LONG_NS);
+            park(control.learner.bell, control.own.parked, seen, LONG_NS);
             continue;
         }
         done = ticket;
@@ -111,7 +111,7 @@ class Household {
     }
     void wait_until_dead() const {
         for (const WorkerControl* lane : slab->workers) {
-            while (lane->dead.load() != static_cast<std::uint32_t>(Death::DIED)) std::this_thread::yield();
+            while (lane->learner.dead.load() != static_cast<std::uint32_t>(Death::DIED)) std::this_thread::yield();
         }
     }
 
@@ -136,7 +136,7 @@ void all_commands_of_a_killed_process_become_faults() {
     parent.wait({0, 1}, 2);
     CHECK(now_ns() - began < 1'000'000'000);
     CHECK(parent.fault(0) == Fault::DIED && parent.fault(1) == Fault::DIED);
-    CHECK(house.slab->pool->count.load() == 2);
+    CHECK(house.slab->pool->shared.count.load() == 2);
 }
 
 void a_process_that_dies_idle_is_only_marked() {
@@ -144,12 +144,12 @@ void a_process_that_dies_idle_is_only_marked() {
     Parent parent(*house.slab);
     parent.command({0});
     parent.wait({0}, 1);
-    const std::uint32_t bell = house.slab->pool->bell.load();
+    const std::uint32_t bell = house.slab->pool->shared.bell.load();
     kill(house.pid, SIGKILL);
     house.wait_until_dead();
     parent.check(0);
     CHECK(parent.fault(0) == Fault::NONE);
-    while (house.slab->pool->bell.load() == bell) std::this_thread::yield();
+    while (house.slab->pool->shared.bell.load() == bell) std::this_thread::yield();
 }
 
 void a_command_to_a_dead_worker_becomes_a_fault_at_once() {
@@ -173,7 +173,7 @@ void a_hanging_process_is_killed_at_its_limit() {
     CHECK(parent.fault(0) == Fault::TIMED_OUT && parent.fault(1) == Fault::NEIGHBOUR);
     house.wait_until_dead();
     CHECK(parent.fault(0) == Fault::TIMED_OUT && parent.fault(1) == Fault::NEIGHBOUR);
-    CHECK(house.slab->pool->count.load() == 2);
+    CHECK(house.slab->pool->shared.count.load() == 2);
 }
 
 void a_killed_process_takes_all_its_lanes_with_it() {
@@ -190,14 +190,14 @@ void a_killed_process_takes_all_its_lanes_with_it() {
 void a_lane_that_hangs_ends_the_process_and_the_others_are_its_neighbours() {
     const Household house(Habit::HANGS, Limits{LIMIT_NS, LIMIT_NS}, 2);
     Parent parent(*house.slab);
-    house.slab->workers[1]->serving.store(1);  // lane 1 is in a request: its command may wait without limit
-    house.slab->workers[1]->requests.store(1);
+    house.slab->workers[1]->own.serving.store(1);  // lane 1 is in a request: its command may wait without limit
+    house.slab->workers[1]->learner.requests.store(1);
     parent.command({0, 1});
     parent.wait({0, 1}, 2);
     CHECK(parent.fault(0) == Fault::TIMED_OUT && parent.fault(1) == Fault::NEIGHBOUR);
     house.wait_until_dead();
     house.reaper->watch(0, Reaper::NO_PIDFD);
-    for (const WorkerControl* lane : house.slab->workers) CHECK(lane->dead.load() == 0 && lane->reaped.load() == 0);
+    for (const WorkerControl* lane : house.slab->workers) CHECK(lane->learner.dead.load() == 0 && lane->learner.reaped.load() == 0);
 }
 
 void a_reset_has_a_limit_of_its_own() {
@@ -219,7 +219,7 @@ void an_idle_worker_is_never_overdue() {
         const std::uint64_t until = now_ns() + 600'000'000;  // the test needs time to pass
         while (now_ns() < until) std::this_thread::yield();
     }
-    CHECK(house.slab->workers[0]->dead.load() == 0);
+    CHECK(house.slab->workers[0]->learner.dead.load() == 0);
 }
 
 void a_forgotten_worker_may_end() {
@@ -229,7 +229,7 @@ void a_forgotten_worker_may_end() {
     CHECK(waitid(P_PID, static_cast<id_t>(house.pid), nullptr, WEXITED | WNOWAIT) == 0);
     house.reaper->stop();
     house.reaper->stop();
-    CHECK(house.slab->workers[0]->dead.load() == 0);
+    CHECK(house.slab->workers[0]->learner.dead.load() == 0);
 }
 
 // A thread cannot be killed. When it returns, its result rows may belong to another worker.
@@ -251,7 +251,7 @@ void a_hanging_thread_loses_its_command() {
     parent.command({0, 1});
     parent.wait({0, 1}, 2);
     CHECK(parent.fault(0) == Fault::TIMED_OUT && parent.fault(1) == Fault::NEIGHBOUR);
-    CHECK(slab->workers[0]->dead.load() == static_cast<std::uint32_t>(Death::OVERDUE));
+    CHECK(slab->workers[0]->learner.dead.load() == static_cast<std::uint32_t>(Death::OVERDUE));
     is_open.store(true);
     owner.join();
     CHECK(!has_published);
@@ -265,7 +265,7 @@ void what_an_overdue_worker_left_half_written_is_a_neighbours_fault() {
     ServerWords& words = slab->words[0];
     words.ticket[0].store(1);
     CHECK(start_command(words.state[0], 1) && claim_result(words.state[0], 1));
-    slab->workers[0]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE));
+    slab->workers[0]->learner.dead.store(static_cast<std::uint32_t>(Death::OVERDUE));
     CHECK(abort_commands(*slab, 0, Fault::NEIGHBOUR) == 0);
     reaper.declare_dead(0);
     CHECK(words.done[0].load() == 1 && words.fault[0].load() == static_cast<std::uint32_t>(Fault::NEIGHBOUR));
@@ -304,8 +304,8 @@ void a_worker_stopped_while_it_ends_a_command_is_late_with_the_next() {
 
 void a_slow_request_may_keep_a_command_waiting_for_its_own_limit_and_no_longer() {
     const Household house(Habit::SERVES, Limits{LIMIT_NS, 0, 0, 3 * LIMIT_NS});
-    house.slab->workers[0]->requests.store(1);
-    while (house.slab->workers[0]->serving.load() == 0) std::this_thread::yield();
+    house.slab->workers[0]->learner.requests.store(1);
+    while (house.slab->workers[0]->own.serving.load() == 0) std::this_thread::yield();
     const std::uint64_t began = now_ns();
     Parent parent(*house.slab);
     parent.command({0});
@@ -403,7 +403,7 @@ void a_later_command_is_not_aborted_by_the_number_of_an_earlier_one() {
     words.done[0].store(6);
     words.state[0].store(state_word(7, Phase::ABORTED));
     words.done[0].store(5);  // as the slow thread has read it
-    slab->workers[0]->dead.store(static_cast<std::uint32_t>(Death::DIED));
+    slab->workers[0]->learner.dead.store(static_cast<std::uint32_t>(Death::DIED));
     CHECK(abort_commands(*slab, 0, Fault::DIED) == 0);
     CHECK(words.done[0].load() == 5 && words.state[0].load() == state_word(7, Phase::ABORTED));
 }
@@ -417,7 +417,7 @@ void a_reaper_is_inert_in_a_forked_child() {
         reaper.declare_dead(0);
         reaper.stop();
         reaper.~Reaper();
-        _exit(house.slab->workers[0]->dead.load() == 0 ? 0 : 1);
+        _exit(house.slab->workers[0]->learner.dead.load() == 0 ? 0 : 1);
     }
     int status = 0;
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);

@@ -75,12 +75,12 @@ void a_server_is_found_at_its_location() {
         CHECK(slab->plan.servers[location.worker][location.local] == server);
     }
     slab->check();
-    CHECK(slab->workers[2]->current.load() == NO_SERVER);
+    CHECK(slab->workers[2]->own.current.load() == NO_SERVER);
 }
 
 void a_slab_of_another_version_is_refused() {
     const auto slab = make_arena(1, 1);
-    slab->pool->version = LAYOUT_VERSION + 1;
+    slab->pool->own.version = LAYOUT_VERSION + 1;
     bool is_refused = false;
     try {
         slab->check();

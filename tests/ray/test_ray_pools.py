@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 
 import gymnasium
@@ -36,6 +37,19 @@ def test_the_data_of_any_number_of_nodes_are_those_of_one_machine(ray_cluster, n
     actual = run(backend="ray", num_workers=3, ray=NODES[num_nodes])
     for ours, theirs in zip(actual, expected, strict=True):
         assert find_difference(tuple(ours), tuple(theirs), "result") is None
+
+
+def make_lock(env):
+    return threading.Lock()
+
+
+@pytest.mark.parametrize("host", ["process", "thread"])
+def test_a_result_that_cannot_be_sent_is_told_as_such_and_at_once(ray_cluster, host):
+    options = stepmill.RayOptions(num_nodes=1, resources={"CPU": 0}, host=host)
+    with make_pool("ray", counting_envs(2), num_workers=1, ray=options) as pool:
+        with pytest.raises(stepmill.EnvError, match=r"a _thread\.lock cannot be sent to another process"):
+            pool.call(make_lock)
+        assert pool.call("add", 1) == (1, 2)
 
 
 def test_results_are_received_as_they_come(ray_cluster):

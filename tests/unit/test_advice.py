@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
+import threading
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -13,8 +17,26 @@ import pytest
 import stepmill
 from stepmill.pool import advice
 from stepmill.spec.stats import PoolStats
+from tests.harness.hangs import HANG_GUARD_S
 
 ENVS = 4
+OBSTACLES = ("jax", "tensorflow", "torch.cuda")
+LOAD_S = 0.05
+
+
+class Slow:
+    """A function that makes an env, and takes its time to be loaded."""
+
+    def __call__(self) -> object:
+        return gymnasium.make("CartPole-v1")
+
+    def __setstate__(self, _: object) -> None:
+        end_s = time.thread_time() + LOAD_S
+        while time.thread_time() < end_s:  # as an import does
+            pass
+
+    def __getstate__(self) -> object:
+        return "state"
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +77,43 @@ def test_an_option_that_is_not_given_is_advised_where_it_gains_seconds(
     found = advice.advise(stats_of(measured, **times), stepmill.PoolOptions(**options), asleep_s, queued_s)
     assert (found and found[0]) == named
     assert found is None or "ends this advice" in found[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "load_s", "elapsed_s", "is_advised"),
+    [
+        ({}, 3.0, 20.0, True),
+        ({"context": "forkserver"}, 3.0, 20.0, False),
+        ({"context": "spawn"}, 3.0, 20.0, False),
+        ({}, 1.5, 2.0, False),
+        ({}, 3.0, 100.0, False),  # a small part of the run
+    ],
+)
+def test_a_fork_is_advised_where_workers_spend_seconds_on_imports(
+    options: Any, load_s: float, elapsed_s: float, is_advised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "modules", {name: each for name, each in sys.modules.items() if name not in OBSTACLES})
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    given = stepmill.PoolOptions(**options)
+    found = advice.advise_context(load_s, elapsed_s, given)
+    assert (found is not None) == is_advised
+    assert found is None or ("for 3.0 s" in found[1] and "ends this advice" in found[1])
+
+
+@pytest.mark.parametrize("obstacle", ["threads", *OBSTACLES])
+def test_no_fork_is_advised_to_a_program_that_it_may_break(obstacle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = {name: each for name, each in sys.modules.items() if name not in OBSTACLES}
+    monkeypatch.setattr(sys, "modules", modules)
+    monkeypatch.setattr(threading, "active_count", lambda: 2 if obstacle == "threads" else 1)
+    modules[obstacle] = SimpleNamespace(is_initialized=lambda: True)  # type: ignore[assignment]
+    assert advice.advise_context(3.0, 20.0, stepmill.PoolOptions()) is None
+
+
+def test_a_pool_measures_how_long_its_workers_load_their_functions() -> None:
+    with stepmill.Pool([Slow()] * 2, backend="process", num_workers=2) as pool:
+        assert LOAD_S <= pool._runtime.load_s < HANG_GUARD_S
+    with stepmill.Pool([Slow()] * 2, backend="process", num_workers=2, context="fork") as pool:
+        assert pool._runtime.load_s == 0
 
 
 def test_a_pool_gives_its_advice_once_and_names_what_it_measured(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from benchmarks.faults import BEGIN, END, SUBJECTS, Outcome, load, run_scenario, to_block, write
+from benchmarks.faults import SCENARIOS, SUBJECTS, Outcome, load, main, run_scenario, store, to_block
 
 STEPMILL = SUBJECTS[0]
 
@@ -49,17 +47,16 @@ def test_the_table_shows_what_was_never_reported(tmp_path: Path):
     ]
 
 
-def test_the_table_goes_between_its_marks(tmp_path: Path):
-    path = tmp_path / "README.md"
-    path.write_text(f"before\n{BEGIN}\nstale words\n{END}\nafter\n")
-    write({}, path)
-    text = path.read_text()
-    assert "stale words" not in text
-    assert text.startswith(f"before\n{BEGIN}\n| |")
-    assert text.endswith(f"{END}\nafter\n")
-    path.write_text("no marks")
-    with pytest.raises(ValueError, match="put both marks"):
-        write({}, path)
+def test_results_that_are_stored_give_the_same_table(tmp_path: Path):
+    results = {"gym-async": {name: Outcome(failure="not run") for name in SCENARIOS}}
+    results["gym-async"]["raise"] = Outcome(reported_ms=7.25, error="EnvError", kept=False, left=["1 process"])
+    results["gym-async"]["wait"] = Outcome(cpu_percent=0.0)
+    store(results, tmp_path / "faults.json")
+    assert load(tmp_path / "faults.json") == results
+
+
+def test_the_table_of_the_page_is_that_of_its_results():
+    main(["--check"])
 
 
 def test_there_is_nothing_to_read_before_the_first_run(tmp_path: Path):

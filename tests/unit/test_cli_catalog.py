@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from stepmill.observe import catalog
-from stepmill.observe.catalog import batch_actions, find_env, near_ids
-from stepmill.observe.policy import load_policy
+from stepmill.observe.catalog import batch_actions, find_env, load_policy, near_ids
 from stepmill.spec.errors import MissingExtraError, UsageError
 
 

@@ -9,8 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from stepmill.observe.catalog import batch_actions
-from stepmill.observe.policy import act_randomly
+from stepmill.observe.catalog import act_randomly
 from stepmill.observe.run import PolicyError, Run, RunPlan
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import RecvTimeout
@@ -22,6 +21,7 @@ class ScriptedPool:
     """Env i rewards 1 per step, and its episodes take i + 2 steps; autoreset as NEXT_STEP. Workers own one env each."""
 
     num_envs: int
+    single_action_space = gymnasium.spaces.Discrete(2)
     late: list[int] = field(default_factory=list)  # recv calls, counted from 0, that time out
     num_recv: int = 0
     num_reads: int = 0
@@ -52,13 +52,13 @@ class ScriptedPool:
     def stats(self):
         self.num_reads += 1
         workers = tuple(
-            WorkerStats(i, 100 + i, 0.0, 0.0, 0.0, 1e9 * i * self.num_reads, steps, 0, 0, 0, 0, None, False)
+            WorkerStats(i, 100 + i, 0.0, 0.0, 0.0, 1e9 * i * self.num_reads, steps, 0, 0, 0, 0, 0, None, False)
             for i, steps in enumerate(self.steps.tolist())
         )
         none, no_calls = np.zeros(self.num_envs, np.int64), Durations(*np.zeros((4, 1)))
         learner = LearnerStats(0.0, 0.0, 0.0, 0.0, 0, 0)
         faults = np.zeros((self.num_envs, len(FAULT_KINDS)), np.int64)
-        return PoolStats(1.0, self.num_envs, workers, learner, no_calls, no_calls, faults, none, none, 0, 0, 0)
+        return PoolStats(1.0, self.num_envs, workers, learner, no_calls, no_calls, faults, none, none, 0, 0)
 
     def _results(self, env_id) -> Batch:
         self.length[env_id] += 1
@@ -75,7 +75,7 @@ class ScriptedPool:
 
 def run_of(pool, policy=act_randomly, **plan) -> Run:
     plan = RunPlan(**{"num_envs": pool.num_envs, "batch_size": pool.num_envs, **plan})
-    return Run(pool, policy, batch_actions(gymnasium.spaces.Discrete(2), plan.batch_size, plan.seed), plan)
+    return Run(pool, policy, plan)
 
 
 def drive(run: Run) -> None:
@@ -85,7 +85,7 @@ def drive(run: Run) -> None:
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
 def test_results_of_resets_are_not_counted_as_steps(batch_size):
     pool = ScriptedPool(3)
-    run = run_of(pool, batch_size=batch_size, max_steps=50)
+    run = run_of(pool, batch_size=batch_size, steps=50)
     drive(run)
     totals = run.finish()
     assert totals.steps == pool.steps.sum()
@@ -94,13 +94,13 @@ def test_results_of_resets_are_not_counted_as_steps(batch_size):
 
 def test_a_run_in_step_ends_with_the_batch_that_reaches_the_limit():
     pool = ScriptedPool(4)
-    run = run_of(pool, max_steps=5)
+    run = run_of(pool, steps=5)
     drive(run)
     assert (run.finish().steps, run.finish().batches) == (8, 3)
 
 
 def test_returns_and_lengths_are_those_of_the_episodes_that_ended():
-    run = run_of(ScriptedPool(2), max_steps=10)
+    run = run_of(ScriptedPool(2), steps=10)
     drive(run)
     episodes = run.finish().episodes
     # Two episodes of 2 steps in env 0, two of 3 steps in env 1.
@@ -109,7 +109,7 @@ def test_returns_and_lengths_are_those_of_the_episodes_that_ended():
 
 
 def test_before_the_first_episode_ends_the_means_are_nan():
-    run = run_of(ScriptedPool(2), max_steps=2)
+    run = run_of(ScriptedPool(2), steps=2)
     drive(run)
     episodes = run.finish().episodes
     assert episodes.count == 0
@@ -119,13 +119,13 @@ def test_before_the_first_episode_ends_the_means_are_nan():
 
 def test_waiting_in_vain_shows_a_snapshot_and_loses_nothing():
     pool = ScriptedPool(4, late=[1, 2])
-    run = run_of(pool, batch_size=2, max_steps=4)
+    run = run_of(pool, batch_size=2, steps=4)
     assert len(list(run.snapshots(0.0))) == 5
     assert run.finish().steps == pool.steps.sum()
 
 
 def test_a_limit_of_seconds_ends_a_run_without_a_limit_of_steps():
-    run = run_of(ScriptedPool(2), max_seconds=0.05)
+    run = run_of(ScriptedPool(2), seconds=0.05)
     drive(run)
     assert run.finish().elapsed_s >= 0.05
 
@@ -138,7 +138,7 @@ def test_the_policy_gets_the_observation_and_the_batched_space_and_its_actions_a
         return np.full(3, 1)
 
     pool = ScriptedPool(3)
-    drive(run_of(pool, act, max_steps=3))
+    drive(run_of(pool, act, steps=3))
     assert set(seen) == {((3, 1), (3,))}
     assert pool.actions[0].tolist() == [1, 1, 1]
 
@@ -146,7 +146,7 @@ def test_the_policy_gets_the_observation_and_the_batched_space_and_its_actions_a
 def test_the_same_seed_draws_the_same_actions():
     pools = [ScriptedPool(3), ScriptedPool(3)]
     for pool in pools:
-        drive(run_of(pool, max_steps=30, seed=7))
+        drive(run_of(pool, steps=30, seed=7))
     assert np.array_equal(pools[0].actions, pools[1].actions)
 
 
@@ -155,13 +155,13 @@ def test_a_policy_that_raises_is_named_with_its_cause():
         raise ValueError("no idea")
 
     with pytest.raises(PolicyError, match="policy raised ValueError: no idea") as raised:
-        drive(run_of(ScriptedPool(2), act, max_steps=2))
+        drive(run_of(ScriptedPool(2), act, steps=2))
     assert isinstance(raised.value.__cause__, ValueError)
 
 
 def test_shares_stay_between_0_and_1_whatever_the_clocks_say():
     pool = ScriptedPool(2)
-    run = run_of(pool, max_steps=1)
+    run = run_of(pool, steps=1)
     drive(run)
     for worker in run.finish().workers():
         assert 0 <= worker["env_share"] <= 1

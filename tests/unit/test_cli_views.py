@@ -15,8 +15,7 @@ from rich.console import Console
 
 from stepmill.observe.monitor import open_run_view
 from stepmill.observe.report import PlainView, per_second, plain_line, summary_json, summary_text
-from stepmill.observe.run import RunPlan
-from stepmill.observe.snapshot import EpisodeTally, Setup, Snapshot
+from stepmill.observe.run import EpisodeTally, RunPlan, Setup, Snapshot
 from stepmill.spec.stats import FAULT_KINDS, Durations, LearnerStats, PoolStats, WorkerStats
 
 SETUP = Setup(
@@ -57,7 +56,7 @@ def stats_of(num_workers: int, elapsed_s: float) -> PoolStats:
     """Return what a pool of one env per worker counts after some seconds, at 250 steps per second of each worker."""
     steps = int(250 * elapsed_s)
     workers = tuple(
-        WorkerStats(i, 0, 0.6 * elapsed_s, 0.0, 0.1 * elapsed_s, 0.3 * elapsed_s, steps, 3, 0, 0, 0, None, False)
+        WorkerStats(i, 0, 0.6 * elapsed_s, 0.0, 0.1 * elapsed_s, 0.3 * elapsed_s, steps, 3, 0, 0, 0, 0, None, False)
         for i in range(num_workers)
     )
     steps_taken = Durations(
@@ -69,7 +68,7 @@ def stats_of(num_workers: int, elapsed_s: float) -> PoolStats:
     learner = LearnerStats(0.05 * elapsed_s, 0.8 * elapsed_s, 0.05 * elapsed_s, 0.1 * elapsed_s, steps, steps)
     faults = np.zeros((num_workers, len(FAULT_KINDS)), np.int64)
     none = np.zeros(num_workers, np.int64)
-    return PoolStats(elapsed_s, num_workers, workers, learner, steps_taken, steps_taken, faults, none, none, 0, 0, 0)
+    return PoolStats(elapsed_s, num_workers, workers, learner, steps_taken, steps_taken, faults, none, none, 0, 0)
 
 
 def draw(shown: Snapshot, width: int = 110, height: int = 40, encoding: str = "utf-8") -> list[str]:
@@ -78,7 +77,7 @@ def draw(shown: Snapshot, width: int = 110, height: int = 40, encoding: str = "u
     file = io.TextIOWrapper(buffer, encoding=encoding, write_through=True)
     console = Console(file=file, force_terminal=True, width=width, height=height, color_system=None)
     seconds = itertools.count(1.0)
-    with open_run_view(console, RunPlan(8, 8, max_steps=2468)) as view:
+    with open_run_view(console, RunPlan(num_envs=8, batch_size=8, steps=2468)) as view:
         view.began(SETUP, lambda: stats_of(len(shown.total.workers), next(seconds)))
         view.show(shown)
         buffer.truncate(buffer.seek(0))
@@ -129,7 +128,7 @@ def test_the_picture_of_a_run_needs_no_more_than_ascii():
 def test_a_run_without_a_single_step_is_shown():
     nothing = snapshot(1, elapsed_s=0.0, steps=0, recent=stats_of(1, 0.0), batches=0)
     file = io.StringIO()
-    with open_run_view(Console(file=file, force_terminal=True), RunPlan(8, 8)) as view:
+    with open_run_view(Console(file=file, force_terminal=True), RunPlan(num_envs=8, batch_size=8)) as view:
         view.began(SETUP, lambda: stats_of(1, 0.0))
         view.show(nothing)
         view.show(dataclasses.replace(nothing, elapsed_s=0.1))

@@ -49,3 +49,8 @@ def test_another_kind_and_another_version_are_not_taken_for_damage() -> None:
     nothing = b"stepmill" + hashlib.blake2b(b"", digest_size=16).digest()
     with pytest.raises(UsageError, match="damaged"):
         container.unpack("kernel snapshot", nothing)
+    for header in (b"[]", b"{}", b"\xff", b"[" * 100_000):
+        content = b"\x01\x00" + len(header).to_bytes(4, "little") + header
+        forged = b"stepmill" + hashlib.blake2b(content, digest_size=16).digest() + content
+        with pytest.raises(UsageError, match="its header is not one of stepmill"):
+            container.unpack("kernel snapshot", forged)

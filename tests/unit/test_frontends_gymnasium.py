@@ -4,6 +4,7 @@ import contextlib
 import copy
 import multiprocessing
 import pickle
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -431,9 +432,35 @@ def test_batched_envs_must_reset_themselves_in_the_mode_that_was_asked_for():
         stepmill.VectorEnv([sync_cartpoles] * 2, backend="serial", autoreset_mode="SameStep")
 
 
-def test_an_attribute_of_envs_is_answered_with_the_methods_that_reach_them():
-    with stepmill.VectorEnv([CountingEnv] * 2, backend="serial") as envs:
-        with pytest.raises(AttributeError, match=r"no attribute 'envs'; .*get_attr\(name\).*call\(name"):
+@pytest.mark.parametrize("make", [gymnasium.vector.SyncVectorEnv, partial(stepmill.VectorEnv, backend="serial")])
+def test_the_envs_are_at_hand_on_the_serial_backend_as_in_a_sync_vector_env(make):
+    with contextlib.closing(make([CountingEnv] * 2)) as envs:
+        assert [type(env) for env in envs.envs] == [CountingEnv, CountingEnv]
+        envs.envs[1].unwrapped.note = "own"
+        envs.envs[0].note = "first"
+        assert envs.get_attr("note") == ("first", "own")
+
+
+@pytest.mark.parametrize("backend", ["serial", "thread"])
+def test_close_takes_any_number_of_seconds_and_refuses_what_is_none(backend):
+    envs = stepmill.VectorEnv([CountingEnv] * 2, backend=backend)
+    for timeout in (-1, "x", float("nan")):
+        with pytest.raises(UsageError, match="must be a number of seconds"):
+            envs.close(timeout=timeout)
+    envs.close(timeout=float("inf"))
+    assert envs.closed
+    with pytest.raises(ClosedPoolError):
+        envs.stats()
+
+
+def test_an_env_object_is_not_replaced_in_silence():
+    with stepmill.VectorEnv([CountingEnv] * 2, backend="serial") as envs, pytest.raises(TypeError):
+        envs.envs[0] = CountingEnv()
+
+
+def test_envs_in_workers_are_answered_with_the_methods_that_reach_them():
+    with stepmill.VectorEnv([CountingEnv] * 2, backend="thread") as envs:
+        with pytest.raises(AttributeError, match=r"no attribute 'envs'; .*get_attr\(name\).*call\(name.*'serial'"):
             _ = envs.envs
         assert not hasattr(envs, "_anything")
 

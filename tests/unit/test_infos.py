@@ -171,7 +171,7 @@ def test_a_dict_that_contains_itself_is_left_out_and_hides_nothing_else():
 
 
 def test_dicts_and_other_values_under_one_key_name_the_env_that_differs():
-    for first, second in (({}, 1), ({"a": 1}, 1), (1, {"a": 1})):
+    for first, second in (({}, 1), ({"a": 1}, 1), (1, {"a": 1}), ({}, np.arange(2)), (np.arange(2), {"a": 1})):
         with pytest.raises(BadOutput, match=r"info\['key'\] of env 9"):
             merge([(0, {"key": first}), (1, {"key": second})], 2, env_ids=[4, 9])
 
@@ -183,8 +183,7 @@ def test_inputs_are_not_changed():
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
-    [(1, "text"), (1, None), (np.zeros(2), np.zeros(3)), (1.5, {"inner": 1}), (np.uint8(1), 2**70)],
+    ("first", "second"), [(1, "text"), (1, None), (np.zeros(2), np.zeros(3)), (1.5, {"inner": 1}), (np.uint8(1), 2**70)]
 )
 def test_a_value_that_does_not_fit_names_key_and_env(first, second):
     with pytest.raises(BadOutput, match=r"info\['key'\] of env 9 .* use one type") as caught:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+from stepmill._native import OwnedFd
 from stepmill.backends import process_link
 from stepmill.backends.base import Future
 from stepmill.backends.process_link import ProcessLink, ServerLink, WorkerLink
-from stepmill.worker.channel import Channel
-from stepmill.worker.messages import Exited, Request, RequestKind, Start, WorkerPlan, dump
+from stepmill.worker.channel import NO_FD, Channel
+from stepmill.worker.messages import Exited, Launched, Request, RequestKind, WorkerPlan, dump
 from tests.harness.hangs import HANG_GUARD_S
 
 
@@ -29,14 +31,14 @@ def test_a_launcher_that_does_not_answer_is_waited_for_once_and_not_for_each_dea
     with contextlib.closing(ServerLink()) as launcher, contextlib.ExitStack() as stack:
         workers = [stack.enter_context(contextlib.closing(ProcessLink())) for _ in range(4)]
         launcher_end = stack.enter_context(contextlib.closing(Channel(launcher.peer)))
-        for number, worker in enumerate(workers):
-            launcher.request(Start(number), worker)
+        for worker in workers:
+            launcher.request(worker)
 
         assert [launcher.wait_exit(worker, 0.2) for worker in workers] == [None] * 4
         assert num_waits == 1
 
         workers[1].mark_launch_failed("there is no process, and no report")
-        launcher_end.send(dump(Exited(0, workers[0].pid, -signal.SIGKILL)))
+        launcher_end.send(dump(Exited(0, -signal.SIGKILL)))
         codes = [launcher.wait_exit(worker, 0.2) for worker in workers]
         assert codes == [-signal.SIGKILL, None, None, None]  # workers[2] is waited for
         assert num_waits == 2
@@ -53,7 +55,7 @@ def test_no_other_thread_takes_the_report_for_which_one_waits(monkeypatch):
 
     def wait_until_reported(wanted, deadline):
         can_others_read.append(other.submit(try_to_read).result())
-        launcher_end.send(dump(Exited(0, worker.pid, 3)))
+        launcher_end.send(dump(Exited(0, 3)))
 
     monkeypatch.setattr(process_link, "wait_ready", wait_until_reported)
     with (
@@ -62,9 +64,30 @@ def test_no_other_thread_takes_the_report_for_which_one_waits(monkeypatch):
         contextlib.closing(Channel(launcher.peer)) as launcher_end,
         ThreadPoolExecutor(1) as other,
     ):
-        launcher.request(Start(0), worker)
+        launcher.request(worker)
         assert launcher.wait_exit(worker, 60.0) == 3
     assert can_others_read == [False]
+
+
+def test_a_late_report_of_a_worker_that_could_not_be_restarted_is_not_that_of_its_successor():
+    with (
+        contextlib.closing(ServerLink()) as launcher,
+        contextlib.closing(ProcessLink()) as first,
+        contextlib.closing(ProcessLink()) as second,
+        contextlib.closing(Channel(launcher.peer)) as launcher_end,
+        contextlib.closing(OwnedFd.pidfd(os.getpid())) as process,
+    ):
+        numbers = [launcher.request(link, worker=1) for link in (first, second)]
+        first.close()
+        launcher_end.send(dump(Launched(numbers[0], 1)), [process.fileno()])
+        launcher_end.send(dump(Exited(numbers[0], 3)))
+        launcher.handle_messages()
+        assert (second.pid, second.pidfd, second.exit_code) == (0, NO_FD, None)
+        assert first.pidfd == NO_FD
+
+        launcher_end.send(dump(Launched(numbers[1], 2)), [process.fileno()])
+        launcher.handle_messages()
+        assert second.pid == 2
 
 
 def test_a_request_is_posted_while_another_thread_waits_for_replies(monkeypatch):

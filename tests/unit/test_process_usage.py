@@ -6,8 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
-from stepmill.observe.attach import process_state
 from stepmill.observe.process_usage import children, cpu_seconds
+from stepmill.worker.process_stat import process_state
 
 
 def test_a_process_whose_name_is_not_utf8_can_be_read(tmp_path: Path):

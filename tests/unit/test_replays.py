@@ -32,6 +32,7 @@ class FakeWorkers:
     generation = 4
     plan = WorkerPlan(0, (0, 1), ())
     log = CallLog(2, 1 << 20)
+    worker_of_server = {0: 0, 1: 0}
 
     @property
     def records(self) -> list[FakeWorkers]:
@@ -52,7 +53,6 @@ def begin_two() -> Replays:
         cast("Any", FakeWorkers()),
         cast("Any", None),
         PoolOptions(on_fault="replay", seeding="per_episode"),
-        after_apply=[],
         on_reset_repeated=lambda view: None,
         warn=lambda text: None,
     )

@@ -122,7 +122,7 @@ def test_a_slab_of_small_envs_takes_a_few_pages_for_each_worker(num_workers: int
     k = 256 // num_workers
     layout = lay_out(spec, [list(range(w * k, w * k + k)) for w in range(num_workers)], lease_slots=4)
     # Resident only where infos were written, and where envs took as long.
-    sizes = {name: size_bytes for name, (size_bytes, _) in _native.counter_offsets().items()}
+    sizes = {name: structure["itemsize"] for name, structure in _native.counter_formats().items()}
     payloads, counters = 256 * 1024, 256 * sizes["server"]
     traces = sizes["learner_trace"] + num_workers * sizes["worker_trace"]
     assert layout.size_bytes - payloads - counters - traces < 256 * 1024 + num_workers * 4 * PAGE_BYTES

@@ -31,7 +31,7 @@ from tests.harness.scripts import ROOT
 
 def test_the_defaults_are_those_of_the_documentation():
     options = PoolOptions()
-    assert (options.backend, options.context, options.seeding) == ("auto", "forkserver", "continue")
+    assert (options.backend, options.context, options.seeding) == ("auto", None, "continue")
     assert (options.start.timeout_s, options.workers.call_timeout_s, options.tuning.slots) == (120, 120, 4)
     assert (options.restarts.max_restarts, options.restarts.restart_window_s, options.restarts.replay_log_bytes) == (
         10,
@@ -44,10 +44,7 @@ def test_the_defaults_are_those_of_the_documentation():
 
 def test_strings_and_foreign_enums_become_our_enums():
     options = PoolOptions(
-        backend="thread",
-        context="spawn",
-        seeding="fixed",
-        autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
+        backend="thread", context="spawn", seeding="fixed", autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP
     )
     assert options.backend is BackendName.THREAD
     assert options.context is Context.SPAWN

@@ -14,7 +14,7 @@ import pytest
 from stepmill.observe.catalog import EnvChoice
 from stepmill.observe.tune import Tuner, make_request
 from stepmill.observe.tune_choice import SERIAL, Configuration, EnvProfile, TuneRequest
-from stepmill.observe.tune_code import code_text
+from stepmill.observe.tune_result import code_text
 from stepmill.spec.errors import EnvError, UsageError
 from stepmill.spec.options import BackendName
 from stepmill.testing import CountingEnv

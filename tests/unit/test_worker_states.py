@@ -13,7 +13,6 @@ import pytest
 from stepmill import _native
 from stepmill.backends.base import BackendTraits
 from stepmill.pool.events import BeginRestart, Death, Decision, Remedy, ServeWorker
-from stepmill.pool.policies import RAISE
 from stepmill.pool.workers import TRANSITIONS, RestartTask, WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EngineBug, EnvError, UsageError
 from stepmill.spec.options import PoolOptions
@@ -40,6 +39,9 @@ class FakeState:
     def num_ended(self, worker: int) -> int:
         return self.num_completed
 
+    def clear_dead_worker(self, worker: int) -> None:
+        """Do nothing, because there are no commands."""
+
     def drain(self, acknowledge: bool) -> list[Death]:
         return [Death(0, self.num_restarts, (0,), ())] if self.has_died else []
 
@@ -61,6 +63,10 @@ class FakeBackend:
     def __init__(self) -> None:
         self.can_restart = True
         self.is_decided = threading.Event()
+        self.pidfds = {0: -1, 1: -1}
+
+    def end_worker(self, worker: int) -> None:
+        """Do nothing, because no process runs."""
 
     def start(self, plans: object) -> list[WorkerReport]:
         raise NotImplementedError
@@ -87,7 +93,6 @@ class OneWorker:
     def __init__(self) -> None:
         self.state, self.backend = FakeState(), FakeBackend()
         self.supervisor = WorkerSupervisor([WorkerPlan(0, (0,), ())], cast("Any", self.backend), PoolOptions())
-        self.supervisor.policy = RAISE
         self.supervisor.attach(cast("Any", self.state))
 
     def die(self) -> None:
@@ -109,8 +114,7 @@ class OneWorker:
         assert self.state.notified.wait(ENDED_S)
         self.state.notified.clear()
         self.backend.is_decided.clear()
-        built, decisions = self.supervisor.finish_restarts()
-        self.state.apply([*decisions, *map(self.supervisor.serve, built)])
+        self.state.apply(self.supervisor.finish_restarts()[1])
 
     def succeed(self) -> None:
         self.end_restart(succeeds=True)

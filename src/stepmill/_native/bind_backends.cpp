@@ -60,7 +60,6 @@ void bind_kernel(nb::module_& module) {
         .def("last_reported", &KernelLoop::last_reported, nb::sig("def last_reported(self) -> int | None"), "Return the env that was reported last because it did not return within step_timeout_s, or None. For any thread.")
         .def("state_of", &KernelLoop::state_of, "server"_a, nb::sig("def state_of(self, server: int) -> typing.Any"), "Return a view of the bytes of an env's state.")
         .def("set_outside", &KernelLoop::set_outside, "outside"_a, nb::sig("def set_outside(self, outside: list[typing.Any]) -> None"), "Set for each env the KernelEnvMemory that is saved and restored with its state, or None.")
-        .def("clear", &KernelLoop::clear, "Set all envs back to their state before the first reset.")
         .def("release", &KernelLoop::release, "Drop all references to Python objects.");
 }
 

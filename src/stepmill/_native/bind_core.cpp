@@ -11,6 +11,8 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstddef>
+#include <tuple>
+#include <type_traits>
 #include <vector>
 
 namespace stepmill {
@@ -112,16 +114,16 @@ void bind_slab(nb::module_& module) {
              "Return address and size in bytes of the mapping in this process, for locking its pages.")
         .def("format", &Slab::format, "Write the header. Called once, by the pool, before a worker attaches.")
         .def("set_spinning", [](Slab& slab, int max_spinners, std::uint32_t num_spin_workers, std::uint32_t spin_ns) {
-                 slab.pool->max_spinners.store(max_spinners);
-                 slab.pool->num_spin_workers.store(num_spin_workers);
-                 slab.pool->spin_ns.store(spin_ns);
+                 slab.pool->own.max_spinners.store(max_spinners);
+                 slab.pool->own.num_spin_workers.store(num_spin_workers);
+                 slab.pool->own.spin_ns.store(spin_ns);
              }, "max_spinners"_a, "num_spin_workers"_a, "spin_ns"_a, "Set how many threads of this pool may spin at a time, which workers may, and a worker's longest spin.")
-        .def("set_tracing", [](Slab& slab, bool is_on) { slab.pool->tracing.store(is_on); }, "is_on"_a, "Set whether all threads of the pool write what they do to their rings of events.")
+        .def("set_tracing", [](Slab& slab, bool is_on) { slab.pool->own.tracing.store(is_on); }, "is_on"_a, "Set whether all threads of the pool write what they do to their rings of events.")
         .def("set_description", [](Slab& slab, std::size_t offset, std::size_t size_bytes) {
-                 slab.pool->description_offset = offset;
-                 slab.pool->description_bytes = size_bytes;
+                 slab.pool->own.description_offset = offset;
+                 slab.pool->own.description_bytes = size_bytes;
              }, "offset"_a, "size_bytes"_a, "Write where the description for programs that attach is. Called once, by the pool, before a worker attaches.")
-        .def("is_dead", [](const Slab& slab, std::uint32_t lane) { return slab.workers.at(lane)->dead.load() != 0; }, "lane"_a);
+        .def("is_dead", [](const Slab& slab, std::uint32_t lane) { return slab.workers.at(lane)->learner.dead.load() != 0; }, "lane"_a);
     nb::class_<Lease>(module, "Lease", "Base object of leased arrays: while it lives, nothing writes to their slot.");
 }
 
@@ -222,53 +224,66 @@ void bind_pool_state(nb::module_& module) {
         .def("release", &PoolState::release, "Drop all references to Python objects.");
 }
 
-// Returns the offsets of a worker's words, by name, relative to its WorkerWords. Server words: those of the worker's first server.
-nb::dict worker_word_offsets(std::uint32_t num_servers) {
+// Returns the offsets of words of a worker's first server, by name, relative to its WorkerWords.
+nb::dict server_word_offsets(std::uint32_t num_servers) {
     std::vector<std::byte> learner(ServerWords::learner_bytes(num_servers)), own(ServerWords::worker_bytes(num_servers));
     const ServerWords servers = ServerWords::at(learner.data(), own.data(), num_servers);
-    const auto offset = [&](const void* word) { return sizeof(WorkerWords) + (static_cast<const std::byte*>(word) - own.data()); };
+    const auto offset = [&](const void* word) { return sizeof(WorkerWords) + static_cast<std::size_t>(static_cast<const std::byte*>(word) - own.data()); };
     nb::dict offsets;
-    offsets["current"] = offsetof(WorkerWords, current);
-    offsets["running"] = offsetof(WorkerWords, running);
-    offsets["serving"] = offsetof(WorkerWords, serving);
-    offsets["done"] = offset(servers.done);
-    offsets["state"] = offset(servers.state);
+    offsets["done"] = offset(servers.done), offsets["state"] = offset(servers.state), offsets["counters"] = offset(servers.counters);
     return offsets;
 }
 
-#define FIELD(structure, name) {#name, offsetof(structure, name)}
+// A field of a structure that is read from Python.
+struct Field {
+    const char* name;
+    std::size_t offset;
+    nb::object format;
+};
 
-// Returns sizes of the structures with counters, and offsets of their fields, by name. Numbers are 8 bytes long, words 4.
-nb::dict counter_offsets() {
-    nb::dict offsets;
-    auto add = [&](const char* structure, std::size_t size_bytes, std::initializer_list<std::pair<const char*, std::size_t>> fields) {
-        nb::dict own;
-        for (const auto& [name, offset] : fields) own[name] = offset;
-        offsets[structure] = nb::make_tuple(size_bytes, own);
-    };
-    add("pool", sizeof(PoolWords), {FIELD(PoolWords, magic), FIELD(PoolWords, version), FIELD(PoolWords, size_bytes), FIELD(PoolWords, description_offset),
-                                    FIELD(PoolWords, description_bytes), FIELD(PoolWords, counters)});
-    add("learner", sizeof(LearnerCounters), {FIELD(LearnerCounters, send_ns), FIELD(LearnerCounters, wait_ns), FIELD(LearnerCounters, gather_ns),
-                                             FIELD(LearnerCounters, num_sends), FIELD(LearnerCounters, num_batches), FIELD(LearnerCounters, num_lease_copies),
-                                             FIELD(LearnerCounters, num_spares_used), FIELD(LearnerCounters, num_spares_waited)});
-    add("env", sizeof(EnvCounters), {FIELD(EnvCounters, num_faults), FIELD(EnvCounters, num_spares)});
-    add("learner_words", sizeof(LearnerWords), {FIELD(LearnerWords, pid), FIELD(LearnerWords, num_restarts), FIELD(LearnerWords, num_deaths),
-                                                FIELD(LearnerWords, num_recycles), FIELD(LearnerWords, dead)});
-    add("worker", sizeof(WorkerWords), {FIELD(WorkerWords, current), FIELD(WorkerWords, running), FIELD(WorkerWords, busy_ns), FIELD(WorkerWords, wait_ns),
-                                        FIELD(WorkerWords, num_steps), FIELD(WorkerWords, num_resets), FIELD(WorkerWords, num_retries)});
-    add("server", sizeof(ServerCounters), {FIELD(ServerCounters, num_spilled), FIELD(ServerCounters, step), FIELD(ServerCounters, reset)});
-    add("event", sizeof(TraceEvent), {FIELD(TraceEvent, begin_ns), FIELD(TraceEvent, end_ns), FIELD(TraceEvent, server), FIELD(TraceEvent, kind)});
-    add("worker_trace", sizeof(WorkerTrace), {FIELD(WorkerTrace, num_events), FIELD(WorkerTrace, events)});
-    add("learner_trace", sizeof(LearnerTrace), {FIELD(LearnerTrace, num_events), FIELD(LearnerTrace, events)});
-    add("histogram", sizeof(TimeHistogram), {FIELD(TimeHistogram, total_ns), FIELD(TimeHistogram, max_ns), FIELD(TimeHistogram, buckets)});
-    return offsets;
+// Returns a structure as numpy.dtype takes it.
+nb::object make_format(std::size_t size_bytes, const std::vector<Field>& fields) {
+    nb::list names, formats, offsets;
+    for (const Field& field : fields) names.append(field.name), formats.append(field.format), offsets.append(field.offset);
+    nb::dict format;
+    format["names"] = names, format["formats"] = formats, format["offsets"] = offsets, format["itemsize"] = size_bytes;
+    return format;
 }
 
-// Returns the offset of the counters of a worker's first server from its WorkerWords.
-std::size_t server_counters_offset(std::uint32_t num_servers) {
-    std::vector<std::byte> learner(ServerWords::learner_bytes(num_servers)), own(ServerWords::worker_bytes(num_servers));
-    const ServerWords servers = ServerWords::at(learner.data(), own.data(), num_servers);
-    return sizeof(WorkerWords) + static_cast<std::size_t>(reinterpret_cast<const std::byte*>(servers.counters) - own.data());
+#define FIELD(structure, name) Field{#name, offsetof(structure, name), format_of<decltype(structure::name)>()}
+
+template <typename Type>
+nb::object format_of() {
+    if constexpr (std::is_same_v<Type, TimeHistogram>) {
+        return make_format(sizeof(Type), {FIELD(Type, total_ns), FIELD(Type, max_ns), FIELD(Type, buckets)});
+    } else if constexpr (std::is_same_v<Type, TraceEvent>) {
+        return make_format(sizeof(Type), {FIELD(Type, begin_ns), FIELD(Type, end_ns), FIELD(Type, server), FIELD(Type, kind)});
+    } else if constexpr (requires { std::tuple_size<Type>::value; }) {
+        return nb::make_tuple(format_of<typename Type::value_type>(), nb::make_tuple(std::tuple_size_v<Type>));
+    } else {
+        static_assert(sizeof(Type) == 8 || sizeof(Type) == 4);
+        return nb::str(sizeof(Type) == 8 ? "<u8" : "<u4");
+    }
+}
+
+// Returns the structures that programs read, as numpy.dtype takes them, by name.
+nb::dict counter_formats() {
+    nb::dict formats;
+    formats["header"] = make_format(sizeof(PoolWords), {FIELD(PoolWords, magic), FIELD(PoolWords, version), FIELD(PoolWords, description_offset), FIELD(PoolWords, description_bytes)});
+    std::vector<Field> learner, env, process{FIELD(LearnerWords, pid), FIELD(LearnerWords, dead)}, server;
+    std::vector<Field> worker{FIELD(WorkerWords, current), FIELD(WorkerWords, running), FIELD(WorkerWords, serving)};
+#define LEARNER_COUNTER(name) learner.push_back({#name, offsetof(PoolWords, counters) + offsetof(LearnerCounters, name), format_of<Counter>()});
+#define ENV_COUNTER(name, type) env.push_back(FIELD(EnvCounters, name));
+#define PROCESS_COUNTER(name) process.push_back(FIELD(LearnerWords, name));
+#define WORKER_COUNTER(name) worker.push_back({#name, offsetof(WorkerWords, counters) + offsetof(WorkerCounters, name), format_of<Counter>()});
+#define SERVER_COUNTER(name, type) server.push_back(FIELD(ServerCounters, name));
+#include "shared/statistics.def"
+    formats["learner"] = make_format(sizeof(PoolWords), learner), formats["env"] = make_format(sizeof(EnvCounters), env);
+    formats["process"] = make_format(sizeof(LearnerWords), process), formats["worker"] = make_format(sizeof(WorkerWords), worker);
+    formats["server"] = make_format(sizeof(ServerCounters), server), formats["event"] = format_of<TraceEvent>();
+    formats["worker_trace"] = make_format(sizeof(WorkerTrace), {FIELD(WorkerTrace, num_events), FIELD(WorkerTrace, events)});
+    formats["learner_trace"] = make_format(sizeof(LearnerTrace), {FIELD(LearnerTrace, num_events), FIELD(LearnerTrace, events)});
+    return formats;
 }
 
 nb::list bucket_stops_ns() {
@@ -278,7 +293,7 @@ nb::list bucket_stops_ns() {
 }
 
 void bind_external_pool(nb::module_& module) {
-    nb::class_<ExternalPoolLoop>(module, "ExternalPoolLoop", nb::type_slots(collector_slots<ExternalPoolLoop>()), "A proxy's side of the slab, for an external pool of envs.")
+    nb::class_<ExternalPoolLoop, Loop>(module, "ExternalPoolLoop", nb::type_slots(collector_slots<ExternalPoolLoop>()), "A proxy's side of the slab, for an external pool of envs.")
         .def(nb::init<std::shared_ptr<Slab>, std::uint32_t, nb::dict>(), "slab"_a, "worker"_a, "settings"_a)
         .def("receive_commands", &ExternalPoolLoop::receive_commands, "may_wait"_a, nb::sig("def receive_commands(self, may_wait: bool) -> tuple[int, typing.Any, typing.Any, list[tuple[int, typing.Any, typing.Any]] | None]"),
              "Return new commands: (exit, servers, actions, resets). Releases the GIL while it waits.")
@@ -289,24 +304,19 @@ void bind_external_pool(nb::module_& module) {
              "Write results: row j belongs to servers[j]. Return the servers that must be reset first (SAME_STEP).")
         .def("fail", &ExternalPoolLoop::fail, "servers"_a, "error"_a, "phase"_a, "Publish an exception as the fault of those of these servers that have an outstanding command.")
         .def("outstanding", &ExternalPoolLoop::outstanding, nb::sig("def outstanding(self) -> list[int]"), "Return the servers whose command was received and has no result yet.")
-        .def("num_outstanding", &ExternalPoolLoop::num_outstanding, "Return how many servers have a received command without a result.")
-        .def("requests_seen", &ExternalPoolLoop::requests_seen, "count"_a, "Set how many slow requests were handled so far.")
-        .def("release", &ExternalPoolLoop::release, "Drop all references to Python objects.");
+        .def("num_outstanding", &ExternalPoolLoop::num_outstanding, "Return how many servers have a received command without a result.");
 }
 
 }  // namespace
 
 void bind_core(nb::module_& module) {
     module.attr("LAYOUT_VERSION") = LAYOUT_VERSION;
-    module.attr("POOL_WORDS_BYTES") = sizeof(PoolWords);
     module.attr("SHARED_WORDS_BYTES") = sizeof(SharedWords);
     module.def("learner_words_bytes", &learner_words_bytes, "num_servers"_a, "Return the size of the learner's words of one worker.");
     module.def("worker_words_bytes", &worker_words_bytes, "num_servers"_a, "Return the size of one worker's own words.");
-    module.def("worker_word_offsets", &worker_word_offsets, "num_servers"_a, nb::sig("def worker_word_offsets(num_servers: int) -> dict[str, int]"),
-               "Return offsets of some of a worker's own words, by name; for server words, those of its first server.");
-    module.attr("ENV_COUNTERS_BYTES") = sizeof(EnvCounters);
-    module.def("counter_offsets", &counter_offsets, nb::sig("def counter_offsets() -> dict[str, tuple[int, dict[str, int]]]"), "Return size and offsets of fields of each structure with counters.");
-    module.def("server_counters_offset", &server_counters_offset, "num_servers"_a, "Return the offset of the counters of a worker's first server from the worker's words.");
+    module.def("server_word_offsets", &server_word_offsets, "num_servers"_a, nb::sig("def server_word_offsets(num_servers: int) -> dict[str, int]"),
+               "Return offsets of some words and of the counters of a worker's first server, by name, from the worker's words.");
+    module.def("counter_formats", &counter_formats, nb::sig("def counter_formats() -> dict[str, dict[str, typing.Any]]"), "Return the structures that programs read, as numpy.dtype takes them, by name.");
     module.def("bucket_stops_ns", &bucket_stops_ns, nb::sig("def bucket_stops_ns() -> list[int]"), "Return, for each bucket of the histograms of durations, the shortest time in ns that is above it.");
     for (const auto& [name, state] : {std::pair{"ENV_IDLE", EnvState::IDLE}, {"ENV_BUSY", EnvState::BUSY}, {"ENV_READY", EnvState::READY}, {"ENV_FAULTED", EnvState::FAULTED},
                                       {"ENV_EXHAUSTED", EnvState::EXHAUSTED}, {"ENV_NEEDS_RESET", EnvState::NEEDS_RESET}}) {

@@ -10,7 +10,9 @@ from typing import Any
 from stepmill import EnvState, Pool, Received, StepmillError, UsageError
 from stepmill.pool.port import PoolPort
 
-SLICE_S = 0.1  # an env could read the eventfd empty, so the pool also looks by itself while envs step
+# How often the event loop looks for results while envs step. The pool's eventfd announces them, but an env in the same process could
+# read it, and the announcement would be lost.
+SLICE_S = 0.1
 
 
 class Batches:

@@ -130,7 +130,7 @@ class Leases:
     async def acquire(self) -> Seat:
         """Return an idle env; wait if there is none."""
         if self._error is not None:
-            raise self._error
+            raise copy.copy(self._error)
         if (seat := self._idle.take()) is not None:
             if seat.timer is not None:
                 seat.timer.cancel()

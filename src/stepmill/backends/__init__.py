@@ -2,7 +2,7 @@
 
 base              the protocol of a backend, the replies to slow requests, the errors that backends share
 kernel            envs in compiled code
-serial            envs in the caller's thread
+serial            envs in the caller's thread, and what such backends share
 thread            envs in threads of this process
 process           envs in processes
 process_link      the learner's end of a process: of a worker, and of a process that starts others on request

@@ -11,28 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from stepmill import _native
 from stepmill._native import OwnedFd
 from stepmill.slab.memory import SharedSlab
-from stepmill.spec.errors import (
-    ClosedPoolError,
-    EngineBug,
-    EnvError,
-    EnvTimeout,
-    StepmillError,
-    UsageError,
-    WorkerDied,
-    describe_exit,
-    signal_name,
-)
+from stepmill.spec.errors import ClosedPoolError, EngineBug, EnvError, EnvTimeout, StepmillError, UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.stats import NodeStats
 from stepmill.worker.build_progress import IN_WORKER_INIT
-from stepmill.worker.calls import ServingLoop, serve_request
 from stepmill.worker.env_host import Fault
 from stepmill.worker.error_records import env_error
 from stepmill.worker.messages import Outcome, Reply, Request, RequestKind, WorkerPlan, WorkerReport
-from stepmill.worker.process_stat import read_stat
+from stepmill.worker.process_stat import process_state
 from stepmill.worker.signals import wait_event
 
 CALL_SLICE_S = 0.1  # how often a wait checks for signals and for close()
@@ -67,19 +55,6 @@ class Backend(Protocol):
             UsageError: a payload cannot be sent to its worker. In this case no request is sent.
         """
 
-    def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
-        """Start a new worker for the same plan, and let it serve the slab.
-
-        The pool must have aborted the commands of the old worker before.
-
-        Args:
-            worker: the number of the worker.
-            settings_requests: requests that the worker does before it serves. They are read only after the worker accepts
-                `call`s again. A setting that is made meanwhile is therefore either among them or sent as a call.
-        Raises:
-            EnvError: a constructor or one of these requests raised an exception.
-        """
-
     def close(self, timeout_s: float) -> None:
         """End all workers within about `timeout_s` seconds. Later calls do nothing.
 
@@ -109,6 +84,19 @@ class MonitoredBackend(Protocol):
         """Return the exit status of a worker that has ended, or the negative number of the signal that ended it.
 
         Return None if the status is not known.
+        """
+
+    def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
+        """Start a new worker for the same plan, and let it serve the slab.
+
+        The pool must have aborted the commands of the old worker before.
+
+        Args:
+            worker: the number of the worker.
+            settings_requests: requests that the worker does before it serves. They are read only after the worker accepts
+                `call`s again. A setting that is made meanwhile is therefore either among them or sent as a call.
+        Raises:
+            EnvError: a constructor or one of these requests raised an exception.
         """
 
 
@@ -214,7 +202,7 @@ class Future:
     @property
     def is_done(self) -> bool:
         """Whether a reply or an error has arrived, so that `result` does not wait."""
-        return self._done.is_set()
+        return bool(self._answers)
 
     @property
     def has_failed(self) -> bool:
@@ -252,9 +240,13 @@ class Future:
             raise self._timeout_error(self._timeout_s if timeout_s is None or is_late else timeout_s)
         return outcomes
 
-    def wait_done(self, seconds: float) -> bool:
-        """Wait at most `seconds` for another thread to finish this future, and return whether it is done."""
-        return wait_event(self._done, seconds)
+    def wait_done(self, deadline: float | None, is_closed: Callable[[], bool] = lambda: False) -> None:
+        """Wait until another thread has finished this future, the deadline has passed, or `is_closed` returns True."""
+        while not self.is_done and not is_closed():
+            left_s = CALL_SLICE_S if deadline is None else min(CALL_SLICE_S, deadline - time.monotonic())
+            if left_s <= 0:
+                return
+            wait_event(self._done, left_s)
 
     def watch(self, callback: Callable[[], object]) -> None:
         """Call `callback` from any thread once this future is done, or now if it is done already. A later call replaces it."""
@@ -295,22 +287,6 @@ class Future:
             phase=phase,
             timeout_s=limit_s,
         )
-
-
-# ---- shared by backends ----------------------------------------------------------------------------------------------
-
-
-def serve_requests_here(loop: ServingLoop, envs: Sequence[object], requests: Mapping[int, Request]) -> list[Future]:
-    """Serve requests in the calling thread, and return their futures, which are done.
-
-    Exceptions of signal handlers are raised.
-    """
-    futures = []
-    for worker, request in requests.items():
-        future = Future(request, worker, None, lambda future, deadline: None)
-        future.finish(serve_request(loop, envs, request, should_raise=_native.is_from_signal))
-        futures.append(future)
-    return futures
 
 
 # ---- errors that several backends raise ------------------------------------------------------------------------------
@@ -382,7 +358,7 @@ def start_timeout_error(plan: WorkerPlan, building: int | None, timeout_s: float
     hint = "make the constructor faster, or raise start.timeout_s"
     if building == IN_WORKER_INIT:
         building, at, hint = None, "in workers.init", "make workers.init faster, or raise start.timeout_s"
-    if is_stopped(pid):
+    if process_state(pid) in ("T", "t"):
         hint = f"process {pid} is stopped, by SIGSTOP or a debugger; continue it with kill -CONT {pid}"
     return EnvTimeout(
         f"worker {plan.worker} was still {at} after {timeout_s:g} s; {hint}",
@@ -396,55 +372,6 @@ def start_timeout_error(plan: WorkerPlan, building: int | None, timeout_s: float
 def num_before(env_ids: Sequence[int], building: int | None) -> int:
     """Return how many of these envs a thread has built before it constructs `building` (see `start_timeout_error`)."""
     return env_ids.index(building) if building in env_ids else 0
-
-
-def is_stopped(pid: int) -> bool:
-    """Return whether a process exists and is stopped until it gets SIGCONT."""
-    try:
-        return read_stat(f"/proc/{pid}")[0] in (b"T", b"t")
-    except OSError:
-        return False
-
-
-def worker_died_error(
-    worker: int,
-    env_ids: Sequence[int],
-    exit_code: int | None,
-    *,
-    hint: str,
-    node: str | None = None,
-    cause: str | None = None,
-) -> WorkerDied:
-    """Return the error for a worker that has ended.
-
-    Args:
-        worker: the number of the worker.
-        env_ids: the envs of the worker.
-        exit_code: see `MonitoredBackend.exit_code`.
-        hint: what the user can do, or what the worker was doing.
-        node: the node where the worker ran. None if it ran on this machine.
-        cause: why the worker ended. None if its exit status says so.
-    """
-    name = signal_name(exit_code)
-    place = f" on {node}" if node else ""
-    return WorkerDied(
-        f"worker {worker}{place} {cause or describe_exit(exit_code)}; {_lost(env_ids)}; {hint}",
-        worker=worker,
-        env_ids=env_ids,
-        exit_code=exit_code if name is None else None,
-        signal_name=name,
-        node=node,
-    )
-
-
-def name_envs(error: WorkerDied, env_ids: Sequence[int]) -> None:
-    """Change which envs the error names. With spares, a worker may serve other envs than those of its plan."""
-    error.message = error.message.replace(_lost(error.env_ids), _lost(env_ids), 1)
-    error.env_ids, error.args = tuple(env_ids), (error.message,)
-
-
-def _lost(env_ids: Sequence[int]) -> str:
-    return f"its envs {list(env_ids)} are lost" if env_ids else "it served no env"
 
 
 def warn_of_close_faults(worker: int, faults: Sequence[Fault]) -> None:

@@ -14,9 +14,7 @@ for them. This saves two thread switches in each step.
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -24,24 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native
-from stepmill.backends.base import (
-    Backend,
-    BackendTraits,
-    Future,
-    serve_requests_here,
-    warn_of_close_faults,
-    worker_fault_error,
-)
-from stepmill.backends.serial import warn_of_use
+from stepmill.backends.base import Backend, BackendTraits
+from stepmill.backends.serial import InlineBackend
 from stepmill.backends.thread import ThreadBackend, ThreadWorker
-from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import ClosedPoolError, UsageError, join_errors
-from stepmill.worker.calls import serve_request
-from stepmill.worker.env_host import REQUEST_COUNTER_MASK, BuiltEnvs, Fault, Mailbox, apply_requests, loop_settings
+from stepmill.spec.errors import UsageError
+from stepmill.worker.env_host import BuiltEnvs, Fault, loop_settings
 from stepmill.worker.error_records import RaisePredicate, describe_error, raise_none
-from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSettings
-from stepmill.worker.signals import allow_signals, defer_signals
+from stepmill.worker.messages import WorkerPlan, WorkerSettings
+from stepmill.worker.signals import allow_signals
 
 ResetCommand: TypeAlias = tuple[int, Any, Any]
 """(server, seed or None, options or None)."""
@@ -145,7 +134,7 @@ class _PoolHost:
     def make_proxy(self, slab: _native.Slab, built: BuiltEnvs, settings: WorkerSettings) -> Proxy:
         assert self.pool is not None  # `build` reported no faults
         loop = _native.ExternalPoolLoop(slab, self.plan.worker, loop_settings(built.specs[0], settings))
-        return Proxy(loop, self.pool, built.envs)
+        return Proxy(loop, self.pool)
 
 
 # ---- in a thread -------------------------------------------------------------------------------------------------------
@@ -165,11 +154,8 @@ class _ProxyWorker(ThreadWorker):
         self._host = _PoolHost(self.plan)
         return self._host.build()
 
-    def serve_slab(self, slab: _native.Slab) -> None:
-        proxy = self._host.make_proxy(slab, self.built, self.settings)
-        self.crash = apply_requests(proxy, self.plan.env_ids, self.built.envs, self.settings_requests)
-        if not self.crash and self.may_serve():
-            proxy.serve(self, self.num_before)
+    def make_loop(self, slab: _native.Slab) -> Proxy:
+        return self._host.make_proxy(slab, self.built, self.settings)
 
     def close_envs(self) -> tuple[Fault, ...]:
         return self._host.close()
@@ -178,18 +164,8 @@ class _ProxyWorker(ThreadWorker):
 # ---- in the calling thread ---------------------------------------------------------------------------------------------
 
 
-class InlineExternalPoolBackend:
-    """Runs one external pool with its proxy in the calling thread. Exceptions of signal handlers are raised."""
-
-    def __init__(self, settings: WorkerSettings) -> None:
-        self._settings = settings
-        self._pid = os.getpid()
-        self._host = _PoolHost(WorkerPlan(0, (), ()))
-        self._built = BuiltEnvs()
-        self._slab: SharedSlab | None = None
-        self._proxy: Proxy | None = None
-        self._is_closed = False
-        self._use = threading.RLock()  # held by the thread that uses the pool
+class InlineExternalPoolBackend(InlineBackend):
+    """Runs one external pool with its proxy in the calling thread."""
 
     @property
     def traits(self) -> BackendTraits:
@@ -201,61 +177,22 @@ class InlineExternalPoolBackend:
         The pool's native code calls this.
         """
         with self._use:
-            if self._is_closed:
-                return True  # the native code checks whether the pool is closed before it calls this again
-            return self._proxy is not None and self._proxy.advance(is_waiting=is_waiting)
+            # After the end, the native code checks whether the pool is closed before it calls this again.
+            return self._loop is None or self._loop.advance(is_waiting=is_waiting)
 
-    def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
-        self._host = _PoolHost(plans[0])
-        with defer_signals():
-            return [self._build()]
+    def _build(self, on_begin: Callable[[int], None]) -> BuiltEnvs:
+        self._host = _PoolHost(self._plan)
+        return self._host.build(should_raise=_native.is_from_signal)
 
-    def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
-        self._slab = slab
-        self._proxy = self._host.make_proxy(slab.native, self._built, self._settings)
+    def _make_loop(self, slab: _native.Slab) -> Proxy:
+        return self._host.make_proxy(slab, self._built, self._settings)
 
-    def call(self, requests: Mapping[int, Request]) -> list[Future]:
-        if self._proxy is None:
-            raise ClosedPoolError("the pool is closed and serves no calls; make a new one")
-        with self._use:
-            return serve_requests_here(self._proxy, self._built.envs, requests)
+    def _end_loop(self, timeout_s: float) -> bool:
+        self._loop.drain()
+        return True
 
-    def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
-        """Replace the external pool with a new one."""
-        if self._slab is None:
-            raise ClosedPoolError("the pool is closed or not started and cannot be revived; make a new one")
-        self._host.close()
-        report = self._build()
-        self._proxy = self._host.make_proxy(self._slab.native, self._built, self._settings)
-        faults = apply_requests(self._proxy, self._host.plan.env_ids, self._built.envs, settings_requests)
-        if faults:
-            raise join_errors([worker_fault_error(fault, 0) for fault in faults])
-        return report
-
-    def close(self, timeout_s: float) -> None:
-        """End the pool, however long that takes, because code in the calling thread cannot be interrupted.
-
-        If another thread is using the pool, wait at most `timeout_s` for it. If it does not stop, leave the pool open.
-        """
-        if os.getpid() != self._pid:
-            return
-        if not self._use.acquire(timeout=timeout_s):
-            warn_of_use(self._host.plan.env_ids)
-            return
-        try:
-            self._is_closed = True
-            proxy, self._proxy, self._slab, self._built = self._proxy, None, None, BuiltEnvs()
-            if proxy is not None:
-                proxy.drain()
-            warn_of_close_faults(0, self._host.close())
-        finally:
-            self._use.release()
-
-    def _build(self) -> WorkerReport:
-        self._built = built = self._host.build(should_raise=_native.is_from_signal)
-        if built.faults:
-            raise join_errors([worker_fault_error(fault, 0) for fault in built.faults])
-        return WorkerReport(0, self._pid, tuple(built.specs))
+    def _close_envs(self, built: BuiltEnvs) -> tuple[Fault, ...]:
+        return self._host.close()
 
 
 # ---- the proxy -----------------------------------------------------------------------------------------------------------
@@ -264,33 +201,23 @@ class InlineExternalPoolBackend:
 class Proxy:
     """Passes commands from the slab to an external pool, and its results to the slab."""
 
-    def __init__(self, loop: _native.ExternalPoolLoop, pool: ExternalPool, env_handles: Sequence[object]) -> None:
+    def __init__(self, loop: _native.ExternalPoolLoop, pool: ExternalPool) -> None:
         self._loop = loop
         self._pool = pool
-        self._env_handles = env_handles
+        self.requests_seen = loop.requests_seen
 
-    def serve(self, mailbox: Mailbox, num_requests: int) -> None:
-        """Serve until the stop word is set or the learner is gone, then wait for pending envs."""
-        num_seen = num_requests
-        self._loop.requests_seen(num_seen)
+    def run(self) -> int:
+        """Pass on commands and results until there is a request or the worker must stop. Return LOOP_REQUEST or LOOP_STOP."""
         while True:
             # Wait for commands only if no env is pending. Otherwise wait for results, and read commands after the next.
             exit_kind, servers, actions, resets = self._loop.receive_commands(self._loop.num_outstanding() == 0)
             if exit_kind == _native.LOOP_STOP:
-                break
-            if exit_kind == _native.LOOP_REQUEST:
-                request = mailbox.next()
-                if request is None:
-                    break
-                reply = serve_request(self, self._env_handles, request)
-                num_seen = (num_seen + 1) & REQUEST_COUNTER_MASK
-                self._loop.requests_seen(num_seen)
-                mailbox.reply(reply)
-                continue
+                self.drain()
+            if exit_kind in (_native.LOOP_STOP, _native.LOOP_REQUEST):
+                return exit_kind
             self._start_pool_calls(servers, actions, resets or ())
             if self._loop.num_outstanding():
                 self._receive()
-        self.drain()
 
     def advance(self, *, is_waiting: bool) -> bool:
         """Start sent commands and, if `is_waiting`, receive results; return whether there were any."""

@@ -7,25 +7,23 @@ One worker represents all threads. The caller of `send` does all work that takes
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from stepmill import _native
-from stepmill.backends.base import BackendTraits, Future, serve_requests_here, worker_fault_error
-from stepmill.backends.serial import warn_of_use
-from stepmill.slab.memory import SharedSlab
+from stepmill.backends.base import BackendTraits
+from stepmill.backends.serial import InlineBackend
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import ClosedPoolError, EngineBug, UsageError, join_errors
-from stepmill.spec.kernel import KernelEnvMemory, KernelMaker, KernelProgram, RowLayout, info_offsets, zero_infos
-from stepmill.worker.env_host import apply_requests
-from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSettings
+from stepmill.spec.errors import UsageError
+from stepmill.spec.kernel import KernelEnvMemory, KernelMaker, KernelProgram, info_offsets, zero_infos
+from stepmill.worker.env_host import BuiltEnvs, Fault
+from stepmill.worker.messages import WorkerSettings
 from stepmill.worker.native_settings import native_settings
 
 
-class KernelBackend:
+class KernelBackend(InlineBackend):
     """Runs all envs of one kernel.
 
     Args:
@@ -37,31 +35,19 @@ class KernelBackend:
     _always_releases_gil = False  # short work keeps the GIL, because releasing it takes longer
 
     def __init__(self, settings: WorkerSettings, num_threads: int, step_timeout_s: float | None) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self._step_timeout_s = step_timeout_s
         self._num_threads = num_threads
-        self._pid = os.getpid()
-        self._plan = WorkerPlan(0, (), ())
-        self._program: KernelProgram | None = None
-        self._spec: EnvSpec | None = None
-        self._loop: _native.KernelLoop | None = None
-        self._envs: list[KernelEnvHandle] = []
+        self._identity = ""
         self._prepared: list[object] = []  # results of the kernel's `prepare`, which must live as long as the envs
 
     @property
     def traits(self) -> BackendTraits:
-        identity = "" if self._program is None else f"{self._program.name} {self._program.digest}"
-        return BackendTraits(driver={} if self._loop is None else {"kernel": self._loop}, identity=identity)
+        return BackendTraits(
+            driver={} if self._loop is None else {"kernel": self._loop.native}, identity=self._identity
+        )
 
-    @property
-    def loop(self) -> _native.KernelLoop:
-        """The native loop."""
-        if self._loop is None:
-            raise EngineBug("the kernel backend has no loop before attach() and after close()")
-        return self._loop
-
-    def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
-        self._plan = plans[0]
+    def _build(self, on_begin: Callable[[int], None]) -> BuiltEnvs:
         maker: Any = self._plan.env_fns[0]
         if any(fn is not maker for fn in self._plan.env_fns) or not isinstance(maker, KernelMaker):
             raise UsageError(
@@ -69,53 +55,29 @@ class KernelBackend:
                 "stepmill.Pool([kernel] * num_envs, backend='kernel'), with a kernel of @stepmill.kernel or "
                 "stepmill.kernels.load()"
             )
-        self._program, self._spec = maker.compile(), maker.describe()
-        return [self._report()]
+        self._program = maker.compile()
+        self._identity = f"{self._program.name} {self._program.digest}"
+        return BuiltEnvs(specs=[maker.describe()] * len(self._plan.env_ids))
 
-    def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
-        if self._program is None or self._spec is None:
-            raise EngineBug("the kernel backend attaches before it has started")
-        self._loop = _native.KernelLoop(slab.native, self._loop_settings(self._program, self._spec))
-        self._prepare()
+    def _make_loop(self, slab: _native.Slab) -> _KernelService:
+        program = self._program
+        native = _native.KernelLoop(slab, self._loop_settings(program, self._built.specs[0]))
+        envs = [KernelEnvHandle(native, program, local, env_id) for local, env_id in enumerate(self._plan.env_ids)]
+        if program.prepare is not None:
+            for env in envs:
+                env.outside = program.prepare(env.state)
+        self._prepared = [env.outside for env in envs]
+        native.set_outside(list(self._prepared))
+        self._built.envs = [*envs]
+        return _KernelService(native)
 
-    def call(self, requests: Mapping[int, Request]) -> list[Future]:
-        if self._loop is None:
-            raise ClosedPoolError("the pool is closed; make a new one")
-        return serve_requests_here(_Service(self._loop), self._envs, requests)
+    def _end_loop(self, timeout_s: float) -> bool:
+        """End the threads. If one is still in an env, it is not joined."""
+        return bool(self._loop.native.stop(timeout_s))
 
-    def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
-        """Set all envs back to their state before the first reset."""
-        self.loop.clear()
-        self._prepare()
-        faults = apply_requests(_Service(self.loop), self._plan.env_ids, self._envs, settings_requests)
-        if faults:
-            raise join_errors([worker_fault_error(fault, 0) for fault in faults])
-        return self._report()
-
-    def close(self, timeout_s: float) -> None:
-        """End the threads. If one is still in an env, it is not joined, and a warning is issued."""
-        loop, self._loop, self._envs = self._loop, None, []
-        if loop is None or os.getpid() != self._pid:
-            return
-        if loop.stop(timeout_s):
-            self._prepared = []
-        else:
-            warn_of_use(self._plan.env_ids)
-
-    def _prepare(self) -> None:
-        assert self._program is not None
-        self._envs = [
-            KernelEnvHandle(self.loop, self._program, local, env_id) for local, env_id in enumerate(self._plan.env_ids)
-        ]
-        if self._program.prepare is not None:
-            for env in self._envs:
-                env.outside = self._program.prepare(env.state)
-        self._prepared = [env.outside for env in self._envs]
-        self.loop.set_outside(list(self._prepared))
-
-    def _report(self) -> WorkerReport:
-        assert self._spec is not None
-        return WorkerReport(0, self._pid, (self._spec,) * len(self._plan.env_ids))
+    def _close_envs(self, built: BuiltEnvs) -> tuple[Fault, ...]:
+        self._prepared = []
+        return ()
 
     def _loop_settings(self, program: KernelProgram, spec: EnvSpec) -> dict[str, object]:
         def describe(is_reset: bool, status: int, raised: int, message: str) -> dict[str, str]:
@@ -133,8 +95,8 @@ class KernelBackend:
             "info_offsets": info_offsets(program.infos),
             "infos": zero_infos(program.infos),
             "max_episode_steps": program.max_episode_steps,
-            "obs_offsets": _offsets(program.observation),
-            "action_offsets": _offsets(program.action),
+            "obs_offsets": list(program.observation.offsets),
+            "action_offsets": list(program.action.offsets),
             "obs_bytes": program.observation.size_bytes,
             "action_bytes": program.action.size_bytes,
             "entropy": self._settings.entropy,
@@ -147,18 +109,12 @@ class KernelBackend:
         }
 
 
-def _offsets(layout: RowLayout) -> list[int]:
-    return list(layout.offsets)
-
-
-class _Service:
+class _KernelService:
     """The part of a loop that `serve_request` uses. Kernels have no early resets, and no cached methods."""
 
-    def __init__(self, loop: _native.KernelLoop) -> None:
-        self._loop = loop
-
-    def run_until(self, local: int, after_ticket: int) -> None:
-        self._loop.run_until(local, after_ticket)
+    def __init__(self, native: _native.KernelLoop) -> None:
+        self.native = native
+        self.run_until = native.run_until
 
     def refresh(self) -> None:
         pass

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from stepmill._native import OwnedFd
 from stepmill.backends.base import GRACE_S, start_timeout_error, worker_fault_error
@@ -16,30 +16,13 @@ from stepmill.backends.process_link import ServerLink, WorkerLink
 from stepmill.backends.starter_client import STARTERS, launcher_setup
 from stepmill.spec.choices import Context
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import (
-    ClosedPoolError,
-    EngineBug,
-    EnvError,
-    LauncherDied,
-    StepmillError,
-    join_errors,
-)
+from stepmill.spec.errors import ClosedPoolError, EngineBug, EnvError, LauncherDied, StepmillError, join_errors
 from stepmill.worker import process_setup
 from stepmill.worker.build_progress import IN_WORKER_INIT
-from stepmill.worker.channel import NO_FD, ChannelClosed, deadline_after, wait_ready
+from stepmill.worker.channel import ChannelClosed, deadline_after, wait_ready
 from stepmill.worker.env_host import Fault
 from stepmill.worker.launcher import load_modules, run_launcher
-from stepmill.worker.messages import (
-    Failed,
-    LauncherSetup,
-    Ready,
-    Start,
-    WorkerPlan,
-    WorkerReport,
-    WorkerSettings,
-    dump,
-    load,
-)
+from stepmill.worker.messages import Failed, LauncherSetup, WorkerPlan, WorkerReport, WorkerSettings, dump, load
 from stepmill.worker.signals import allow_signals
 
 _EXIT_CODE_S = 0.5
@@ -90,7 +73,7 @@ class LauncherClient(ServerLink):
             LauncherDied: the launcher has ended.
         """
         try:
-            self.request(Start(link.plan.worker), link)
+            self.request(link, worker=link.plan.worker)
         except ChannelClosed as exc:
             raise self.died() from exc
 
@@ -119,17 +102,25 @@ def wait_setup(
         StepmillError: the error of the first worker that failed. `others` has further errors.
     """
     errors: dict[int, list[StepmillError]] = {}
-    waiting = {link.plan.worker: link for link in links}
+    waiting = {link.plan.worker: link for link in links if not link.is_set_up}
     deadline = deadline_after(timeout_s)
     while waiting and time.monotonic() < deadline:
-        for link in _wait_for_any(waiting.values(), launcher, deadline):
-            del waiting[link.plan.worker]
-            errors[link.plan.worker] = _setup_errors(link)
+        wanted = launcher.fds
+        for link in waiting.values():
+            wanted.update(link.fds)
+        with allow_signals():  # the backend owns everything that was started
+            ready = wait_ready(wanted, deadline)
+        for server_or_worker in (launcher, *waiting.values()):
+            if server_or_worker.channel.fd in ready or server_or_worker.pidfd in ready:
+                server_or_worker.handle_messages()
+        for worker, link in tuple(waiting.items()):
+            if link.is_set_up or link.pidfd in ready:
+                del waiting[worker]
+                errors[worker] = _setup_errors(link)
         on_wait()
         if launcher.is_closed:
             raise ClosedPoolError("the pool was closed while its workers started")
-        if waiting and launcher.is_dead:
-            launcher.handle_messages()
+        if waiting and launcher.pidfd in ready:
             errors[min(waiting)] = [launcher.died()]
             break
         if any(errors.values()):
@@ -143,33 +134,13 @@ def wait_setup(
         raise join_errors(found)
 
 
-def _wait_for_any(links: Iterable[WorkerLink], launcher: LauncherClient, deadline: float) -> list[WorkerLink]:
-    """Wait at most POLL_SLICE_S for messages or deaths of workers. Return the links that are set up or have failed."""
-    wanted = dict(launcher.fds)
-    for link in links:
-        wanted.update(link.fds)
-    with allow_signals():  # the backend owns everything that was started
-        ready = wait_ready(wanted, deadline)
-    launcher.handle_messages()
-    for link in links:
-        if link.channel.fd in ready or link.pidfd in ready:
-            link.handle_messages()
-    return [link for link in links if _is_set_up(link) or link.pidfd in ready]
-
-
-def _is_set_up(link: WorkerLink) -> bool:
-    # The worker's message may come before Launched, which is sent on another channel. Without its pidfd, a process can
-    # neither be watched nor ended, and a pidfd that comes later would be mistaken for that of the next process.
-    return link.setup_result is not None and (link.pidfd != NO_FD or link.launch_failure is not None)
-
-
 def _setup_errors(link: WorkerLink) -> list[StepmillError]:
     if isinstance(link.setup_result, Failed):
         return [
             _unloadable_env_fn(link.plan, fault) or worker_fault_error(fault, link.plan.worker)
             for fault in link.setup_result.faults
         ]
-    if link.setup_result is not None:
+    if link.is_set_up:
         return []
     where = "it had built no env" if link.building is None else f"it was constructing env {link.building}"
     where = "it was in workers.init" if link.building == IN_WORKER_INIT else where
@@ -197,15 +168,14 @@ def _unloadable_env_fn(plan: WorkerPlan, fault: Fault) -> EnvError | None:
 
 def read_report(link: WorkerLink, specs: dict[bytes, EnvSpec]) -> WorkerReport:
     """Return the report of a worker that has built its envs. `specs` stores specs, so that equal ones are one object."""
-    if not isinstance(link.setup_result, Ready):
+    ready = link.ready
+    if ready is None:
         raise EngineBug(f"worker {link.plan.worker} sent {link.setup_result} after Build")
-    for data in link.setup_result.distinct_specs:
+    for data in ready.distinct_specs:
         if data not in specs:
             spec = load(data)
             if not isinstance(spec, EnvSpec):
                 raise EngineBug(f"worker {link.plan.worker} sent a {type(spec).__name__} instead of an EnvSpec")
             specs[data] = spec
-    distinct = [specs[data] for data in link.setup_result.distinct_specs]
-    return WorkerReport(
-        link.plan.worker, link.setup_result.pid, tuple(distinct[index] for index in link.setup_result.spec_indices)
-    )
+    found = [specs[ready.distinct_specs[index]] for index in ready.spec_indices]
+    return WorkerReport(link.plan.worker, ready.pid, tuple(found), ready.load_s)

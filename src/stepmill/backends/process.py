@@ -18,13 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from stepmill._native import OwnedFd
-from stepmill.backends.base import (
-    BackendTraits,
-    Future,
-    closed_error,
-    name_refusals,
-    warn_of_close_faults,
-)
+from stepmill.backends.base import BackendTraits, Future, closed_error, name_refusals, warn_of_close_faults
 from stepmill.backends.launcher_client import LauncherClient, read_report, wait_setup
 from stepmill.backends.process_link import EXIT_CODE_S, NO_RESULT, WorkerLink
 from stepmill.backends.start_progress import StartProgress
@@ -45,7 +39,6 @@ from stepmill.worker.messages import (
     Build,
     Outcome,
     PackedPlan,
-    Ready,
     Request,
     RequestKind,
     Value,
@@ -53,6 +46,7 @@ from stepmill.worker.messages import (
     WorkerReport,
     WorkerSettings,
     dump,
+    dump_plain,
     load,
 )
 from stepmill.worker.module_contents import warn_of_changed_modules
@@ -100,10 +94,12 @@ class ProcessBackend:
         with self._progress, self._all_or_nothing(len(plans)):
             if not self._links:
                 self._start_workers(plans)
-            reports = self._wait_built(self._links)
-            results = [link.setup_result for link in self._links]
-            warn_of_changed_modules([each.modules for each in results if isinstance(each, Ready)])
-            return reports
+            self._wait_setup(self._links)
+            specs: dict[bytes, EnvSpec] = {}
+            reports = [read_report(link, specs) for link in self._links]
+            warn_of_changed_modules([link.ready.modules for link in self._links if link.ready is not None])
+        self._progress = None
+        return reports
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
         self._slab, self._ring = slab, ring
@@ -149,49 +145,36 @@ class ProcessBackend:
         return message
 
     def _launch(self, links: Sequence[WorkerLink], build_messages: Sequence[bytes]) -> None:
-        launcher = self._require_launcher()
         for link, message in zip(links, build_messages, strict=True):
-            launcher.launch(link)
+            self._require_launcher().launch(link)
             link.send(message, link.build_fds)
             if self._settings.start_serially:
-                wait_setup([link], launcher, self._settings.start_timeout_s, self._show_progress)
+                self._wait_setup([link])
 
     def _show_progress(self) -> None:
         if self._progress is not None:
-            self._progress.show(sum(link.num_built for link in self._links))
+            self._progress.show(lambda: sum(link.num_built for link in self._links))
 
-    def _wait_built(self, links: Sequence[WorkerLink]) -> list[WorkerReport]:
-        wait_setup(
-            [link for link in links if link.setup_result is None],
-            self._require_launcher(),
-            self._settings.start_timeout_s,
-            self._show_progress,
-        )
-        specs: dict[bytes, EnvSpec] = {}
-        return [read_report(link, specs) for link in links]
+    def _wait_setup(self, links: Sequence[WorkerLink]) -> None:
+        wait_setup(links, self._require_launcher(), self._settings.start_timeout_s, self._show_progress)
 
     def _attach(
         self, links: Sequence[WorkerLink], settings_requests: Sequence[Request] = (), watched: WorkerLink | None = None
     ) -> None:
-        launcher, slab = self._require_launcher(), self._slab
+        slab = self._slab
         if slab is None:
             raise EngineBug("workers cannot attach before there is a slab")
         for link in links:
-            link.setup_result = None
-            lanes, num_posted = link.plan.lanes, tuple(link.num_posted.values())
-            message = Attach(
-                slab.plan_for(lanes), slab.num_lanes, num_posted, tuple(settings_requests), link is watched
-            )
-            link.send(dump(message), slab.fds_of(lanes))
-        wait_setup(links, launcher, self._settings.start_timeout_s)
-        for link in links:
-            if not isinstance(link.setup_result, Attached):
-                raise EngineBug(f"worker {link.plan.worker} sent {link.setup_result} after Attach")
+            link.awaited = Attached
+            lanes, posted = link.plan.lanes, tuple(link.num_posted.values())
+            message = Attach(slab.plan_for(lanes), slab.num_lanes, posted, tuple(settings_requests), link is watched)
+            link.send(dump_plain(message), slab.fds_of(lanes))
+        self._wait_setup(links)
 
     # ---- calls ----------------------------------------------------------------------------------------------------
 
     def call(self, requests: Mapping[int, Request]) -> list[Future]:
-        packed = [self._pack(request) for request in requests.values()]
+        packed = list(map(pack_request, requests.values()))
         timeout_s = self._settings.call_timeout_s
         make = partial(Future, timeout_s=timeout_s, wait=self._wait, unpack=self._unpack, duplicate=self._duplicate)
         futures = [make(request, self._worker_of[lane], lane=lane) for lane, request in requests.items()]
@@ -199,10 +182,6 @@ class ProcessBackend:
             for future, request in zip(futures, packed, strict=True):
                 self._post(request, future)
         return futures
-
-    def _pack(self, request: Request) -> Request:
-        """Return a request whose payload is bytes."""
-        return pack_request(request)
 
     def _unpack(self, outcome: Outcome) -> Outcome:
         """Return an outcome whose value is loaded."""
@@ -274,38 +253,40 @@ class ProcessBackend:
             LauncherDied: the launcher has ended, so no worker can be started.
         """
         with defer_signals(), name_refusals(1):
-            self.end_worker(worker)
             old = self._links[worker]
-            if self._require_launcher().is_dead and self._settings.context is Context.FORK:
-                raise self._require_launcher().died()
-            fresh = self._make_link(old.plan)
-            self._swap_links(old, fresh)
+            if not old.is_dead:
+                self.end_worker(worker)
+            self._renew_launcher(old.plan)
+            fresh = self._replace_link(old)
             with close_on_error(lambda: self._discard(fresh)):
-                return self._start_again(fresh, settings_requests)
+                with allow_signals():  # pickling runs code of the user
+                    packed = list(map(pack_request, settings_requests))
+                self._launch([fresh], [self._dump_build(fresh.plan)])
+                self._attach([fresh], packed)  # the worker reads this when it has built its envs
+                if self._ring is not None:
+                    fresh.begin_serving(self._ring)
+                return read_report(fresh, {})
 
-    def _start_again(self, fresh: WorkerLink, settings_requests: Iterable[Request]) -> WorkerReport:
+    def _renew_launcher(self, plan: WorkerPlan) -> None:
+        """Replace the launcher if it has ended."""
         with self._end_lock:  # several threads restart workers
-            if self._require_launcher().is_dead:
-                self._require_launcher().end(0.0)
-                self._launcher = LauncherClient(self._settings, [fresh.plan])
-        with allow_signals():  # pickling runs code of the user
-            packed = [self._pack(request) for request in settings_requests]
-        self._launch([fresh], [self._dump_build(fresh.plan)])
-        report = self._wait_built([fresh])[0]
-        self._attach([fresh], packed)
-        if self._ring is not None:
-            fresh.begin_serving(self._ring)
-        return report
+            launcher = self._require_launcher()
+            if launcher.is_dead:
+                if self._settings.context is Context.FORK:
+                    raise launcher.died()
+                launcher.end(0.0)
+                self._launcher = LauncherClient(self._settings, [plan])
 
     def _discard(self, fresh: WorkerLink) -> None:
         """Kill a worker that could not be restarted. Its link stays until the next attempt replaces it."""
         hint = "it could not be restarted"
         if fresh.pidfd == NO_FD:
-            fresh.launch_failure = hint
+            fresh.mark_launch_failed(hint)
         fresh.fail_futures(lambda: fresh.died_error(hint))
         fresh.kill()
 
-    def _swap_links(self, old: WorkerLink, fresh: WorkerLink) -> None:
+    def _replace_link(self, old: WorkerLink) -> WorkerLink:
+        fresh = self._make_link(old.plan)
         fresh.is_reviving = True
         with self._end_lock:
             if self._is_closed:  # close() has ended the workers, and would miss this one
@@ -316,22 +297,27 @@ class ProcessBackend:
             # This is read here, because another thread may have posted to the old link until now.
             fresh.num_posted = old.num_posted
             old.fail_futures()
+        return fresh
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
     def close(self, timeout_s: float) -> None:
         if os.getpid() != self._pid or self._is_closed:
             return
-        stop_s = min(timeout_s, STOP_S)
-        with defer_signals():  # Ctrl-C must not interrupt closing, which takes two seconds at most
-            killed = self._end_workers(stop_s)
+        deadline = time.monotonic() + timeout_s
+        try:
+            if timeout_s > STOP_S:
+                self._wait_for_envs(deadline)
+        finally:
+            with defer_signals():  # Ctrl-C must not interrupt this part, which takes two seconds at most
+                killed = self._end_workers(max(0.0, min(deadline - time.monotonic(), STOP_S)))
         for link in self._links:
             warn_of_close_faults(link.plan.worker, link.close_faults)
         for link, has_ended in killed:
             fate = "it was killed" if has_ended else f"process {link.pid} had not ended {KILL_S} s after SIGKILL"
             warn(
-                f"worker {link.plan.worker} (envs {list(link.plan.env_ids)}) did not stop within {stop_s} s, and {fate}; "
-                "close() of its envs may not have run",
+                f"worker {link.plan.worker} (envs {list(link.plan.env_ids)}) did not stop within {timeout_s} s, and {fate}; "
+                "close() of its envs may not have run; VectorEnv.close(timeout=...) and Pool.close(timeout_s=...) give them more time"
             )
 
     def _end_workers(self, stop_s: float) -> list[tuple[WorkerLink, bool]]:
@@ -366,6 +352,13 @@ class ProcessBackend:
             self._build_progress.close()
         self._slab = self._ring = None
         return fates
+
+    def _wait_for_envs(self, deadline: float) -> None:
+        """Wait for the workers whose envs close, for as long as the caller of `close` wants. Ctrl-C ends the wait."""
+        with allow_signals():
+            for link in self._links:
+                if not link.is_reviving:
+                    link.wait_end(deadline)
 
     def _wait_ends(self, deadline: float) -> None:
         for link in self._links:
@@ -416,7 +409,9 @@ def _can_travel(value: object) -> bool:
 
 
 def pack_request(request: Request) -> Request:
-    """Return a request whose payload is bytes, made by `dump`."""
+    """Return a request whose payload is bytes, made by `dump`. On a node of another machine they are bytes already."""
+    if isinstance(request.payload, bytes):
+        return request
     try:
         return request._replace(payload=dump_by_value(request.payload))
     except Exception as exc:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import select
 import signal
@@ -17,10 +18,11 @@ from collections.abc import Callable, Sequence
 
 from stepmill import _native
 from stepmill._native import OwnedFd
-from stepmill.backends.base import Future, num_before, worker_died_error
-from stepmill.spec.errors import LauncherDied, StepmillError, WorkerDied, describe_exit, signal_name
+from stepmill.backends.base import Future, num_before
+from stepmill.spec.closing import close_on_error
+from stepmill.spec.errors import LauncherDied, StepmillError, WorkerDied, describe_exit, worker_died_error
 from stepmill.worker.build_progress import BUILT, IN_WORKER_INIT, BuildProgress
-from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, ChannelGarbled, Frame, poll_ready, wait_ready
+from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, wait_ready
 from stepmill.worker.env_host import Fault
 from stepmill.worker.messages import (
     Attached,
@@ -28,6 +30,7 @@ from stepmill.worker.messages import (
     Exited,
     Failed,
     Launched,
+    LauncherSetup,
     LaunchFailed,
     Quit,
     Ready,
@@ -36,7 +39,7 @@ from stepmill.worker.messages import (
     Start,
     Value,
     WorkerPlan,
-    dump,
+    dump_plain,
     load,
 )
 from stepmill.worker.process_setup import reap_child, watch_child
@@ -54,30 +57,27 @@ class ProcessLink:
     Attributes:
         peer: the other end of the channel, which is passed to the process.
         pid: the pid of the process; 0 until it is known to run.
+        pidfd: the pidfd of the process; NO_FD until it is known to run, and after `close`.
         server: the process that has started this one, and its number there. None if the learner has started it.
         exit_code: the exit status, or the negative number of the signal that ended the process. None if not known.
         launch_failure: why there is no process, or no pidfd for it.
-        has_hung_up: whether the process has closed its end of the channel.
+        has_hung_up: whether all messages of the process have been received, because it has closed its end of the channel.
         is_closed: whether `close` was called.
     """
 
     def __init__(self) -> None:
         self.channel, self.peer = Channel.pair()
-        self.pid = 0
+        self.pid, self.pidfd = 0, NO_FD
         self.server: tuple[ServerLink, int] | None = None
         self.exit_code: int | None = None
         self._unreaped = 0  # the pid of a child of the learner, until it is reaped
         self.launch_failure: str | None = None
         self.has_hung_up = False
         self.is_closed = False
+        self._has_ended = False  # whether this is known
         self._process = OwnedFd()
         # The lock is reentrant, because a signal handler of the learner may call close() while this thread holds it.
         self._lock = threading.RLock()
-
-    @property
-    def pidfd(self) -> int:
-        """The pidfd of the process; NO_FD until it is known to run, and after `close`."""
-        return self._process.fileno()
 
     @property
     def fds(self) -> dict[int, int]:
@@ -95,50 +95,47 @@ class ProcessLink:
 
     @property
     def is_dead(self) -> bool:
-        """Whether the process has ended. `handle_messages` can then receive all its messages."""
-        has_ended = self.pidfd != NO_FD and bool(poll_ready({self.pidfd: select.POLLIN}, 0.0))
-        return has_ended or self.launch_failure is not None
+        """Whether there is no process any more. `handle_messages` can then receive all its messages."""
+        if not self._has_ended and self.pidfd != NO_FD and wait_ready({self.pidfd: select.POLLIN}, 0.0):
+            self._has_ended = True
+        return self._has_ended
 
     def set_process(self, pid: int, process: OwnedFd | None = None) -> None:
         """Store the pid and the pidfd of the process, which has been started. `process` is None if it is a child of the learner."""
         self.pid, self._process = pid, process or watch_child(pid)
+        self.pidfd = self._process.fileno()
         self._unreaped = 0 if process else pid
 
     def mark_launch_failed(self, reason: str) -> None:
         """Record why there is no process, or no pidfd for it."""
-        self.launch_failure = reason
+        self.launch_failure, self._has_ended = reason, True
 
     def handle_messages(self) -> None:
         """Receive and handle every message that has arrived, without waiting."""
+        if self.has_hung_up:
+            return
         # A signal handler that raises must not come between receiving a message and handling it.
         with defer_signals(), self._lock:
-            while (frame := self._take()) is not None:
+            while not self.has_hung_up:
                 try:
-                    message = load(frame.data)
-                except Exception:  # malformed data
-                    self._reject()
-                else:
-                    self._receive(message, frame.fds)
-
-    def _take(self) -> Frame | None:
-        if self.has_hung_up:
-            return None
-        try:
-            return self.channel.poll_frame()
-        except (ChannelGarbled, MemoryError, OverflowError):
-            self._reject()
-        except ChannelClosed:
-            self.has_hung_up = True
-        return None
+                    frame = self.channel.poll_frame()
+                    message = None if frame is None else load(frame.data)
+                except Exception as exc:
+                    self._hang_up(exc)
+                    return
+                if frame is None:
+                    return
+                self._receive(message, frame.fds)
 
     def _receive(self, message: object, fds: tuple[OwnedFd, ...]) -> None:
         """Handle a message, and the descriptors `fds` that came with it."""
         raise NotImplementedError
 
-    def _reject(self) -> None:
-        """Kill a process that sent malformed data. Its death is then handled like any other."""
+    def _hang_up(self, cause: Exception | None = None) -> None:
+        """Receive no more messages. If the process has sent malformed data, kill it. This is handled like any other death."""
         self.has_hung_up = True
-        self.kill()
+        if type(cause) is not ChannelClosed:
+            self.kill()
 
     def wait(self, deadline: float | None) -> None:
         """Wait at most POLL_SLICE_S for messages or the end of the process, and handle what has arrived."""
@@ -147,13 +144,13 @@ class ProcessLink:
 
     def kill(self) -> None:
         """Send SIGKILL to the process if it runs, by pidfd, because another process may have the same pid by now."""
-        if self.pidfd != NO_FD:
+        if self.pidfd != NO_FD and not self._has_ended:
             with contextlib.suppress(ProcessLookupError):
                 _native.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def wait_end(self, deadline: float) -> bool:
         """Wait until the process has ended or the deadline has passed, and return whether it has ended."""
-        while self.pidfd != NO_FD and not self.is_dead:
+        while not self.is_dead and self.pidfd != NO_FD:
             if time.monotonic() >= deadline:
                 return False
             self.wait(deadline)
@@ -181,9 +178,10 @@ class ProcessLink:
     def close(self) -> None:
         """Close every descriptor."""
         with defer_signals(), self._lock:
-            self.has_hung_up = self.is_closed = True
+            self.has_hung_up = self.is_closed = self._has_ended = True
             self.channel.close()
             self.peer.close()
+            self.pidfd = NO_FD
             self._process.close()
 
 
@@ -192,23 +190,25 @@ class ServerLink(ProcessLink):
 
     def __init__(self) -> None:
         super().__init__()
-        self._children: dict[int, ProcessLink] = {}  # by number, the newest child
+        self._numbers = itertools.count()
+        self._children: dict[int, ProcessLink] = {}  # by the number of the request
         self._is_late = False  # whether a report was late, and none has come since
 
-    @property
-    def is_dead(self) -> bool:
-        return self.is_closed or super().is_dead
-
-    def request(self, message: Start, child: ProcessLink, fds: tuple[int, ...] = ()) -> None:
-        """Ask for a process. `handle_messages` stores in `child` whether it was started, and how it ended.
+    def request(
+        self, child: ProcessLink, fds: tuple[int, ...] = (), *, worker: int = 0, setup: LauncherSetup | None = None
+    ) -> int:
+        """Ask for a process, and return the number of the request. `handle_messages` stores in `child` how it started and ended.
 
         Raises:
             ChannelClosed: the process of this link is gone.
         """
         with defer_signals(), self._lock, child.peer as sock:
-            child.server = self, message.number
-            self._children[message.number] = child
-            self.channel.send(dump(message), [sock.fileno(), *fds])
+            number = next(self._numbers)
+            child.server = self, number
+            self._children[number] = child
+            with close_on_error(lambda: self.drop(number)):
+                self.channel.send(dump_plain(Start(number, worker, setup)), [sock.fileno(), *fds])
+        return number
 
     def drop(self, number: int) -> None:
         """Forget a process."""
@@ -217,8 +217,11 @@ class ServerLink(ProcessLink):
 
     def _receive(self, message: object, fds: tuple[OwnedFd, ...]) -> None:
         self._is_late = False
-        child = self._children.get(getattr(message, "number", NO_FD))
-        if child is None:
+        number: int = getattr(message, "number", NO_FD)
+        child = self._children.get(number)
+        if isinstance(message, (LaunchFailed, Exited)):
+            self._children.pop(number, None)
+        if child is None or child.is_closed:
             return
         if isinstance(message, Launched) and fds:
             child.set_process(message.pid, fds[0])
@@ -226,7 +229,7 @@ class ServerLink(ProcessLink):
             child.mark_launch_failed(os.strerror(errno.EMFILE))
         elif isinstance(message, LaunchFailed):
             child.mark_launch_failed(message.reason)
-        elif isinstance(message, Exited) and message.pid == child.pid:
+        elif isinstance(message, Exited):
             child.exit_code = message.code
 
     def wait_exit(self, child: ProcessLink, timeout_s: float) -> int | None:
@@ -242,19 +245,20 @@ class ServerLink(ProcessLink):
 
     def wait_report(self, has_come: Callable[[], bool], deadline: float) -> None:
         """Wait until a report has come, this process has ended, or the deadline has passed."""
+        is_last = False
         while True:
-            is_last = self.is_dead or time.monotonic() >= deadline
             self.handle_messages()
             if is_last or has_come():
                 return
-            wait_ready(self.fds, deadline)
+            is_last = self.is_dead or time.monotonic() >= deadline
+            if not is_last:
+                wait_ready(self.fds, deadline)
 
     def died_error(self, what: str, hint: str, *, is_final: bool = False) -> LauncherDied:
         """Return the error for this process, which starts `what` and has ended unexpectedly."""
-        code = self.find_exit_code(EXIT_CODE_S)
-        name = signal_name(code)
-        text = f"the process that starts {what} {describe_exit(code)}; {hint}"
-        return LauncherDied(text, exit_code=None if name else code, signal_name=name, is_final=is_final)
+        how, code, name = describe_exit(self.find_exit_code(EXIT_CODE_S))
+        text = f"the process that starts {what} {how}; {hint}"
+        return LauncherDied(text, exit_code=code, signal_name=name, is_final=is_final)
 
     def end(self, timeout_s: float) -> None:
         """End the process, which kills the processes that it has started, and reap it. Later calls do nothing."""
@@ -262,7 +266,7 @@ class ServerLink(ProcessLink):
             if self.is_closed:
                 return
             with contextlib.suppress(ChannelClosed):
-                self.channel.send(dump(Quit()))
+                self.channel.send(dump_plain(Quit()))
             if not self.wait_end(time.monotonic() + timeout_s):
                 self.kill()
             self.find_exit_code(EXIT_CODE_S)
@@ -275,7 +279,9 @@ class WorkerLink(ProcessLink):
     """One worker process, from its launch to its end. A restarted worker gets a new link.
 
     Attributes:
-        setup_result: the worker's message after Build or Attach; None until it comes.
+        setup_result: the worker's newest answer to Build or Attach; None until it comes.
+        awaited: the class of the answer to the last of these messages that was sent.
+        ready: the answer to Build, if the worker has built its envs.
         num_posted: for each lane, how many requests were announced to this worker and its predecessors.
         close_faults: the faults of envs that raised an exception in close().
         is_reviving: whether this worker is the successor of another and does not serve yet.
@@ -286,11 +292,12 @@ class WorkerLink(ProcessLink):
         super().__init__()
         self.plan = plan
         self._progress = progress
-        self._lanes = plan.lanes
-        for lane in self._lanes:
+        for lane in self.plan.lanes:
             progress.begin(lane, None)
         self.setup_result: SetupResult | None = None
-        self.num_posted = dict.fromkeys(self._lanes, 0)
+        self.awaited: type[Ready | Attached] = Ready
+        self.ready: Ready | None = None
+        self.num_posted = dict.fromkeys(self.plan.lanes, 0)
         self.close_faults: tuple[Fault, ...] = ()
         self.is_reviving = False
         self._futures: dict[int, Future] = {}
@@ -299,7 +306,7 @@ class WorkerLink(ProcessLink):
     @property
     def building(self) -> int | None:
         """The env_id that the worker is constructing or constructed last, or IN_WORKER_INIT."""
-        found = map(self._progress.read, self._lanes)
+        found = map(self._progress.read, self.plan.lanes)
         # The value is checked, because an env may write anywhere in its worker's memory.
         return next((each for each in found if each in (*self.plan.env_ids, IN_WORKER_INIT)), None)
 
@@ -308,9 +315,9 @@ class WorkerLink(ProcessLink):
         """How many of its envs the worker has built."""
         if self.setup_result is not None:
             return len(self.plan.env_ids)
-        found = {lane: self._progress.read(lane) for lane in self._lanes}
+        found = {lane: self._progress.read(lane) for lane in self.plan.lanes}
         return sum(
-            len(own) if found[lane] == BUILT else num_before(own, found[lane]) for lane, own in self._lanes.items()
+            len(own) if found[lane] == BUILT else num_before(own, found[lane]) for lane, own in self.plan.lanes.items()
         )
 
     @property
@@ -325,14 +332,14 @@ class WorkerLink(ProcessLink):
         self.channel.shut()
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Send a message. If the worker is gone, the message is lost, and other code notices the death."""
-        with defer_signals(), contextlib.suppress(ChannelClosed):
+        """Send a message. The caller defers signals. If the worker is gone, other code notices its death."""
+        with contextlib.suppress(ChannelClosed):
             self.channel.send(data, fds)
 
     def post(self, request: Request, future: Future, ring: Callable[[int], None]) -> bool:
         """Send a request, announce it in the slab, and return True. If this link is closed, return False."""
         lane = future.lane
-        data = dump((request.id, int(request.kind), *request[2:5], list(self._lanes).index(lane)))
+        data = dump_plain((request.id, int(request.kind), *request[2:5], list(self.plan.lanes).index(lane)))
         # The request is sent and announced, or neither. Otherwise the worker would reply to each later request too late.
         with defer_signals(), self._lock, contextlib.suppress(ChannelClosed):
             if self.is_closed:
@@ -349,6 +356,16 @@ class WorkerLink(ProcessLink):
         self.num_posted[lane] += 1
         # The doorbell may ring before the whole request has arrived. The worker waits for the rest.
         ring(lane)
+
+    @property
+    def is_set_up(self) -> bool:
+        """Whether the worker has given the answer that is awaited, and can be watched, or has failed.
+
+        Its message may come before Launched, which is sent on another channel. Without its pidfd, a process can neither be watched
+        nor ended, and a pidfd that comes later would be mistaken for that of the next process.
+        """
+        is_known = self.pidfd != NO_FD or self.launch_failure is not None
+        return is_known and isinstance(self.setup_result, (self.awaited, Failed))
 
     def begin_serving(self, ring: Callable[[int], None]) -> None:
         """Send the requests that were posted while the worker was restarted."""
@@ -367,8 +384,9 @@ class WorkerLink(ProcessLink):
             self.close_faults = message.faults
         elif isinstance(message, (Ready, Attached, Failed)):
             self.setup_result = message
+            self.ready = message if isinstance(message, Ready) else self.ready
         else:
-            self._reject()
+            self._hang_up()
 
     def died_error(self, hint: str, timeout_s: float = EXIT_CODE_S) -> WorkerDied:
         """Return the error for this worker, which has ended. `timeout_s` is as for `find_exit_code`."""

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from typing import TextIO, cast
 
 from stepmill.spec.closing import CloseAtEnd
@@ -28,14 +29,14 @@ class StartProgress(CloseAtEnd):
         self._due_s = self._begun_s + DELAY_S
         self._is_shown = False
 
-    def show(self, num_built: int) -> None:
-        """Write the line a few times a second if the start takes long. This does not raise exceptions."""
+    def show(self, count_built: Callable[[], int]) -> None:
+        """Write the line a few times a second if the start takes long; only then, count the envs. This raises no exceptions."""
         now_s = time.monotonic()
         if self._file is None or now_s < self._due_s:
             return
         self._due_s = now_s + INTERVAL_S
         self._is_shown = True
-        text = progress_text(num_built, self._num_envs, now_s - self._begun_s)
+        text = progress_text(count_built(), self._num_envs, now_s - self._begun_s)
         self._write(f"{ERASE_LINE}{text[: shutil.get_terminal_size().columns - 1]}")
 
     def close(self) -> None:

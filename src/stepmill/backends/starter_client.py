@@ -1,4 +1,4 @@
-"""Starts the starter of this program, and asks it for launchers. The code of the starter is in `worker/starter.py`.
+"""Starts the starter of this program, and asks it for launchers. The code of the starter is in `worker/launcher.py`.
 
 A starter has the state that this program had when the starter was made: environment variables, directories, sys.path,
 limits, rights, cores and so on. It serves another pool only if a new starter would have the same state. Otherwise a new
@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
-import itertools
 import multiprocessing.util
 import os
 import sys
@@ -26,7 +25,7 @@ from stepmill.spec.choices import Context
 from stepmill.spec.closing import close_on_error
 from stepmill.worker.channel import NO_FD, ChannelClosed, deadline_after
 from stepmill.worker.fresh_interpreter import interpreter_flags, start_interpreter
-from stepmill.worker.messages import LauncherSetup, Start
+from stepmill.worker.messages import LauncherSetup
 from stepmill.worker.process_setup import worker_environ
 from stepmill.worker.signals import allow_signals, defer_signals
 
@@ -108,10 +107,9 @@ class StarterClient(ServerLink):
         super().__init__()
         self.inputs = inputs
         self.is_retired = False
-        self._numbers = itertools.count()
         # If this fails, a process that has been started finds that its channel is closed.
         with close_on_error(self.close), self.peer, contextlib.closing(OwnedFd.pidfd(os.getpid())) as learner:
-            entry, fds = "stepmill.worker.starter:main", (self.peer.fileno(), learner.fileno())
+            entry, fds = "stepmill.worker.launcher:run_starter", (self.peer.fileno(), learner.fileno())
             self.set_process(start_interpreter(entry, *fds, inputs.environ, preload=list(preload), idle_s=IDLE_S))
 
     def start_launcher(self, launcher: ProcessLink, setup: LauncherSetup, deadline: float) -> None:
@@ -122,9 +120,8 @@ class StarterClient(ServerLink):
             TimeoutError: the starter did not answer in time.
             OSError: the system refuses another process or descriptor.
         """
-        number = next(self._numbers)
+        number = self.request(launcher, setup.stdio, setup=setup)
         with close_on_error(lambda: self.drop(number)):
-            self.request(Start(number, setup), launcher, setup.stdio)
             with allow_signals():
                 self.wait_report(lambda: launcher.pidfd != NO_FD or launcher.launch_failure is not None, deadline)
             if launcher.launch_failure is not None:
@@ -151,7 +148,7 @@ class StarterClient(ServerLink):
         """Close the descriptors. A forked child of the learner calls this, because the starter is not its own."""
         self.channel.close_local_copy()
         self._process.close()
-        self._unreaped = 0
+        self.pidfd, self._unreaped = NO_FD, 0
 
 
 class Starters:

@@ -25,13 +25,12 @@ from stepmill.backends.base import (
     num_before,
     start_timeout_error,
     warn_of_close_faults,
-    worker_died_error,
     worker_fault_error,
 )
 from stepmill.backends.start_progress import StartProgress
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.closing import close_on_error
-from stepmill.spec.errors import EngineBug, StepmillError, UsageError, join_errors
+from stepmill.spec.errors import EngineBug, StepmillError, UsageError, join_errors, worker_died_error
 from stepmill.spec.notices import warn
 from stepmill.worker import process_setup
 from stepmill.worker.channel import NO_FD, deadline_after
@@ -39,6 +38,7 @@ from stepmill.worker.env_host import (
     BuiltEnvs,
     Fault,
     Owners,
+    WorkerLoop,
     apply_requests,
     build_envs,
     close_envs,
@@ -93,7 +93,7 @@ class ThreadBackend:
         return [self._call(worker, request) for worker, request in requests.items()]
 
     def _call(self, worker: int, request: Request) -> Future:
-        future = Future(request, worker, self._settings.call_timeout_s, self._wait)
+        future = Future(request, worker, self._settings.call_timeout_s, Future.wait_done)
         if self._is_closed or self._ring is None:
             future.fail(closed_error())
         elif self._workers[worker].post(request, future):
@@ -152,9 +152,10 @@ class ThreadBackend:
         return ThreadWorker(plan, self._settings, num_requests=num_requests)
 
     def _build_all(self) -> list[WorkerReport]:
-        num_envs = sum(len(worker.plan.env_ids) for worker in self._workers)
+        workers = self._workers
+        num_envs = sum(len(each.plan.env_ids) for each in workers)
         with StartProgress(num_envs, is_wanted=self._settings.show_progress) as progress:
-            return self._build(self._workers, lambda: progress.show(sum(worker.num_built for worker in self._workers)))
+            return self._build(workers, lambda: progress.show(lambda: sum(each.num_built for each in workers)))
 
     def _build(self, workers: Sequence[ThreadWorker], on_wait: Callable[[], None] = lambda: None) -> list[WorkerReport]:
         deadline = deadline_after(self._settings.start_timeout_s)
@@ -190,13 +191,6 @@ class ThreadBackend:
         for worker in workers:
             worker.slabs.put(self._slab.native)  # all workers have attached, and may serve now
 
-    def _wait(self, future: Future, deadline: float | None) -> None:
-        while not future.is_done:
-            left_s = CALL_SLICE_S if deadline is None else min(CALL_SLICE_S, deadline - time.monotonic())
-            if left_s <= 0:
-                return
-            future.wait_done(left_s)
-
     def _warn_of_end(self) -> None:
         for worker in self._workers:
             if worker.has_ended.is_set() or worker.thread.ident is None:
@@ -204,7 +198,7 @@ class ThreadBackend:
             else:
                 warn(
                     f"worker {worker.plan.worker} (envs {list(worker.plan.env_ids)}) hangs in an env, and its thread goes on "
-                    "until this process ends, since a thread cannot be killed; use backend='process' for envs that hang",
+                    "until this process ends, since a thread cannot be killed; use backend='process' for envs that hang"
                 )
 
 
@@ -311,20 +305,9 @@ class ThreadWorker:
             owners=self.owners,
         )
 
-    def serve_slab(self, slab: _native.Slab) -> None:
-        """Attach to the slab, wait for `may_serve`, and serve until the stop word is set."""
-        loop = make_loop(slab, self.plan.worker, self.built, self.settings, self.shares)
-        self.crash = apply_requests(loop, self.plan.env_ids, self.built.envs, self.settings_requests)
-        if self.crash:
-            return
-        loop.refresh()
-        if self.may_serve():
-            serve(loop, self.built.envs, self, num_requests=self.num_before)
-
-    def may_serve(self) -> bool:
-        """Report that the thread is ready to serve, and wait. Return True if it must serve, and False if it must end."""
-        self.is_set_up.set()
-        return self.slabs.get() is not None
+    def make_loop(self, slab: _native.Slab) -> WorkerLoop:
+        """Return the loop over the envs."""
+        return make_loop(slab, self.plan.worker, self.built, self.settings, self.shares)
 
     def close_envs(self) -> tuple[Fault, ...]:
         """Close the envs, and return the faults of those that raised an exception."""
@@ -339,7 +322,13 @@ class ThreadWorker:
             timers.enable(self.settings.timers_every)
             self.built = self.build()
             self.is_set_up.set()
-            is_reported = bool(self.built.faults) or self._serve()
+            if not self.built.faults:
+                slab = self.slabs.get()
+                if slab is not None:
+                    # The mapping owns its descriptors, so a thread that outlives close() cannot write into other files.
+                    self._serve(slab)
+                self.close_faults = self.close_envs()
+            is_reported = True
         except _Cancelled:
             is_reported = True
         except BaseException as exc:  # an error in stepmill itself is reported, so that the learner does not wait
@@ -347,13 +336,15 @@ class ThreadWorker:
         finally:
             self._end(is_reported=is_reported)
 
-    def _serve(self) -> bool:
-        slab = self.slabs.get()
-        if slab is not None:
-            # The mapping owns its descriptors, so a thread that outlives close() cannot write into other files.
-            self.serve_slab(slab)
-        self.close_faults = self.close_envs()
-        return True
+    def _serve(self, slab: _native.Slab) -> None:
+        """Attach to the slab, wait until all workers have attached, and serve until the stop word is set."""
+        loop = self.make_loop(slab)
+        self.crash = apply_requests(loop, self.plan.env_ids, self.built.envs, self.settings_requests)
+        if self.crash:
+            return
+        self.is_set_up.set()
+        if self.slabs.get() is not None:
+            serve(loop, self.built.envs, self, num_requests=self.num_before)
 
     def _end(self, *, is_reported: bool) -> None:
         timers.disable()

@@ -13,7 +13,7 @@ import click
 from stepmill._version import __version__
 from stepmill.cli.evaluate_command import evaluate
 from stepmill.cli.inspection_commands import bench, doctor, top, trace, tune
-from stepmill.cli.options import BACKEND, COUNT, SECONDS, Arguments, choice_option, json_option
+from stepmill.cli.options import BACKEND, COUNT, SECONDS, Arguments, choice_option, json_option, limit_option
 from stepmill.observe.exit_status import ExitStatus, complain
 from stepmill.spec.errors import StepmillError
 from stepmill.spec.options import Context, OnFault
@@ -72,8 +72,8 @@ for command in (evaluate, top, trace, doctor, bench, tune):
     "--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor, as a JSON object."
 )
 @choice_option("--context", CONTEXTS, Context.FORKSERVER.value, "How worker processes start")
-@click.option("--step-timeout", type=SECONDS, metavar="S", help="Kill the worker of an env whose step takes longer.")
-@click.option("--reset-timeout", type=SECONDS, metavar="S", help="Kill the worker of an env whose reset takes longer.")
+@limit_option("step", "Kill the worker of an env whose step takes longer.")
+@limit_option("reset", "Kill the worker of an env whose reset takes longer.")
 @choice_option("--on-fault", POLICIES, OnFault.RAISE.value, "What happens when an env fails")
 @click.option(
     "--crash-dir", type=click.Path(file_okay=False), metavar="DIR", help="Write a crash capsule for each fault."
@@ -107,7 +107,7 @@ def run(context: click.Context, /, **_: object) -> None:
     """
     from stepmill.observe.run_command import RunRequest, run_env
 
-    request = RunRequest(**context.params)
+    request = RunRequest.of(context.params)
     try:
         run_env(request)
     except StepmillError:
@@ -119,12 +119,9 @@ def run(context: click.Context, /, **_: object) -> None:
 @group.command(short_help="Replay the episode in which an env failed.")
 @click.argument("file", metavar="FILE", type=click.Path())
 @click.option(
-    "--env",
-    "env",
-    metavar="MODULE:FUNCTION",
-    help="The function that makes the env, in place of the one that FILE names.",
+    "--env", "env", metavar="MODULE:FUNCTION", help="The function that makes the env, in place of the one in FILE."
 )
-@click.option("--trust", is_flag=True, help="Import the code that FILE names without asking.")
+@click.option("--trust", is_flag=True, help="Load what is pickled in FILE without asking.")
 @click.option("--pdb", "has_pdb", is_flag=True, help="If the env raises again, open a debugger at that place.")
 @click.option(
     "--in-process", is_flag=True, help="Replay in this process even an env that crashed or hung, for a native debugger."
@@ -137,8 +134,8 @@ def replay(**arguments: Any) -> None:
     the step that failed, and compares rewards, flags and observations with the recorded ones. An env that raised is
     replayed in this process; an env that crashed or hung is replayed in a separate process.
 
-    FILE is data, but it names the code that makes the env. You are asked before that code is imported; if stdin is not a
-    terminal, --trust is needed. The current directory is searched for modules.
+    FILE is data, but the function that makes the env is pickled in it, and loading a pickle can run any code. You are asked
+    before it is loaded; if stdin is not a terminal, --trust is needed. The current directory is searched for modules.
 
     Exit status: 0 it failed again in the same way, at the same step; 1 it did not fail, or failed differently; 2 it could
     not be replayed: FILE is broken, not trusted, or its env cannot be made; 130 Ctrl-C.

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from stepmill.cli.options import BACKEND, COUNT, SECONDS, Arguments, json_option
+from stepmill.cli.options import BACKEND, COUNT, Arguments, json_option, limit_option
 
 
 def _seeds(text: str) -> range:
@@ -32,8 +32,8 @@ def _seeds(text: str) -> range:
 @click.option("--resume", type=click.Path(dir_okay=False), metavar="FILE", help="Append episodes; skip those in it.")
 @click.option("--videos", type=click.Path(file_okay=False), metavar="DIR", help="Write a video of each episode.")
 @click.option("--record", metavar="WHICH", default="all", show_default=True, help="Videos: all, failures, or a number.")
-@click.option("--step-timeout", "step_timeout_s", type=SECONDS, metavar="S", help="Time limit of a step.")
-@click.option("--reset-timeout", "reset_timeout_s", type=SECONDS, metavar="S", help="Time limit of a reset.")
+@limit_option("step", "Time limit of a step.")
+@limit_option("reset", "Time limit of a reset.")
 @click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
 @json_option("result")
 @click.option("--quiet", is_flag=True, help="Do not show progress.")
@@ -49,8 +49,7 @@ def evaluate(
     Exit status: 0 all episodes were played, 1 some could not be, 2 the command cannot work as given, 130 Ctrl-C.
     """
     from stepmill.evaluation.evaluate import evaluate as play
-    from stepmill.observe.catalog import find_env
-    from stepmill.observe.policy import load_object
+    from stepmill.observe.catalog import find_env, load_object
 
     policy = load_object("--policy", given.pop("policy"))
     rendering = {} if given["videos"] is None else {"render_mode": "rgb_array"}

@@ -73,7 +73,7 @@ def trace(**arguments: Any) -> None:
 
     The first 0.2 s, in which processes warm up, are not recorded.
     """
-    from stepmill.observe.trace_command import trace_env
+    from stepmill.observe.run_command import trace_env
 
     trace_env(**arguments)
 
@@ -99,9 +99,8 @@ def doctor(
 
     Exit status: 0 no findings, or only notes; 1 there are findings; 2 the env cannot be checked; 130 Ctrl-C.
     """
-    from stepmill.observe.catalog import find_env
+    from stepmill.observe.catalog import find_env, search_current_directory
     from stepmill.observe.doctor import run_doctor
-    from stepmill.observe.policy import search_current_directory
 
     search_current_directory()
     choice = find_env(env_id, atari=atari, env_kwargs=env_kwargs)
@@ -184,6 +183,6 @@ def tune(**arguments: Any) -> None:
 
     Exit status: 0 done; 1 the env failed; 2 the command cannot work as given; 130 Ctrl-C, after the results so far are printed.
     """
-    from stepmill.observe.tune_command import run_tune
+    from stepmill.observe.tune import run_tune
 
     run_tune(**arguments)

@@ -60,3 +60,8 @@ def json_option(what: str) -> Decorator:
     return click.option(
         "--json", "is_json", is_flag=True, help=f"Print the {what} as JSON, and nothing else, on stdout."
     )
+
+
+def limit_option(call: str, what: str) -> Decorator:
+    """Declare the option of the time limit of a call, "step" or "reset", which is an option of the pool."""
+    return click.option(f"--{call}-timeout", f"{call}_timeout_s", type=SECONDS, metavar="S", help=what)

@@ -33,11 +33,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Protocol, cast
 
-import numpy as np
-
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
-from stepmill.spec.tree import leaves, opaques, unflatten
 
 
 class Steppable(Protocol):
@@ -155,9 +152,3 @@ def _inner(env: object, name: str) -> object | None:
         return inner if callable(getattr(inner, "step", None)) else None
     except Exception:  # a property of the user's class
         return None
-
-
-def blank_observation(spec: EnvSpec) -> object:
-    """Return an observation of zeros, with None for opaque values."""
-    zeros = [np.zeros(leaf.shape, leaf.dtype) for _, leaf in leaves(spec.observation)]
-    return unflatten(spec.observation, zeros, [None] * len(opaques(spec.observation)))

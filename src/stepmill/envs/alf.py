@@ -50,6 +50,8 @@ class AlfEnvMaker:
 class AlfEnv(EnvAdapter):
     """Adapts an ALF environment to the hot loop, which calls the environment's own `step` unless it is batched."""
 
+    _has_wrappers = False
+
     def __init__(self, env: object) -> None:
         missing = [name for name in ("reset", "step", *_SPECS) if not callable(getattr(env, name, None))]
         if missing:
@@ -82,17 +84,12 @@ class AlfEnv(EnvAdapter):
             self.env.seed(seed)
         return self.env.reset(), _NO_INFO
 
-    def get_wrapper_attr(self, name: str) -> object:
-        """Return an attribute of the env itself."""
-        found: object = getattr(self.env, name)
-        return found
-
     def set_wrapper_attr(self, name: str, value: Any) -> None:
         """Set an attribute of the env itself. A value of `PROGRESS` is passed to ALF's schedulers and to the env."""
         if name == PROGRESS:
             self._update_progress(value)
         else:
-            setattr(self.env, name, value)
+            super().set_wrapper_attr(name, value)
 
     def _update_progress(self, progress: Mapping[str, float]) -> None:
         schedulers = sys.modules.get("alf.utils.schedulers")

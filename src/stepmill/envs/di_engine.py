@@ -17,6 +17,7 @@ import cloudpickle
 import numpy as np
 
 from stepmill.envs import Steppable
+from stepmill.envs.env_adapter import EnvAdapter
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
 from stepmill.spec.tree import PLAIN_DTYPE_KINDS, DictNode, Leaf, LeafKind, Node, Opaque, TupleNode
@@ -102,16 +103,15 @@ def _read_space(env: object, name: str) -> object:
     return space
 
 
-class DingSteppable:
+class DingSteppable(EnvAdapter):
     """A DI-engine env in the engine's API.
 
     A seed is passed to the env unchanged (`dynamic_seed=False`). Later episodes, until the next seed, get seeds from a
     generator of this object; DI-engine's envs draw them from NumPy's global generator.
     """
 
-    def __init__(self, env: object) -> None:
-        self.env: Any = env
-        self._episode_seeds: np.random.Generator | None = None
+    _has_wrappers = False
+    _episode_seeds: np.random.Generator | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[object, Any]:
         """Reset the env with a seed. The options are keyword arguments of the env's `reset`."""
@@ -130,18 +130,6 @@ class DingSteppable:
         obs, reward, done, info, *_ = self.env.step(action)
         is_cut = bool(done) and isinstance(info, Mapping) and bool(info.get("TimeLimit.truncated", False))
         return obs, np.asarray(reward).item(), bool(done) and not is_cut, is_cut, info
-
-    def close(self) -> None:
-        """Close the env."""
-        self.env.close()
-
-    def get_wrapper_attr(self, name: str) -> object:
-        """Return an attribute of the env."""
-        return getattr(self.env, name)
-
-    def set_wrapper_attr(self, name: str, value: object) -> None:
-        """Set an attribute of the env."""
-        setattr(self.env, name, value)
 
 
 def seed_env(env: Any, seed: int, dynamic_seed: bool | None) -> None:

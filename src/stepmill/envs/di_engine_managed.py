@@ -160,32 +160,15 @@ class ManagedEnv:
             getattr(reward, "dtype", None),
             getattr(reward, "shape", None),
         )
-        if step_format == self._last_format and not extra and _is_regular(obs, reward, step_format, info):
-            return (
-                obs,
-                float(reward if step_format[4] is None else reward.item()),
-                done,
-                False,
-                ({TIMESTEP_KEY: (info, None, None)} if info or info.__class__ is not dict else {}),
-            )
-        return self._step_irregular(timestep, step_format)
-
-    def _step_irregular(
-        self, timestep: Any, step_format: TimestepFormat
-    ) -> tuple[object, object, object, object, dict[Any, Any]]:
-        obs, reward, done, info, *extra = timestep
-        is_bad = is_abnormal(info)
-        if not extra and not is_bad and _is_native(step_format) and _is_regular(obs, reward, step_format, info):
+        is_known = step_format == self._last_format
+        if not extra and (is_known or _is_native(step_format)) and _is_regular(obs, reward, step_format, info):
+            sent = None if is_known else (sent_class(step_format), *step_format[1:])
             self._last_format = step_format
-            sent = (sent_class(step_format), *step_format[1:])
-            return (
-                obs,
-                float(reward if step_format[4] is None else reward.item()),
-                done,
-                False,
-                {TIMESTEP_KEY: (info, sent, None)},
-            )
+            is_told = is_known and not info and info.__class__ is dict
+            value = float(reward if step_format[4] is None else reward.item())
+            return obs, value, done, False, {} if is_told else {TIMESTEP_KEY: (info, sent, None)}
         self._last_format = None
+        is_bad = is_abnormal(info)
         is_obs_inside = obs is None or is_bad  # an abnormal timestep's observation may not be of the space
         whole = (sent_class(step_format), is_obs_inside, obs if is_obs_inside else None, reward, done, tuple(extra))
         is_over = not is_bad and isinstance(done, (bool, np.bool_)) and bool(done)

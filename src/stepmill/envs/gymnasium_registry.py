@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeAlias
 
 import cloudpickle
+import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator, registry
 
 from stepmill._pickling import dumps
@@ -95,21 +96,18 @@ def _unsendable(env_id: str, exc: Exception) -> EnvSpec:
 
 
 def _is_plain(spec: EnvSpec) -> bool:
-    return (
-        type(spec) is EnvSpec
-        and all(_is_import_path(path) for path in (spec.entry_point, spec.vector_entry_point))
-        and not spec.additional_wrappers
-        and _is_plain_value(spec.kwargs)
-    )
+    is_found = _is_import_path(spec.entry_point) and _is_import_path(spec.vector_entry_point)
+    return type(spec) is EnvSpec and is_found and not spec.additional_wrappers and _is_plain_value(spec.kwargs)
 
 
 def _is_import_path(entry_point: _Creator) -> bool:
-    return entry_point is None or (isinstance(entry_point, str) and not entry_point.startswith("__main__:"))
+    """Return whether a worker finds an entry point by its name. Those of MuJoCo's old envs are functions of `gymnasium.envs`."""
+    if isinstance(entry_point, str):
+        return not entry_point.startswith("__main__:")
+    return entry_point is None or entry_point is vars(gymnasium.envs).get(str(getattr(entry_point, "__name__", "")))
 
 
-def _is_plain_value(value: object) -> bool:
-    if isinstance(value, Mapping):
-        return type(value) is dict and all(_is_plain_value(part) for item in value.items() for part in item)
-    if type(value) in (list, tuple):
-        return all(_is_plain_value(item) for item in value)  # type: ignore[attr-defined]  # it is one of the two
-    return type(value) in _PLAIN_TYPES
+def _is_plain_value(value: Any) -> bool:
+    if type(value) is dict:
+        value = (*value, *value.values())
+    return all(map(_is_plain_value, value)) if type(value) in (list, tuple) else type(value) in _PLAIN_TYPES

@@ -4,12 +4,13 @@ A function is read and never called. It is understood if it names one registered
 Gymnasium's `make`, or a wrapper that adds little to a step. Functions of programs look like this:
 
     lambda: gym.make("CartPole-v1")            functools.partial(gym.make, "CartPole-v1")            CartPoleEnv
-    the functions of Stable-Baselines3's make_vec_env, of RL Zoo and of CleanRL
+    the functions of Stable-Baselines3's make_vec_env, of RL Zoo and of CleanRL, and TorchRL's GymEnv
 """
 
 from __future__ import annotations
 
 import builtins
+import dis
 from argparse import Namespace
 from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
@@ -33,20 +34,24 @@ _TINY_ENVS = frozenset(
 )
 _TINY_STEP_S = 8e-6
 _CHEAP_WRAPPERS = (
-    "Autoreset", "ClipAction", "ClipReward", "DtypeObservation", "FilterObservation", "FlattenObservation", "Monitor", "NormalizeObservation",
+    "Autoreset", "ClipAction", "ClipReward", "DtypeObservation", "FilterObservation", "FlattenObservation", "GymEnv", "Monitor", "NormalizeObservation",
     "NormalizeReward", "OrderEnforcing", "PassiveEnvChecker", "RecordEpisodeStatistics", "RecordVideo", "RescaleAction",
     "TimeAwareObservation", "TimeLimit", "TransformAction", "TransformObservation", "TransformReward",
 )  # fmt: skip
 _CHEAP_NAMES = {
     *_CHEAP_WRAPPERS, "action_space", "clip", "gym", "gymnasium", "inf", "make", "np", "observation_space", "seed", "spec", "wrappers",
 }  # fmt: skip
+_PIXELS = ("from_pixels", "pixels_only")  # with these, TorchRL's GymEnv renders in each step
 _SB3 = "stable_baselines3.common.env_util"  # its functions add a Monitor, and the wrapper that they were given
+_READS_VARIABLE = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")  # the last two in the body of a class
 _MAX_DEPTH = 4  # of functions that call functions
 
 
 def known_step_s(spec: GymnasiumSpec) -> float | None:
     """Return how many seconds a step of a registered env takes at most, or None if that is not known in advance."""
-    is_known = spec.entry_point in _TINY_ENVS and not spec.additional_wrappers and "render_mode" not in spec.kwargs
+    is_known = (
+        spec.entry_point in _TINY_ENVS and not spec.additional_wrappers and spec.kwargs.get("render_mode") is None
+    )
     return _TINY_STEP_S if is_known else None
 
 
@@ -69,14 +74,14 @@ def _read(value: object, found: list[float | None], depth: int) -> bool:
     if value is None or value is gymnasium.make or isinstance(value, (bool, int, float, str)):
         spec = gymnasium.registry.get(value) if isinstance(value, str) else None
         found += [] if spec is None else [known_step_s(spec)]
-        return True
+        return value not in _PIXELS
     if isinstance(value, GymnasiumSpec):
         found.append(known_step_s(value))
         return True
     if isinstance(value, (tuple, list, frozenset)):
         return all(_read(each, found, depth + 1) for each in value)
     if isinstance(value, dict):
-        return all(_read(each, found, depth + 1) for each in value.values())
+        return all(_read(each, found, depth + 1) for each in (*value, *value.values()))
     if isinstance(value, partial):
         return _read((value.func, value.args, value.keywords), found, depth + 1)
     if isinstance(value, type):
@@ -98,13 +103,15 @@ def _read_function(function: FunctionType, found: list[float | None], depth: int
     except ValueError:  # the cell is empty
         return False
     names: set[str] = set()
+    variables: set[str] = set()  # the other names are of attributes
     if function.__module__ != _SB3:
         codes = [function.__code__]
         for code in codes:
             names.update(code.co_names)
+            variables.update(each.argval for each in dis.get_instructions(code) if each.opname in _READS_VARIABLE)
             codes += [each for each in code.co_consts if isinstance(each, CodeType)]
             values += [each for each in code.co_consts if not isinstance(each, CodeType) and each != function.__doc__]
-    known = {name: function.__globals__[name] for name in names & function.__globals__.keys()}
+    known = {name: function.__globals__[name] for name in variables & function.__globals__.keys()}
     values += [function.__defaults__, function.__kwdefaults__, *known.values()]
     parsed = [each for each in values if isinstance(each, Namespace) or _is_record(each)]  # arguments of the program
     fields = [(name, vars(each)[name]) for each in parsed for name in names & vars(each).keys()]

@@ -18,6 +18,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from tensordict import TensorDict
 from torchrl.data import Composite
+from torchrl.envs import EnvBase, GymLikeEnv
 
 from stepmill.envs import Steppable
 from stepmill.envs.env_adapter import EnvAdapter
@@ -76,21 +77,21 @@ def adapt(env: object) -> Steppable:
 class TorchRLEnv(EnvAdapter):
     """Steps a TorchRL env for the hot loop. It keeps the env's tensordict, whose values transforms read in the next step."""
 
+    _has_wrappers = False  # TorchRL's envs look attributes up in what they wrap
+
     def __init__(self, env: object) -> None:
         super().__init__(env)
         self._keys = [
             tuple(key) if isinstance(key, tuple) else (key,) for key in self.env.observation_spec.keys(True, True)
         ]
         self._root: Any = None
-
-    def get_wrapper_attr(self, name: str) -> object:
-        """Return an attribute of the env; TorchRL's envs look it up in what they wrap."""
-        found: object = getattr(self.env, name)
-        return found
-
-    def set_wrapper_attr(self, name: str, value: object) -> None:
-        """Set an attribute of the env."""
-        setattr(self.env, name, value)
+        # Such an env reads only the action, so that its next step needs no tensordict with what the last one returned.
+        cls: Any = type(env)
+        self._reads_action = (
+            isinstance(env, GymLikeEnv)
+            and (cls.step, cls._step, cls._step_proc_data) == (EnvBase.step, GymLikeEnv._step, EnvBase._step_proc_data)
+            and not env.run_type_checks
+        )
 
     def reset(self, *, seed: int | None = None, options: object = None) -> tuple[object, dict[str, object]]:
         """Begin an episode.
@@ -108,9 +109,12 @@ class TorchRLEnv(EnvAdapter):
     def step(self, action: Any) -> tuple[object, float, bool, bool, dict[str, object]]:
         """Step the env."""
         self._root.set("action", _to_tensors(action))
-        after = self.env.step(self._root)
-        reached = after["next"]
-        self._root = self.env.step_mdp(after)
+        if self._reads_action:
+            reached = self.env._step(self._root)
+        else:
+            after = self.env.step(self._root)
+            reached = after["next"]
+            self._root = self.env.step_mdp(after)
         is_done, is_truncated = bool(reached["done"]), bool(reached.get("truncated", False))
         is_terminated = bool(reached.get("terminated", False)) or (is_done and not is_truncated)
         return self._observed(reached), float(reached["reward"]), is_terminated, is_truncated, {}

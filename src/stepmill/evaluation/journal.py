@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
+from typing import IO, get_args, get_origin, get_type_hints
 
 from stepmill import UsageError
 from stepmill.evaluation.result import Episode, dump_json
@@ -18,18 +18,7 @@ _MARK = b'{"stepmill_evaluation"'
 _opening = threading.Lock()
 _open_files: set[tuple[int, int, int]] = set()  # of all journals of this process; guarded by _opening
 
-_NUMBER, _NONE = (int, float), type(None)
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "task": (str, _NONE),
-    "seed": (int,),
-    "episode_return": (*_NUMBER, _NONE),
-    "length": (int, _NONE),
-    "success": (bool, _NONE),
-    "wall_s": _NUMBER,
-    "fault": (str, _NONE),
-    "attempts": (int,),
-    "infos": (dict,),
-}  # of the fields of an episode in a file
+_HINTS = get_type_hints(Episode)  # of the fields of an episode in a file
 
 
 class Journal:
@@ -118,7 +107,9 @@ def _key_of(stat: os.stat_result) -> tuple[int, int, int]:
 
 
 def _checked(episode: Episode) -> Episode:
-    for name, kinds in _TYPES.items():
-        if type(value := getattr(episode, name)) not in kinds:
+    for name, hint in _HINTS.items():
+        kinds = {get_origin(hint) or hint, *get_args(hint)} if name != "infos" else {dict}
+        kind = type(value := getattr(episode, name))
+        if kind not in kinds and not (kind is int and float in kinds):
             raise ValueError(f"the {name} of an episode is {value!r}")
     return episode

@@ -67,17 +67,16 @@ class EvaluateOptions:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        is_record = self.record in ("all", "failures") or _is_count(self.record)
-        is_usual = self.batch_size in (None, "fixed")
-        wrong = {
-            f"record={self.record!r} is not 'all', 'failures', or a number": not is_record,
-            "record= says which videos are made; give videos=, their folder": self.record != "all" and not self.videos,
-            f"batch_size={self.batch_size!r} must be 1 or more": not is_usual and not _is_count(self.batch_size, 1),
-            f"retries={self.retries!r} is not a number, 0 or more": not _is_count(self.retries),
-            f"infos={self.infos!r} is one text; give a list of names": isinstance(self.infos, str),
-        }
-        for text in filter(wrong.get, wrong):
-            raise UsageError(text)
+        record, batch_size = self.record, self.batch_size
+        for is_right, text in (
+            (record in ("all", "failures") or _is_count(record), f"{record=} is not 'all', 'failures', or a number"),
+            (record == "all" or self.videos, "record= says which videos are made; give videos=, their folder"),
+            (batch_size in (None, "fixed") or _is_count(batch_size, 1), f"{batch_size=} must be 1 or more"),
+            (_is_count(self.retries), f"retries={self.retries!r} is not a number, 0 or more"),
+            (not isinstance(self.infos, str), f"infos={self.infos!r} is one text; give a list of names"),
+        ):
+            if not is_right:
+                raise UsageError(text)
         if self.videos is not None and find_spec("imageio_ffmpeg") is None:
             raise MissingExtraError(module="imageio_ffmpeg", extra="video")
 

@@ -21,7 +21,7 @@ Interval = tuple[float, float]
 _Z = 1.959963984540054  # the quantile of the normal distribution for 95 % intervals
 _NUM_RESAMPLES = 2000
 # The formats of the fields of a Summary in a table.
-_FORMS = ("{}", "{}", "{:.4g}", "{:.4g} to {:.4g}", "{:.1f}", "{:.1%}", "{:.1%} to {:.1%}")
+_FORMATS = ("{}", "{}", "{:.4g}", "{:.4g} to {:.4g}", "{:.1f}", "{:.1%}", "{:.1%} to {:.1%}")
 _CHUNK = 1 << 22  # drawn indices that are in memory at once
 
 
@@ -129,7 +129,7 @@ class Evaluation:
         for heading in ("task", "episodes", "failed", "return", "95 %", "length", "success", "95 %"):
             table.add_column(heading, justify="left" if heading == "task" else "right")
         for name, summary in (*self.by_task.items(), ("all", self.summary)):
-            values = zip(_FORMS, asdict(summary).values(), strict=True)
+            values = zip(_FORMATS, asdict(summary).values(), strict=True)
             cells = ["–" if value is None else form.format(*np.atleast_1d(value)) for form, value in values]
             table.add_row(name, *cells)
         text = StringIO()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from stepmill.pool.port import rows_of
 from stepmill.spec.errors import UsageError
 from stepmill.spec.tree import Leaf, Node, flatten, iter_tree, map_tree, unflatten
 
@@ -14,6 +15,20 @@ from stepmill.spec.tree import Leaf, Node, flatten, iter_tree, map_tree, unflatt
 def view_row(node: Node, batch: Any, row: int = 0) -> Any:
     """Return one row of a batch, in the structure of the tree. Arrays are views of the batch's arrays."""
     return map_tree(lambda _, column: column[row], node, batch)
+
+
+def infos_and_finals(
+    info: Mapping[str, Any], rows: Sequence[int] | None = None
+) -> tuple[dict[int, Mapping[Any, Any]], dict[int, tuple[Any, Mapping[Any, Any]]]]:
+    """Return the newest info of each row, and of rows whose episode ended (SAME_STEP) its last observation and info; see `rows_of`."""
+    infos: dict[int, Mapping[Any, Any]] = {}
+    finals: dict[int, tuple[Any, Mapping[Any, Any]]] = {}
+    for row, own in rows_of(info, rows):
+        if "final_obs" in own:
+            finals[row] = own["final_obs"], own.get("final_info") or {}
+        else:
+            infos[row] = own
+    return infos, finals
 
 
 def stack_rows(node: Node, values: Sequence[Any]) -> Any:

@@ -26,7 +26,7 @@ from stepmill.envs.agent_stacking import zeros
 from stepmill.envs.pettingzoo import StackedAgents, info_key
 from stepmill.frontends.batch_rows import stack_rows, view_row
 from stepmill.pool.pool import Pool
-from stepmill.pool.port import OMITTED, Options, PoolPort, Seed, checked_fns, merge, rows_of
+from stepmill.pool.port import CLOSE_TIMEOUT_S, OMITTED, Options, PoolPort, Seed, checked_fns, merge, rows_of
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
@@ -322,9 +322,9 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         """Return how each worker has spent its time since the start."""
         return self._pool.stats()
 
-    def close_extras(self, **kwargs: Any) -> None:
-        """Close the envs and end the workers within 2 s; the serial backend has no limit."""
-        self._pool.close()
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Close the envs and end the workers; see `VectorEnv.close_extras` for the arguments."""
+        self._pool.close(0.0 if terminate else CLOSE_TIMEOUT_S if timeout is None else timeout)
 
 
 def _make_stacked(env_fn: Callable[[], object]) -> StackedAgents:

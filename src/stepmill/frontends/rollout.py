@@ -17,8 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from stepmill.frontends.batch_rows import infos_and_finals
 from stepmill.pool.pool import Pool
-from stepmill.pool.port import Seed, rows_of
+from stepmill.pool.port import Seed
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import AutoresetMode
@@ -248,8 +249,8 @@ class Rollout:
             if self.pool.spec.is_batched:  # an env has one info for all its rows
                 finals = batch.info["final_obs"]
             else:
-                found = rows_of(batch.info, over.tolist())
-                finals = {row: info["final_obs"] for row, info in found if "final_obs" in info}
+                found = infos_and_finals(batch.info, over.tolist())[1]
+                finals = {row: final_obs for row, (final_obs, _) in found.items()}
             ends.final_at += [(step, first_row + int(row)) for row in over]
             ends.final_obs += [finals[int(row)] for row in over]
         episode = batch.info.get("episode")

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from stepmill.frontends.batch_rows import stack_rows
+from stepmill.frontends.batch_rows import infos_and_finals, stack_rows
+from stepmill.frontends.env_objects import env_objects
 from stepmill.frontends.gymnasium.spaces import SpacePair, check_spaces, read_spaces
 from stepmill.pool.pool import Pool
-from stepmill.pool.port import PoolPort, rows_of, whole_ids
+from stepmill.pool.port import PoolPort, whole_ids
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import EnvError, UsageError, needs_extra, rebuild_error
@@ -95,8 +96,8 @@ class SB3VecEnv(VecEnv):
         """
         self._is_stepping = False
         batch = self._pool.reset(seed=list(self._seeds), options=[each or None for each in self._options])
-        infos = {row: dict(info) for row, info in rows_of(batch.info)}
-        self.reset_infos = [infos.get(env_id, {}) for env_id in range(self.num_envs)]
+        infos = infos_and_finals(batch.info)[0]
+        self.reset_infos = [dict(infos.get(env_id, {})) for env_id in range(self.num_envs)]
         self._reset_seeds()
         self._reset_options()
         obs: VecEnvObs = batch.obs
@@ -142,40 +143,28 @@ class SB3VecEnv(VecEnv):
         obs, reward, terminated, truncated, info = result
         done = terminated | truncated
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
-        ended: set[int] = set()
-        for row, own in rows_of(info):
-            if not done[row]:
-                infos[row] = {**own, "TimeLimit.truncated": False}
-            elif row not in ended:
-                # A row that ended has two infos: first that of its last step, then that of the reset.
-                ended.add(row)
-                infos[row] = {
-                    **(own["final_info"] or {}),
-                    "TimeLimit.truncated": bool(truncated[row] and not terminated[row]),
-                    "terminal_observation": own["final_obs"],
-                }
-            else:
+        newest, finals = infos_and_finals(info)
+        for row, own in newest.items():
+            if done[row]:
                 self.reset_infos[row] = dict(own)
+            else:
+                infos[row] = {**own, "TimeLimit.truncated": False}
+        for row, (final_obs, final_info) in finals.items():
+            is_truncated = bool(truncated[row] and not terminated[row])
+            infos[row] = {**final_info, "TimeLimit.truncated": is_truncated, "terminal_observation": final_obs}
         return obs, reward, done, infos
 
     # ---- everything slow -------------------------------------------------------------------------------------------
 
     @property
-    def envs(self) -> list[Any]:
+    def envs(self) -> tuple[Any, ...]:
         """The N env objects, on the serial backend only.
 
         Raises:
             AttributeError: the envs are objects in workers.
         """
-        if self._pool.options.backend is not BackendName.SERIAL:
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute 'envs'; the envs are objects in workers: get_attr(name) and "
-                "set_attr(name, value) access their attributes, env_method(name, ...) calls their methods. With "
-                "backend='serial' they are here",
-                name="envs",
-                obj=self,
-            )
-        return list(self._pool.call(_itself))
+        instead = "get_attr(name) and set_attr(name, value) access their attributes, env_method(name, ...) calls their methods"
+        return env_objects(self, self._pool, instead)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
@@ -251,7 +240,3 @@ def _call_method(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, 
 
 def _read_attribute(env: Any, name: str) -> Any:
     return env.get_wrapper_attr(name)
-
-
-def _itself(env: Any) -> Any:
-    return env

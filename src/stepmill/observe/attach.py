@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepmill import _native
-from stepmill.slab.counters import HEADER_BYTES, CounterReader, Description, read_header
+from stepmill.slab.counters import CounterReader, Description, read_header
 from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import UsageError
 from stepmill.spec.stats import PoolStats
-from stepmill.worker.process_stat import read_stat
 
 SLAB_LINK = "/memfd:stepmill-slab"
 MAX_DESCRIPTION_BYTES = 1 << 24
@@ -112,10 +111,7 @@ def _pools_of(pid: int, files: list[Path]) -> list[PoolFile]:
 
 def _read_pool(pid: int, path: Path) -> PoolFile | None:
     with _SlabFile(path) as file:
-        header = file[0:HEADER_BYTES]
-        if len(header) < HEADER_BYTES:
-            return None
-        magic, version, _, offset, size_bytes = read_header(header)
+        magic, version, offset, size_bytes = read_header(file)
         if magic != MAGIC or size_bytes > MAX_DESCRIPTION_BYTES:
             return None
         inode = os.fstat(file.fileno()).st_ino
@@ -180,10 +176,3 @@ def only_pool(pid: int) -> PoolFile:
     if not pools:
         raise UsageError(f"process {pid} has no pool; `stepmill top` without a PID lists the programs with pools")
     return pools[0]
-
-
-def process_state(pid: int) -> str:
-    """Return the state letter of a process, as in ps(1): R, S, D, T, Z, ...; "" if there is none."""
-    with contextlib.suppress(OSError, IndexError):
-        return read_stat(PROC / str(pid))[0].decode()
-    return ""

@@ -16,9 +16,8 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from stepmill.observe.catalog import EnvChoice, find_env
+from stepmill.observe.catalog import EnvChoice, find_env, search_current_directory
 from stepmill.observe.exit_status import complain, first_line
-from stepmill.observe.policy import search_current_directory
 from stepmill.spec.errors import StepmillError
 
 if TYPE_CHECKING:

@@ -26,16 +26,16 @@ from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
-from stepmill.observe.attach import AttachedPool, PoolFile, process_state
+from stepmill.observe.attach import AttachedPool, PoolFile
 from stepmill.observe.report import QuietView, clock, describe, describe_silence, number, per_second, percent, plural
-from stepmill.observe.run import RunPlan
-from stepmill.observe.snapshot import Setup, Snapshot
+from stepmill.observe.run import RunPlan, Setup, Snapshot
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import PoolPort
 from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import ClosedPoolError, UsageError
 from stepmill.spec.stats import FAULT_KINDS, LearnerStats, PoolStats, WorkerStats
-from stepmill.spec.stats_text import duration_text
+from stepmill.spec.stats_text import duration_text, notes
+from stepmill.worker.process_stat import process_state
 
 STUCK_S = 1.5  # a worker that has been in one step or reset for longer is named
 MAX_STRAGGLERS = 5
@@ -114,15 +114,6 @@ def _state_of(worker: WorkerStats) -> str:
 
 
 @dataclass(frozen=True)
-class Frame:
-    """The text around the numbers of a pool: lines above them, and how to end the display."""
-
-    lead: Sequence[Text] = ()
-    end: str = "Ctrl-C leaves"
-    width: int | None = None
-
-
-@dataclass(frozen=True)
 class Bar:
     """Bars whose parts are shares of a sum. They consist of blocks, or of first letters if only ASCII is available."""
 
@@ -141,9 +132,11 @@ class Bar:
         return text.append(" " * (self.width - drawn))
 
 
-def render(view: View, console: Console, frame: Frame = Frame()) -> Panel:
-    """Return the picture of a view, not higher than the console if that is possible."""
-    total, recent, lead = view.total, view.recent, frame.lead
+def render(
+    view: View, console: Console, lead: Sequence[Text] = (), *, end: str = "Ctrl-C leaves", width: int | None = None
+) -> Panel:
+    """Return the picture of a view, not higher than the console if that is possible, with the lines `lead` above the numbers."""
+    total, recent = view.total, view.recent
     room = console.height - LINES_BESIDE_WORKERS - len(lead)
     has_stragglers = room >= MIN_WORKER_LINES + LINES_OF_STRAGGLERS
     max_rows = max(MIN_WORKER_LINES, room - LINES_OF_STRAGGLERS * has_stragglers)
@@ -156,12 +149,12 @@ def render(view: View, console: Console, frame: Frame = Frame()) -> Panel:
     learner = Text.assemble(("learner  ", "bold"), bar.draw(recent.learner, LEARNER_PARTS))
     learner.append("  ").append_text(_legend(recent, LEARNER_PARTS))
     stragglers = _stragglers(view) if has_stragglers else None
-    below = [part for part in (stragglers, _faults(total), _notes(view)) if part is not None]
+    below = [part for part in (stragglers, _faults(total), _notes(total)) if part is not None]
     for line in (*lead, head, learner):
         line.no_wrap, line.overflow = True, "ellipsis"
     title = Text(view.title)  # not markup: it may be the command line of any program
     body = Group(*lead, head, learner, _workers_table(view, max_rows, bar), *below)
-    return Panel(body, title=title, title_align="left", subtitle=frame.end, subtitle_align="right", width=frame.width)
+    return Panel(body, title=title, title_align="left", subtitle=end, subtitle_align="right", width=width)
 
 
 def _legend(recent: PoolStats, parts: tuple[tuple[str, str], ...]) -> Text:
@@ -257,15 +250,8 @@ def _faults(total: PoolStats) -> Text | None:
     return Text.assemble(("faults   ", "bold red"), f"{kinds}: {named}")
 
 
-def _notes(view: View) -> Text | None:
-    total = view.total
-    notes = {
-        "infos did not fit in the slab": int(total.spilled.sum()),
-        "batches were copied because no result slot was free": total.lease_copies,
-        "episodes began with a spare": total.spares_used,
-        "spares were not ready": total.spares_waited,
-    }
-    text = ", ".join(f"{num:,} {what}" for what, num in notes.items() if num)
+def _notes(total: PoolStats) -> Text | None:
+    text = ", ".join(notes(total))
     return Text(text, "dim") if text else None
 
 
@@ -382,13 +368,14 @@ class RunView(QuietView):
         if self._watch is None:
             return
         width = min(MAX_WIDTH, self._console.width - len(CTRL_C_ECHO))
-        frame = Frame((self._about, *_progress_of(snapshot, self._plan)), "Ctrl-C stops", width)
-        self._live.update(render(self._watch.look(), self._console, frame), refresh=True)
+        lead = (self._about, *_progress_of(snapshot, self._plan))
+        picture = render(self._watch.look(), self._console, lead, end="Ctrl-C stops", width=width)
+        self._live.update(picture, refresh=True)
 
 
 def _progress_of(snapshot: Snapshot, plan: RunPlan) -> list[Text]:
     """Return lines about the steps and episodes of a run, and about envs that do not answer."""
-    limits = [(snapshot.steps, plan.max_steps), (snapshot.elapsed_s, plan.max_seconds)]
+    limits = [(snapshot.steps, plan.steps), (snapshot.elapsed_s, plan.seconds)]
     done = min(1.0, max((value / limit for value, limit in limits if limit is not None), default=0.0))
     episodes = snapshot.episodes
     means = f", return {number(episodes.recent_return_mean)}, length {number(episodes.recent_length_mean)}"

@@ -16,12 +16,11 @@ from typing import Any, cast
 
 import numpy as np
 
+from stepmill.pool.capsule import RESULTS, Capsule
 from stepmill.pool.crash_reporter import versions
 from stepmill.pool.pool import Pool
 from stepmill.pool.stats import read_outcome
-from stepmill.spec.capsule import Capsule
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
-from stepmill.spec.json_values import calls_in, from_plain, modules_in
 from stepmill.spec.options import AutoresetMode, BackendName, Context, PoolOptions, Restarts, Seeding
 from stepmill.spec.tree import leaves, opaques, unflatten
 
@@ -29,6 +28,13 @@ EnvFn = Callable[[], object]
 
 HANG_S = 30.0  # limit for a step that hung, if the pool had none
 _NEEDS_PROCESS = ("died", "timed_out")
+_CALLS: dict[str, Callable[[Pool, Any], object]] = {  # kinds of calls of an env, which can be repeated
+    "render": lambda pool, _: pool.render(),
+    "call": lambda pool, payload: pool.call(payload[0], *payload[1], **payload[2]),
+    "set_attr": lambda pool, payload: pool.set_attr(payload[0], list(payload[1])),
+    "get_properties": lambda pool, _: pool.properties.list(),
+    "set_property": lambda pool, payload: pool.properties.set(payload[0], list(payload[1])),
+}
 
 
 class Verdict(str, Enum):
@@ -105,26 +111,15 @@ class RecordingEnvFn:
             raise
 
 
-@dataclass(frozen=True)
-class CodeToRun:
-    """The code that replaying a capsule runs: calls with their arguments, and the modules that they import."""
+def code_to_run(capsule: Capsule, *, has_env: bool) -> list[str]:
+    """Return what replaying this capsule runs: pickled values, and a call of the env. With `has_env` its env_fn is not used.
 
-    calls: list[str]
-    modules: list[str]
-
-
-def code_to_run(capsule: Capsule, *, has_env: bool) -> CodeToRun | None:
-    """Return the code that replaying this capsule runs, or None. With `has_env` the capsule's constructor is not used."""
-    parts = [capsule.seed, capsule.options, capsule.command_seed, capsule.command_options, capsule.attributes]
-    parts = parts if has_env else [capsule.constructor, *parts]
-    if calls_in(capsule.opaque_actions):  # texts in them may look like names of modules
-        parts.append(capsule.opaque_actions)
-    failed_call = _payload_of(capsule)
-    if failed_call is not None and capsule.command == "call":
-        kind, payload = failed_call
-        parts.append({"@": "call", "name": f"the env's {kind}", "args": [payload], "kwargs": {}})
-    calls = calls_in(parts)
-    return CodeToRun(calls, modules_in(parts)) if calls else None
+    The texts are those of the capsule, which may be wrong.
+    """
+    code = [f"{name}: {text}" for name, text in capsule.pickled.items() if name != "env_fn" or not has_env]
+    if capsule.command == "call" and "call" not in capsule.pickled:
+        code.append(f"{capsule.call} of the env: {capsule.load('call')!r}")
+    return code
 
 
 def env_fn_of(capsule: Capsule) -> EnvFn:
@@ -133,39 +128,26 @@ def env_fn_of(capsule: Capsule) -> EnvFn:
     Raises:
         UsageError: the capsule has no constructor, or it cannot be imported here.
     """
-    if capsule.constructor is None:
+    env_fn = capsule.load("env_fn")
+    if not callable(env_fn):
         why = next((note for note in capsule.notes if note.startswith("the env_fn")), "the capsule has no env_fn")
         raise UsageError(f"{why}; pass a function that makes the env with --env module:function")
-    env_fn = _value("constructor", capsule.constructor)
-    if not callable(env_fn):
-        raise UsageError(
-            "the constructor in this capsule is not callable; pass a function that makes the env with --env module:function"
-        )
     found: EnvFn = env_fn
     return found
-
-
-def _value(what: str, plain: object) -> Any:
-    try:
-        return from_plain(plain)
-    except Exception as exc:
-        raise UsageError(
-            f"cannot build the {what} of this capsule here ({type(exc).__name__}: {exc}); check that its module is on the path"
-        ) from exc
 
 
 def replay(capsule: Capsule, env_fn: EnvFn, *, in_process: bool) -> Report:
     """Replay the episode of a capsule.
 
     Args:
-        capsule: a trusted capsule.
+        capsule: the capsule; if it has pickles that the replay needs, a trusted one.
         env_fn: the function that makes the env.
         in_process: whether to replay in this process even if the env crashed its process or hung.
     Raises:
         UsageError: the action space of the env is not the one in the capsule.
     """
     report = Report(differences=_differences(capsule))
-    is_call_unknown = capsule.command == "call" and _payload_of(capsule) is None
+    is_call_unknown = capsule.command == "call" and (capsule.call not in _CALLS or "call" not in capsule.parts)
     if is_call_unknown or (not capsule.is_whole and capsule.command in ("step", "call", "")):
         report.verdict = Verdict.NOT_REPLAYABLE
         return report
@@ -216,6 +198,7 @@ class _Run:
         self._report = report
         self._command = "construct"
         self._step: int | None = None
+        self._opaque_actions: list[list[object]] = capsule.load("actions") or []
 
     @property
     def is_at_recorded_failure(self) -> bool:
@@ -241,22 +224,23 @@ class _Run:
         self._check_actions(pool)
         if capsule.command == "construct":
             return
-        for name, value in _value("attributes", capsule.attributes).items():
-            pool.set_attr(name, [value])
+        for name in capsule.parts:
+            if name.startswith("attribute "):
+                pool.set_attr(name.removeprefix("attribute "), [capsule.load(name)])
         if capsule.is_whole and not self._play_episode(pool):
             return
         if capsule.command == "step":
             is_over = self._step_env(pool, capsule.num_steps)
             if is_over and capsule.pool.get("autoreset_mode") == AutoresetMode.SAME_STEP.value:
-                self._reset(pool, "after", capsule.command_seed, capsule.command_options)
+                self._reset(pool, "after", capsule.command_seed, "command_options")
         elif capsule.command == "reset":
-            self._reset(pool, "reset", capsule.command_seed, capsule.command_options)
+            self._reset(pool, "reset", capsule.command_seed, "command_options")
         elif capsule.command == "call":
             self._call(pool)
 
     def _play_episode(self, pool: Pool) -> bool:
         """Return whether the episode reached the end of the log; one that differs from the log may end earlier."""
-        self._reset(pool, "begin", self._capsule.seed, self._capsule.options)
+        self._reset(pool, "begin", self._capsule.seed, "options")
         self._compare(pool, 0)
         for step in range(self._capsule.num_steps):
             is_over = self._step_env(pool, step)
@@ -267,17 +251,16 @@ class _Run:
                 return False
         return True
 
-    def _reset(self, pool: Pool, command: str, plain_seed: object, plain_options: object) -> None:
+    def _reset(self, pool: Pool, command: str, seed: int | list[int | None] | None, options: str) -> None:
         self._command, self._step = command, 0
-        seed, options = _value("seed", plain_seed), _value("options", plain_options)
-        pool.reset(seed={0: seed} if isinstance(seed, int) else seed, options=[options])
+        pool.reset(seed={0: seed} if isinstance(seed, int) else seed, options=[self._capsule.load(options)])
 
     def _step_env(self, pool: Pool, step: int) -> bool:
         self._command, self._step = "step", step + 1
         arrays = [np.array(leaf)[np.newaxis] for leaf in self._capsule.action(step)]
         if pool.spec.is_batched:
             arrays = [array[0] for array in arrays]
-        columns = [[_value("action", part)] for part in self._opaque_parts(step)]
+        columns = [[part] for part in self._opaque_actions[step]] if self._opaque_actions else []
         batch = pool.step(unflatten(pool.spec.action, arrays, columns))
         return bool((batch.terminated | batch.truncated).any())
 
@@ -285,24 +268,13 @@ class _Run:
         if self._capsule.num_actions > self._capsule.num_steps:
             self._step_env(pool, self._capsule.num_steps)  # this step was running when the call was made
         self._command = "call"
-        kind, payload = _payload_of(self._capsule) or ("", None)
-        arguments = _value("call", payload)
-        if kind == "render":
-            pool.render()
-        elif kind == "get_properties":
-            pool.properties.list()
-        elif kind == "call":
-            name, args, kwargs = arguments
-            pool.call(name, *args, **kwargs)
-        else:
-            name, values = arguments
-            (pool.set_attr if kind == "set_attr" else pool.properties.set)(name, list(values))
+        _CALLS[self._capsule.call](pool, self._capsule.load("call"))
 
     def _compare(self, pool: Pool, step: int) -> None:
         if self._report.divergence is not None:
             return
         here = read_outcome(pool._runtime, 0)
-        recorded = [self._capsule.arrays[name][step] for name in ("rewards", "flags", "hashes")]
+        recorded = [self._capsule.arrays[name][step] for name in RESULTS]
         names = ("reward", "terminated or truncated", "observation")
         what = [
             name
@@ -318,22 +290,13 @@ class _Run:
         rows = () if not pool.spec.is_batched else (pool.spec.batch_size,)
         wanted = [(leaf.dtype, (*rows, *leaf.shape)) for _, leaf in leaves(pool.spec.action)]
         given = [(leaf.dtype, leaf.shape) for leaf in self._capsule.action(-1)]
-        if given != wanted or len(self._opaque_parts(-1)) != len(opaques(pool.spec.action)):
+        num_opaques = len(opaques(pool.spec.action))
+        opaque_actions = self._opaque_actions or [[]] * self._capsule.num_actions
+        are_equal = len(opaque_actions) == self._capsule.num_actions and len(opaque_actions[-1]) == num_opaques
+        if given != wanted or not are_equal:
             raise UsageError(
                 "the action space of this env is not the one in the capsule; pass the env that failed with --env"
             )
-
-    def _opaque_parts(self, step: int) -> list[object]:
-        return self._capsule.opaque_actions[step] if self._capsule.opaque_actions else []
-
-
-def _payload_of(capsule: Capsule) -> tuple[str, object] | None:
-    """Return the kind and the payload of the call that failed; None if the capsule does not hold them."""
-    call = capsule.call if isinstance(capsule.call, dict) else {}
-    kind, payload = call.get("kind"), call.get("payload")
-    if kind in ("render", "get_properties"):
-        return str(kind), None
-    return (str(kind), payload) if kind in ("call", "set_attr", "set_property") and payload is not None else None
 
 
 def _is_same(capsule: Capsule, error: StepmillError) -> bool:

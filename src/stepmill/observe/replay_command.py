@@ -6,12 +6,13 @@ import contextlib
 import json
 import pdb  # noqa: T100  it is what --pdb asks for
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
+from stepmill.observe.catalog import load_function, search_current_directory
 from stepmill.observe.exit_status import ExitStatus
-from stepmill.observe.policy import load_function, search_current_directory
-from stepmill.observe.replay import CodeToRun, RecordingEnvFn, Report, Verdict, code_to_run, env_fn_of, replay
-from stepmill.spec.capsule import FACTS_NAME, Capsule, read_capsule
+from stepmill.observe.replay import RecordingEnvFn, Report, Verdict, code_to_run, env_fn_of
+from stepmill.observe.replay import replay as replay_episode
+from stepmill.pool.capsule import Capsule, read_capsule
 from stepmill.spec.errors import UsageError
 
 MAX_SHOWN = 2000  # characters of the list of code in an error message; the question at the terminal shows all
@@ -23,17 +24,19 @@ def replay_file(file: str, *, env: str | None, trust: bool, has_pdb: bool, in_pr
     Raises:
         UsageError: the file is not a capsule, or is not trusted, or its env cannot be made here.
     """
-    capsule = read_capsule(file)
+    capsule = read_capsule(file, trust=trust)
     if not is_json:
         print(describe_capsule(capsule))
-    if not trust:
-        ask_for_trust(file, code_to_run(capsule, has_env=env is not None))
+    code = [] if trust else code_to_run(capsule, has_env=env is not None)
+    if code:
+        ask_for_trust(file, code)
+        capsule = replace(capsule, is_trusted=True)
     search_current_directory()
     # The output of an env must not mix with the JSON.
     with contextlib.redirect_stdout(sys.stderr) if is_json else contextlib.nullcontext():
         env_fn = env_fn_of(capsule) if env is None else load_function("--env", env)
         recording_env_fn = RecordingEnvFn(env_fn)
-        report = replay(capsule, recording_env_fn, in_process=in_process or has_pdb)
+        report = replay_episode(capsule, recording_env_fn, in_process=in_process or has_pdb)
     if is_json:
         print(json.dumps({"file": file, "capsule": facts(capsule), **asdict(report)}, indent=2))
     else:
@@ -44,24 +47,24 @@ def replay_file(file: str, *, env: str | None, trust: bool, has_pdb: bool, in_pr
     return ExitStatus.DONE if report.verdict is Verdict.REPRODUCED else ExitStatus.FAILED
 
 
-def ask_for_trust(file: str, code: CodeToRun | None) -> None:
-    """Show the user all code that the replay imports and calls, and ask for permission.
+def ask_for_trust(file: str, code: list[str]) -> None:
+    """Show the user what the replay runs according to the capsule, and ask for permission.
 
     Raises:
         UsageError: the user refuses, or stdin is not a terminal.
     """
-    if code is None:
-        return
-    calls = [_printable(call) for call in code.calls]
-    modules = _printable(", ".join(code.modules))
+    values = [_printable(line) for line in code]
     if not sys.stdin.isatty():
-        shown = _shortened(f"run {'; '.join(calls)}, and import {modules}")
-        raise UsageError(f"replaying {file} would {shown}; add --trust if you trust the source of this file")
-    listed = "\n".join(f"  {call}" for call in calls)
-    sys.stderr.write(f"Replaying this file runs\n{listed}\nand imports {modules}.\nContinue? [y/N] ")
+        raise UsageError(
+            f"replaying {file} would run code of the file ({_shortened('; '.join(values))}); add --trust if you trust its source"
+        )
+    listed = "\n".join(f"  {value}" for value in values)
+    sys.stderr.write(
+        f"Replaying this file can run any code that is in it. By its own account it has\n{listed}\nContinue? [y/N] "
+    )
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UsageError("the replay was refused; nothing was imported")
+        raise UsageError("the replay was refused; nothing was loaded")
 
 
 def debug(error: BaseException | None) -> None:
@@ -121,7 +124,7 @@ def summary(capsule: Capsule, report: Report) -> str:
 
 def _shortened(text: str) -> str:
     left = len(text) - MAX_SHOWN
-    return text if left <= 0 else f"{text[:MAX_SHOWN]} ... ({left} more characters are in its {FACTS_NAME})"
+    return text if left <= 0 else f"{text[:MAX_SHOWN]} ... ({left} more characters)"
 
 
 def _printable(text: str) -> str:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from statistics import mean
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, TextIO
 
-from stepmill.observe.snapshot import Episodes, Setup, Snapshot
+from stepmill.observe.run import Setup, Snapshot
 
 if TYPE_CHECKING:
     from stepmill.spec.stats import PoolStats
@@ -101,7 +102,7 @@ def summary_json(setup: Setup, totals: Snapshot, *, is_interrupted: bool) -> str
         **asdict(setup),
         **vars(totals),
         "steps_per_s": totals.steps_per_s,
-        "episodes": asdict(totals.episodes),
+        "episodes": vars(totals.episodes),
         "workers": totals.workers(),
         "faults": totals.total.faults_by_kind,
         "interrupted": is_interrupted,
@@ -167,7 +168,7 @@ def _field(name: str, text: str) -> str:
     return f"  {name:<13} {text}"
 
 
-def _describe_episodes(episodes: Episodes) -> str:
+def _describe_episodes(episodes: SimpleNamespace) -> str:
     if not episodes.count:
         return "none ended"
     returns = (

@@ -1,4 +1,4 @@
-"""Drives a pool with a policy, and yields snapshots of the run. Nothing is displayed here.
+"""Drives a pool with a policy, and yields snapshots of the run: plain data, which monitor.py and report.py show.
 
     Run.snapshots(interval_s) ──► Snapshot, Snapshot, ...      for monitor.py and report.py
         └── pool.recv(batch_size) ─► policy ─► pool.send(…), to all envs, or to those that were received
@@ -8,23 +8,126 @@ Only steps are counted. Every episode begins with the result of a reset, which i
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import fmean
 from time import perf_counter
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stepmill.observe.policy import Policy
-from stepmill.observe.snapshot import EpisodeTally, Snapshot
+from stepmill.observe.catalog import Policy, batch_actions
 from stepmill.spec.errors import RecvTimeout, StepmillError
+from stepmill.spec.stats import PoolStats
 
 if TYPE_CHECKING:
-    import gymnasium
-
     from stepmill.pool.pool import Pool
     from stepmill.spec.batch import Batch
-    from stepmill.spec.stats import PoolStats
+
+NUM_RECENT_EPISODES = 100
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the run consists of: the user's arguments and the properties of the pool."""
+
+    env_id: str
+    num_envs: int
+    num_workers: int
+    backend: str
+    batch_size: int
+    policy: str
+    seed: int | None
+    is_atari: bool
+    start_s: float
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a run at one moment.
+
+    `total` has the pool's statistics since its start, and `recent` those since the previous snapshot; in the last snapshot they
+    cover the whole run. `episodes` is the summary of an `EpisodeTally`.
+    `policy_share` and `pool_share` are the shares of wall time that this process spent in the policy and in the pool.
+    `silent` lists the envs that have not answered for much longer than any answer took, and `silence_s` is the longest of these
+    silences in seconds.
+    """
+
+    elapsed_s: float
+    steps: int
+    batches: int
+    episodes: SimpleNamespace
+    policy_share: float
+    pool_share: float
+    total: PoolStats
+    recent: PoolStats
+    silent: tuple[int, ...] = ()
+    silence_s: float = 0.0
+
+    @property
+    def steps_per_s(self) -> float:
+        """Env steps per second since the start of the run."""
+        return self.steps / max(self.elapsed_s, 1e-9)
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Return what each worker did recently. Shares are of wall time, 0 to 1, though clocks are not read at the same moment.
+
+        `env_share` is the time in steps and resets of envs, including the copying of their results.
+        """
+        span_s = max(self.recent.elapsed_s, 1e-9)
+        return [
+            {
+                "worker": each.worker,
+                "pid": each.pid,
+                "steps": each.steps,
+                "steps_per_s": each.steps / span_s,
+                "resets": each.resets,
+                "env_share": min(1.0, each.busy_s / span_s),
+                "wait_share": min(1.0, each.wait_s / span_s),
+            }
+            for each in self.recent.workers
+        ]
+
+
+@dataclass
+class EpisodeTally:
+    """Sums over finished episodes."""
+
+    count: int = 0
+    return_sum: float = 0.0
+    return_min: float = math.inf
+    return_max: float = -math.inf
+    length_sum: int = 0
+    recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=NUM_RECENT_EPISODES))
+
+    def add(self, returns: NDArray[np.float64], lengths: NDArray[np.int64]) -> None:
+        """Count episodes that ended with these returns [k, ...] and lengths [k], k at least 1. Vectors count with their sum."""
+        returns = returns.reshape(len(returns), -1).sum(axis=1)
+        self.count += len(returns)
+        self.return_sum += float(returns.sum())
+        self.return_min = min(self.return_min, float(returns.min()))
+        self.return_max = max(self.return_max, float(returns.max()))
+        self.length_sum += int(lengths.sum())
+        self.recent.extend(zip(returns.tolist(), lengths.tolist(), strict=True))
+
+    def summary(self) -> SimpleNamespace:
+        """Return statistics of the episodes; means are NaN before the first one, and `recent` covers the last 100."""
+        count = self.count or math.nan
+        recent_returns, recent_lengths = zip(*self.recent, strict=True) if self.recent else ((math.nan,),) * 2
+        return SimpleNamespace(
+            count=self.count,
+            return_mean=self.return_sum / count,
+            return_min=self.return_min,
+            return_max=self.return_max,
+            length_mean=self.length_sum / count,
+            recent_return_mean=fmean(recent_returns),
+            recent_length_mean=fmean(recent_lengths),
+        )
+
 
 # An env is reported as silent if, when the run ends, it has not answered for this many seconds ...
 SILENT_S = 1.0
@@ -37,24 +140,24 @@ class PolicyError(StepmillError):
     """The user's policy raised an exception, which is chained as the cause."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """How many envs to run, and for how long. None means no limit; the run ends at the first limit that is reached."""
+    """How many envs to run, and for how many steps and seconds. None means no limit; the run ends at the first that is reached."""
 
     num_envs: int
     batch_size: int
-    max_steps: int | None = None
-    max_seconds: float | None = None
+    steps: int | None = None
+    seconds: float | None = None
     seed: int | None = None
 
 
 class Run:
     """One run of a pool under a policy. Iterate `snapshots` to drive it; `finish` returns the totals at any time."""
 
-    def __init__(self, pool: Pool, policy: Policy, action_space: gymnasium.Space[object], plan: RunPlan) -> None:
+    def __init__(self, pool: Pool, policy: Policy, plan: RunPlan) -> None:
         self._pool = pool
         self._policy = policy
-        self._action_space = action_space
+        self._action_space = batch_actions(pool.single_action_space, plan.batch_size, plan.seed)
         self._plan = plan
         self._episodes = EpisodeTally()
         # The first result of every env is a reset, and so is, under NEXT_STEP, the result after a finished episode.
@@ -149,9 +252,9 @@ class Run:
 
     def _is_over(self, now_s: float) -> bool:
         plan = self._plan
-        if plan.max_steps is not None and self._steps >= plan.max_steps:
+        if plan.steps is not None and self._steps >= plan.steps:
             return True
-        return plan.max_seconds is not None and now_s - self._begun_s >= plan.max_seconds
+        return plan.seconds is not None and now_s - self._begun_s >= plan.seconds
 
     def _take_snapshot(self, since: PoolStats) -> Snapshot:
         now, now_s = self._pool.stats(), perf_counter()

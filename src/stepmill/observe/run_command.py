@@ -1,23 +1,31 @@
-"""The command `stepmill run`: its options, and the run itself."""
+"""The commands `stepmill run` and `stepmill trace`: their options, and the run itself."""
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from stepmill.observe.catalog import EnvChoice, batch_actions, find_env
-from stepmill.observe.policy import Policy, act_randomly, load_policy, search_current_directory
+from stepmill.observe.catalog import (
+    EnvChoice,
+    Policy,
+    act_randomly,
+    find_env,
+    load_policy,
+    search_current_directory,
+)
 from stepmill.observe.report import PlainView, QuietView, plural, summary_json, summary_text
-from stepmill.observe.run import Run, RunPlan
-from stepmill.observe.snapshot import Setup, Snapshot
+from stepmill.observe.run import Run, RunPlan, Setup, Snapshot
+from stepmill.observe.trace import trace, write_trace
 from stepmill.observe.video import Recorder
+from stepmill.pool.pool import Pool
 from stepmill.spec.errors import EnvTimeout, UsageError
-from stepmill.spec.options import BackendName, Context, OnFault, PoolOptions, Seeding, Start, name_of_backend
+from stepmill.spec.options import OnFault, PoolOptions, Seeding, Start, name_of_backend
 
 if TYPE_CHECKING:
     import gymnasium
@@ -25,27 +33,24 @@ if TYPE_CHECKING:
 
 DEFAULT_SECONDS = 10.0  # the duration of a run that no option ends
 RANDOM = "random"  # the policy of a run without one
+WARM_UP_S = 0.2  # before a trace
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """The options of `stepmill run` and `stepmill trace`, as click parsed them. None means that an option was not given."""
+class RunRequest(RunPlan):
+    """The options of `stepmill run` and `stepmill trace`.
+
+    Raises:
+        UsageError: the batch size is larger than the number of envs, or options contradict each other.
+
+    Attributes:
+        options: fields of PoolOptions.
+    """
 
     env_id: str
-    num_envs: int
-    num_workers: int | None
-    backend: str
-    batch_size: int | None
-    steps: int | None = None
-    seconds: float | None
-    seed: int | None
     policy: str = RANDOM
     env_kwargs: dict[str, object] | None = None
-    context: str = Context.FORKSERVER.value
-    step_timeout: float | None = None
-    reset_timeout: float | None = None
-    on_fault: str = OnFault.RAISE.value
-    crash_dir: str | None = None
+    options: dict[str, Any]
     atari: bool | None = None
     is_json: bool = False
     traceback: bool = False
@@ -53,21 +58,26 @@ class RunRequest:
     video_dir: str | None = None
     quiet: bool = False
 
-    def plan(self) -> RunPlan:
-        """Fill in the defaults.
-
-        Raises:
-            UsageError: the batch size is larger than the number of envs, or options contradict each other.
-        """
-        batch_size = self.num_envs if self.batch_size is None else self.batch_size
-        if batch_size > self.num_envs:
+    def __post_init__(self) -> None:
+        if self.batch_size > self.num_envs:
             raise UsageError(
-                f"--batch-size {batch_size} is larger than --num-envs {self.num_envs}; give {self.num_envs} or less"
+                f"--batch-size {self.batch_size} is larger than --num-envs {self.num_envs}; give {self.num_envs} or less"
             )
-        if self.has_video and batch_size != self.num_envs:
+        if self.has_video and self.batch_size != self.num_envs:
             raise UsageError("--video and --video-dir show all envs at the same step; leave out --batch-size")
-        seconds = DEFAULT_SECONDS if self.steps is None and self.seconds is None else self.seconds
-        return RunPlan(self.num_envs, batch_size, max_steps=self.steps, max_seconds=seconds, seed=self.seed)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> RunRequest:
+        """Return a request from the options of a command, as click parsed them; None means that an option was not given.
+
+        Those that are not fields of this class are options of the pool.
+        """
+        own = {name: value for name, value in given.items() if name in cls.__dataclass_fields__}
+        options = {name: value for name, value in given.items() if name not in own and value is not None}
+        own["batch_size"] = own["batch_size"] or own["num_envs"]
+        if own.get("steps") is None and own["seconds"] is None:
+            own["seconds"] = DEFAULT_SECONDS
+        return cls(**own, options=options)
 
     @property
     def has_video(self) -> bool:
@@ -76,27 +86,18 @@ class RunRequest:
 
     def pool_options(self) -> PoolOptions:
         """Return the options of the pool. on_fault="replay" needs a seed for every episode."""
-        return PoolOptions(
-            backend=BackendName(self.backend),
-            num_workers=self.num_workers,
-            context=Context(self.context),
-            step_timeout_s=self.step_timeout,
-            reset_timeout_s=self.reset_timeout,
-            on_fault=OnFault(self.on_fault),
-            seeding=Seeding.PER_EPISODE if self.on_fault == OnFault.REPLAY.value else Seeding.CONTINUE,
-            crash_dir=self.crash_dir,
-            start=Start(show_progress=not self.quiet),
-        )
+        is_replay = self.options.get("on_fault") == OnFault.REPLAY
+        seeding = Seeding.PER_EPISODE if is_replay else Seeding.CONTINUE
+        return PoolOptions(**self.options, seeding=seeding, start=Start(show_progress=not self.quiet))
 
 
 def run_env(request: RunRequest) -> None:
     """Find the env, build the pool, run it, and print the summary. After a Ctrl-C, print the summary and raise it again."""
-    plan = request.plan()
     search_current_directory()
     rendering = {"render_mode": "rgb_array"} if request.has_video else {}
     choice = find_env(request.env_id, atari=request.atari, env_kwargs={**rendering, **(request.env_kwargs or {})})
-    with open_view(request, plan) as view:
-        setup, totals, is_interrupted = run_pool(request, plan, choice, view)
+    with open_view(request) as view:
+        setup, totals, is_interrupted = run_pool(request, choice, view)
     summarise = summary_json if request.is_json else summary_text
     print(summarise(setup, totals, is_interrupted=is_interrupted), flush=True)
     if is_interrupted:
@@ -110,34 +111,32 @@ def run_env(request: RunRequest) -> None:
         )
 
 
-def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: QuietView) -> tuple[Setup, Snapshot, bool]:
+def run_pool(request: RunRequest, choice: EnvChoice, view: QuietView) -> tuple[Setup, Snapshot, bool]:
     """Run the envs and show the run in the view. Return what ran, the totals, and whether Ctrl-C ended the run."""
-    from stepmill.pool.pool import Pool
-
     policy = act_randomly if request.policy == RANDOM else load_policy(request.policy)
-    view.starting(f"{plural(plan.num_envs, 'env')} of {choice.env_id}")
+    view.starting(f"{plural(request.num_envs, 'env')} of {choice.env_id}")
     begun_s = perf_counter()
-    env_fns = [choice.make] * plan.num_envs
+    env_fns = [choice.make] * request.num_envs
     with (
-        Recorder(request.video, request.video_dir, plan.num_envs) as recorder,
-        Pool(env_fns, batch_size=plan.batch_size, options=request.pool_options()) as pool,
+        Recorder(request.video, request.video_dir, request.num_envs) as recorder,
+        Pool(env_fns, batch_size=request.batch_size, options=request.pool_options()) as pool,
     ):
         start_s = perf_counter() - begun_s
         setup = Setup(
             env_id=choice.env_id,
-            num_envs=plan.num_envs,
+            num_envs=request.num_envs,
             num_workers=pool.num_workers,
             backend=name_of_backend(pool.options.backend),
-            batch_size=plan.batch_size,
+            batch_size=request.batch_size,
             policy=request.policy,
-            seed=plan.seed,
+            seed=request.seed,
             is_atari=choice.is_atari,
             start_s=start_s,
         )
         view.began(setup, pool.stats)
         if request.has_video:
             policy = after_frame(policy, partial(recorder.add, pool.render))
-        running = Run(pool, policy, batch_actions(pool.single_action_space, plan.batch_size, plan.seed), plan)
+        running = Run(pool, policy, request)
         is_interrupted = False
         try:
             for snapshot in running.snapshots(view.interval_s):
@@ -158,7 +157,7 @@ def after_frame(policy: Policy, record_frame: Callable[[], None]) -> Policy:
 
 
 @contextmanager
-def open_view(request: RunRequest, plan: RunPlan) -> Iterator[QuietView]:
+def open_view(request: RunRequest) -> Iterator[QuietView]:
     """Choose the view: live on a terminal, plain lines in a pipe, and nothing on stdout but the document with --json."""
     if request.quiet:
         yield QuietView()
@@ -175,5 +174,38 @@ def open_view(request: RunRequest, plan: RunPlan) -> Iterator[QuietView]:
     if console.is_dumb_terminal:
         yield PlainView(stream)
         return
-    with open_run_view(console, plan) as live:
+    with open_run_view(console, request) as live:
         yield live
+
+
+# ---- stepmill trace --------------------------------------------------------------------------------------------------
+
+
+def trace_env(output: str, **options: Any) -> None:
+    """Record a trace, write it to `output`, and print where it is. `options` are those of the command.
+
+    Raises:
+        UsageError: there is no such env, or the file cannot be written.
+    """
+    request = RunRequest.of({"seed": 0, **options})
+    search_current_directory()
+    choice = find_env(request.env_id, env_kwargs=request.env_kwargs)
+    with Pool([choice.make] * request.num_envs, batch_size=request.batch_size, options=request.pool_options()) as pool:
+        _drive(pool, replace(request, seconds=WARM_UP_S))
+        with trace(pool) as recorder:
+            _drive(pool, request)
+    events = recorder.events
+    write_trace(events, output)
+    if request.quiet:
+        return
+    lost = f"; {events.num_lost} more were lost, record fewer envs or workers" if events.num_lost else ""
+    sys.stdout.write(
+        f"{events.num_events:,} events in {output}{lost}\nopen https://ui.perfetto.dev and drop {output} on it\n"
+    )
+
+
+def _drive(pool: Pool, plan: RunPlan) -> None:
+    """Reset all envs, and step them with random actions."""
+    for _ in Run(pool, act_randomly, plan).snapshots(math.inf):
+        pass
+    pool.reset()

@@ -5,6 +5,7 @@ profile_env ──► race: measure all by turns, drop those that are clearly sl
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 import cloudpickle
 
 from stepmill import _native
-from stepmill.observe.catalog import EnvChoice, find_env
+from stepmill.observe.catalog import EnvChoice, find_env, search_current_directory
+from stepmill.observe.progress import show_progress
 from stepmill.observe.tune_choice import (
     BUDGET_S,
     LEARNER_S,
@@ -36,9 +38,8 @@ from stepmill.observe.tune_choice import (
     scores_of,
     starts,
 )
-from stepmill.observe.tune_code import code_text
 from stepmill.observe.tune_measure import Arena, EnvFn, profile_env
-from stepmill.observe.tune_result import Trial, TuneResult
+from stepmill.observe.tune_result import Trial, TuneResult, code_text
 from stepmill.pool.arguments import checked_count
 from stepmill.pool.auto_backend import choose_backend
 from stepmill.spec.errors import StepmillError, UsageError
@@ -328,3 +329,32 @@ class Tuner:
             )
         failed = {each: error.message.splitlines()[0] for each, error in self.failures.items()}
         return notes + [f"{each}: failed, and was left out: {message}" for each, message in failed.items()]
+
+
+def run_tune(*, learner_ms: float, is_json: bool, quiet: bool, **of_request: Any) -> None:
+    """Search, and print the result. After a Ctrl-C, print what is known, and raise it again.
+
+    Args:
+        learner_ms: milliseconds that the program computes between two batches.
+        is_json, quiet: options of the command.
+        **of_request: the other arguments of `make_request`.
+    Raises:
+        UsageError: there is no such env.
+        StepmillError: the env raised, hung or crashed.
+    """
+    search_current_directory()
+    request = make_request(**of_request, learner_s=learner_ms / 1000)
+    name = request.env.env_id
+    with Tuner(request) as tuner:
+        try:
+            with show_progress(name, request.budget_s, is_quiet=quiet) as show:
+                tuner.on_progress = lambda what, elapsed_s: show(elapsed_s, f"{name}: {what}")
+                tuner.run()
+        except KeyboardInterrupt:
+            if not tuner.has_result:
+                raise
+            tuner.is_interrupted = True
+        result = tuner.result()
+    print(json.dumps(result.to_dict(), indent=2) if is_json else result, flush=True)
+    if result.is_interrupted:
+        raise KeyboardInterrupt

@@ -23,5 +23,6 @@ replays        replays under way, and the calls that they repeat
 call_log       the settings to re-apply to rebuilt envs, and the calls that a replay repeats
 limits         counts of failures
 faults         fault records become errors
+capsule        crash capsules and their files
 crash_reporter writes crash capsules
 """

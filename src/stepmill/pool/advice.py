@@ -6,6 +6,8 @@ There is no advice about an option that the program gives. Nothing is measured f
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 from contextlib import suppress
 
 from stepmill.backends.base import traits_of
@@ -15,6 +17,7 @@ from stepmill.pool.stats import read_stats
 from stepmill.spec.errors import StepmillError
 from stepmill.spec.options import BackendName, PoolOptions
 from stepmill.spec.stats import PoolStats
+from stepmill.worker.signals import defer_signals
 
 _log = logging.getLogger("stepmill")
 _given: set[str] = set()  # the options about which this program has had advice
@@ -38,12 +41,7 @@ def advise(stats: PoolStats, options: PoolOptions, asleep_s: float, queued_s: fl
     is_auto = options.backend is BackendName.AUTO
     if stats.backend == BackendName.SERIAL.value:
         gain_s = envs_s / 2 - stats.steps / stats.num_envs * WAKING_S  # with two workers
-        if (
-            is_auto
-            and stats.num_envs > 1
-            and options.num_workers is None
-            and gain_s > max(MIN_GAIN_S, 0.1 * stats.elapsed_s)
-        ):
+        if is_auto and stats.num_envs > 1 and options.num_workers is None and _is_worth_it(gain_s, stats.elapsed_s):
             return "backend", (
                 f"the envs' own code took {envs_s:.1f} of {stats.elapsed_s:.1f} s in the program's own process; with backend='process', "
                 "workers divide that among the cores (backend='serial' ends this advice)"
@@ -69,14 +67,32 @@ def advise(stats: PoolStats, options: PoolOptions, asleep_s: float, queued_s: fl
     return None
 
 
+def advise_context(load_s: float, elapsed_s: float, options: PoolOptions) -> tuple[str, str] | None:
+    """Return the advice to fork workers from the program, if nothing is known that a fork would break."""
+    is_gpu_used = getattr(sys.modules.get("torch.cuda"), "is_initialized", bool)()
+    has_threads = threading.active_count() > 1 or not sys.modules.keys().isdisjoint(("jax", "tensorflow"))
+    if not _is_worth_it(load_s, elapsed_s) or options.context is not None or is_gpu_used or has_threads:
+        return None
+    return "context", (
+        f"a worker used a core for {load_s:.1f} s to load the functions that make its envs and to import their modules, which this "
+        "program has loaded already; with context='fork' workers inherit them, if the program starts its threads and uses its GPU after it "
+        "makes the pool (context='forkserver' ends this advice)"
+    )
+
+
+def _is_worth_it(gain_s: float, elapsed_s: float) -> bool:
+    """Return whether a pool that has existed for `elapsed_s` would have gained enough for advice."""
+    return gain_s > max(MIN_GAIN_S, 0.1 * elapsed_s)
+
+
 def give_advice(runtime: PoolRuntime, options: PoolOptions) -> None:
     """Log the advice about a pool that is about to close, unless this program has had it."""
     traits = traits_of(runtime.backend)
     if traits.nodes is not None or not (traits.has_processes or options.backend is BackendName.AUTO):
         return
-    with suppress(StepmillError, OSError, ValueError):  # another thread closes the pool
+    with suppress(StepmillError, OSError, ValueError), defer_signals():  # another thread closes the pool
         stats = read_stats(runtime)
-        found = advise(stats, options, *_times_of(stats))
+        found = advise_context(runtime.load_s, stats.elapsed_s, options) or advise(stats, options, *_times_of(stats))
         if found is not None and found[0] not in _given:
             _given.add(found[0])
             _log.warning("%s", found[1])
@@ -86,9 +102,9 @@ def _times_of(stats: PoolStats) -> tuple[float, float]:
     """Return the seconds in envs in which the workers' main threads did not run, and those in which they waited for a core; see proc(5)."""
     asleep_s = all_queued_s = 0.0
     for worker in stats.workers:
-        with suppress(OSError, ValueError):  # the worker has ended, or the kernel does not count
-            with open(f"/proc/{worker.pid}/schedstat", encoding="ascii") as file:
-                ran_ns, queued_ns, _ = map(int, file.read().split())
+        # The worker may have ended, or the kernel does not count.
+        with suppress(OSError, ValueError), open(f"/proc/{worker.pid}/schedstat", encoding="ascii") as file:
+            ran_ns, queued_ns, _ = map(int, file.read().split())
             asleep_s += max(0.0, worker.step_s + worker.reset_s - (ran_ns + queued_ns) * 1e-9)
             all_queued_s += queued_ns * 1e-9
     return asleep_s, all_queued_s

@@ -12,14 +12,13 @@ from stepmill.spec.errors import ArgumentTypeError, UsageError
 from stepmill.spec.tree import Node, iter_tree, map_tree
 
 
-def check_timeout(timeout_s: object, name: str = "timeout_s") -> None:
-    """Refuse a timeout that is not None or a number of seconds."""
-    if timeout_s is None:
-        return
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
-        raise UsageError(
-            f"{name}={timeout_s!r} must be a number of seconds, 0 or more, or None to wait for what is pending"
-        )
+def check_timeouts(**timeouts: object) -> None:
+    """Refuse a timeout that is not None or a number of seconds. The keywords are the names of the arguments."""
+    for name, value in timeouts.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0):
+            raise UsageError(
+                f"{name}={value!r} must be a number of seconds, 0 or more, or None to wait for what is pending"
+            )
 
 
 def checked_fns(env_fns: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], ...]:

@@ -11,7 +11,7 @@ from typing import Any, cast
 from stepmill.backends.base import Backend
 from stepmill.backends.starter_client import prepare_starter
 from stepmill.spec.errors import UsageError
-from stepmill.spec.options import BackendName, PoolOptions
+from stepmill.spec.options import BackendName, PoolOptions, context_of
 from stepmill.spec.records import changed
 
 EnvFn = Callable[[], object]
@@ -63,4 +63,4 @@ def begin_start(env_fns: Sequence[EnvFn], options: PoolOptions) -> None:
     if choose_backend(env_fns, options) is BackendName.PROCESS:
         environ = options.workers.env if isinstance(options.workers.env, Mapping) else {}
         with contextlib.suppress(OSError, UsageError):  # the start of the pool raises and explains the error
-            prepare_starter(options.context, environ, options.workers.threads)
+            prepare_starter(context_of(options), environ, options.workers.threads)

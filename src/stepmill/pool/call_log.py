@@ -112,7 +112,8 @@ class CallLog:
 
     def placed(self, view: ServerView) -> list[tuple[int, LoggedCall]]:
         """Return the calls of an env object with their places in its episode."""
-        return [(call.place_in(view), call) for call in self.calls_of(view.server)]
+        calls = self.calls_of(view.server)
+        return [(call.place_in(view), call) for call in calls] if calls else []
 
     def add(self, server: int, request: Request, future: Future | None, position: int, at: tuple[int, int]) -> None:
         """Add a call of one env object, made at this (episode, place)."""

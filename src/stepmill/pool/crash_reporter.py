@@ -6,33 +6,37 @@ written, the text of the fault's error says why.
 
 from __future__ import annotations
 
-import json
+import io
 import os
 import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native
+from stepmill._pickling import Pickler
 from stepmill._version import __version__
 from stepmill.backends.base import Backend, traits_of
+from stepmill.pool.capsule import RESULTS, Capsule, write_capsule
 from stepmill.pool.events import FaultKind
 from stepmill.pool.workers import WorkerSupervisor
-from stepmill.spec.capsule import MAX_ARRAY_BYTES, MAX_OPAQUE_BYTES, Capsule, write_capsule
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied, add_clause
-from stepmill.spec.json_values import NotPlain, to_plain
-from stepmill.spec.options import PoolOptions, name_of_backend
+from stepmill.spec.options import PoolOptions, context_of, name_of_backend
 from stepmill.spec.tree import Node, leaves
 from stepmill.worker.messages import RequestKind, load
 
 MAX_CAPSULES = 100  # per pool, so that an env that always fails does not fill the disk
-MAX_PART_BYTES = 262_144  # for a constructor, options or attributes, as JSON
+MAX_ARRAY_BYTES = 64 << 20  # for all arrays of a capsule together
+MAX_ACTION_BYTES = 16 << 20  # for the actions' parts without a fixed size
+MAX_PART_BYTES = 262_144  # for an env_fn, options or an attribute
+MAX_TEXT = 200  # characters of the text that describes a pickled part
 _STDERR = 2
 _NOT_WHOLE = (
     "the episode is not in this capsule: its actions cannot be stored, its log grew over restarts.replay_log_bytes, it was cut short, "
@@ -47,6 +51,48 @@ class PositionedCall:
     kind: RequestKind
     payload: object
     position: object
+
+
+class _Parts:
+    """The parts of a capsule, and notes of those that cannot be stored."""
+
+    def __init__(self) -> None:
+        self.encoded: dict[str, bytes] = {}
+        self.pickled: dict[str, str] = {}
+        self.notes: list[str] = []
+
+    def add(self, name: str, value: object, limit_bytes: int = MAX_PART_BYTES) -> bool:
+        """Encode a part. Return whether it can be stored; else there is a note."""
+        pickles: list[io.BytesIO] = []
+
+        def check_size(num_bytes: int) -> None:
+            if num_bytes > limit_bytes:
+                raise ValueError(f"it would take {num_bytes} bytes or more, and the limit is {limit_bytes}")
+
+        def write(chunk: bytes) -> None:
+            check_size(pickles[-1].tell() + len(chunk))  # a large object is not pickled to its end
+            pickles[-1].write(chunk)
+
+        def pickle(part: object) -> bytes:
+            pickles.append(io.BytesIO())
+            Pickler(SimpleNamespace(write=write)).dump(part)
+            return pickles[-1].getvalue()
+
+        try:
+            data = _native.encode(value, pickle)
+            check_size(len(data))
+            if pickles:
+                self.pickled[name] = repr(value)[:MAX_TEXT]
+        except Exception as exc:  # the object is the user's, and may raise anything
+            self.notes.append(f"the {name} cannot be stored: {exc}")
+            return False
+        self.encoded[name] = data
+        return True
+
+    def remove(self, name: str) -> None:
+        """Remove a part, if it was added."""
+        self.encoded.pop(name, None)
+        self.pickled.pop(name, None)
 
 
 class CrashReporter:
@@ -73,7 +119,7 @@ class CrashReporter:
     @property
     def _state(self) -> _native.PoolState | None:
         """The pool state, which has the logs; None before the pool runs, and after its end."""
-        return self._workers.attached_state
+        return self._workers.state if self._workers.is_attached else None
 
     def report_fault(
         self, error: StepmillError, env_id: int, kind: FaultKind | None, call: PositionedCall | None = None
@@ -128,15 +174,18 @@ class CrashReporter:
     ) -> Capsule:
         server = self._server_of(env_id)
         plan = next(plan for plan in self._plans if server in plan.env_ids)
-        notes: list[str] = []
+        parts = _Parts()
+        notes = parts.notes
         trace = self._read_trace(plan.worker, notes, kind)
         log = None if _is_of_start(error) else self._read_log(env_id)
-        episode = self._episode(log, self._workers.settings_of(server).reset_options_of(server), notes)
+        parts.add("env_fn", plan.env_fns[plan.env_ids.index(server)])
+        episode = self._episode(log, self._workers.settings_of(server).reset_options_of(server), parts)
         if call is not None:
             is_current = episode["command"] != "reset" and call.position == self.position_of(env_id)
-            episode = {**episode, **_describe_call(call, notes, is_current=is_current)}
+            episode = {**episode, **_describe_call(call, parts, is_current=is_current)}
         if isinstance(error, WorkerDied) and not episode["command"]:
             notes.append(f"the worker died while its envs {list(plan.env_ids)} were idle: any of them may be the cause")
+        self._add_attributes(server, parts)
         return Capsule(
             made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             kind=_kind_of(error) if kind is None or isinstance(error, EnvTimeout) else kind.name.lower(),
@@ -145,12 +194,12 @@ class CrashReporter:
             env_id=env_id,
             worker=plan.worker,
             worker_env_ids=list(plan.env_ids),
-            constructor=_plain("the env_fn", plan.env_fns[plan.env_ids.index(server)], notes),
             **episode,
-            attributes=self._plain_attributes(server, notes),
             versions=versions(),
             pool=self._describe_pool(),
             notes=notes,
+            pickled=parts.pickled,
+            parts=parts.encoded,
         )
 
     def _fault_key(self, error: StepmillError, env_id: int) -> object:
@@ -190,53 +239,56 @@ class CrashReporter:
         """Return the server of an env. For spares, and before the pool runs, this is the server with the same number."""
         return self._workers.view_of(env_id).server if self._state is not None and env_id < self._num_envs else env_id
 
-    def _episode(self, log: dict[str, Any] | None, stored_options: Any, notes: list[str]) -> dict[str, Any]:
+    def _episode(self, log: dict[str, Any] | None, stored_options: Any, parts: _Parts) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "episode": 0,
+            "seed": None,
+            "is_whole": False,
+            "command": "construct",
+            "command_seed": None,
+        }
+        facts |= {"call": "", "num_actions": 0, "arrays": {}}
         if log is None or self.spec is None:
-            facts: dict[str, Any] = dict.fromkeys(("seed", "options", "command_seed", "command_options", "call"))
-            facts |= {"is_whole": False, "command": "construct", "arrays": {}, "opaque_actions": []}
-            return {**facts, "episode": 0}
+            return facts
         command = ("reset" if log["begins"] else "step") if log["is_pending"] else ""
         blob: Any = _native.decode(log["blob"], load) if log["blob"] else (None, None, None)
         seed = log["seed"] if blob[0] is None else blob[0]
-        options = _plain("the options of reset", stored_options if blob[1] is None else blob[1], notes)
+        options = stored_options if blob[1] is None else blob[1]
         is_explicit = log["is_explicit"]
-        is_other = not is_explicit and blob[1] is not None  # the next reset gets other options
-        next_options = _plain("the stored options of reset", stored_options, notes) if is_other else options
+        if not is_explicit:
+            parts.add("options", options)
+        parts.add("command_options", options if is_explicit else stored_options)
         arrays = _read_arrays(log, self.spec.action, self.spec.batch_size if self.spec.is_batched else None)
-        opaque_actions = _plain("the actions", _read_opaques(log), notes, MAX_OPAQUE_BYTES)
-        has_actions = opaque_actions is not None and sum(array.nbytes for array in arrays.values()) <= MAX_ARRAY_BYTES
-        is_whole = log["is_whole"] and has_actions
+        opaque_actions = _read_opaques(log)
+        has_actions = not opaque_actions or parts.add("actions", opaque_actions, MAX_ACTION_BYTES)
+        is_whole = log["is_whole"] and has_actions and sum(array.nbytes for array in arrays.values()) <= MAX_ARRAY_BYTES
         if not is_whole:
             arrays = {name: array[-1:] for name, array in arrays.items() if command == "step"}
             opaque_actions = []
-            notes.extend(() if is_explicit else [_NOT_WHOLE])
+            parts.remove("actions")
+            parts.notes.extend(() if is_explicit else [_NOT_WHOLE])
         elif seed is None:
-            notes.append(
+            parts.notes.append(
                 "the episode's seed is not known, because seeding='continue' does not seed each episode: use seeding='per_episode'"
             )
+        columns = [array for name, array in arrays.items() if name not in RESULTS]
         return {
+            **facts,
             "episode": log["episode"],
-            "seed": _plain("the seed", None if is_explicit else seed, notes),
-            "options": None if is_explicit else options,
+            "seed": None if is_explicit else seed,
             "is_whole": is_whole,
             "command": command,
-            "command_seed": _plain("the seed", seed if is_explicit else log["next_seed"], notes),
-            "command_options": next_options,
-            "call": None,
+            "command_seed": seed if is_explicit else log["next_seed"],
+            "num_actions": len(columns[0]) if columns else len(opaque_actions),
             "arrays": arrays,
-            "opaque_actions": opaque_actions,
         }
 
-    def _plain_attributes(self, env_id: int, notes: list[str]) -> dict[str, object]:
-        given = self._workers.settings_of(env_id).attributes_of(env_id)
-        notes.extend(
-            f"a setting that set_attr() made with the function {_name_of(name)} is not in the capsule"
-            for name in given
-            if callable(name)
-        )
-        values = {name: value for name, value in given.items() if isinstance(name, str)}
-        plain = {name: _plain(f"the attribute {name}", value, notes) for name, value in values.items()}
-        return {name: value for name, value in plain.items() if value is not None or values[name] is None}
+    def _add_attributes(self, env_id: int, parts: _Parts) -> None:
+        for name, value in self._workers.settings_of(env_id).attributes_of(env_id).items():
+            if isinstance(name, str):
+                parts.add(f"attribute {name}", value)
+            else:
+                parts.notes.append(f"a setting of set_attr() with the function {_name_of(name)} is not in the capsule")
 
     def _describe_pool(self) -> dict[str, object]:
         options = self._options
@@ -244,7 +296,7 @@ class CrashReporter:
             "backend": name_of_backend(options.backend),
             "num_envs": sum(len(plan.env_ids) for plan in self._plans),
             "num_workers": len(self._plans),
-            "context": options.context.value,
+            "context": context_of(options).value,
             "is_batched": self.spec is not None and self.spec.is_batched,
             "autoreset_mode": options.autoreset_mode.value,
             "seeding": options.seeding.value,
@@ -284,15 +336,16 @@ def _add_capsule(error: StepmillError, path: str | None, why_not: str = "") -> S
     return add_clause(error, text)
 
 
-def _describe_call(call: PositionedCall, notes: list[str], *, is_current: bool) -> dict[str, object]:
-    facts_of_call = {"kind": call.kind.name.lower(), "payload": _plain("the call", call.payload, notes)}
-    facts: dict[str, object] = {"command": "call", "call": facts_of_call}
+def _describe_call(call: PositionedCall, parts: _Parts, *, is_current: bool) -> dict[str, object]:
+    parts.add("call", call.payload)
+    facts: dict[str, object] = {"command": "call", "call": call.kind.name.lower()}
     if is_current:
         return facts
-    notes.append(
+    parts.remove("actions")
+    parts.notes.append(
         "the env was stepped between the call and the request for its result: the episode is not in this capsule"
     )
-    return {**facts, "is_whole": False, "arrays": {}, "opaque_actions": []}
+    return {**facts, "is_whole": False, "num_actions": 0, "arrays": {}}
 
 
 def _name_of(function: Callable[..., object]) -> str:
@@ -321,18 +374,6 @@ def _error_fields(error: StepmillError) -> dict[str, Any]:
     }
 
 
-def _plain(what: str, value: object, notes: list[str], limit_bytes: int = MAX_PART_BYTES) -> Any:
-    try:
-        plain = to_plain(value)
-        size = len(json.dumps(plain))
-        if size > limit_bytes:
-            raise NotPlain(f"it would take {size} bytes, and the limit is {limit_bytes}")
-    except Exception as exc:  # the object is the user's, and may raise anything
-        notes.append(f"{what} cannot be stored: {exc}")
-        return None
-    return plain
-
-
 def _read_opaques(log: Mapping[str, Any]) -> list[object]:
     """Return the parts without a fixed size of each action, as one list per step, including the pending step."""
     is_step = log["is_pending"] and not log["begins"] and log["newest_blob"]
@@ -345,11 +386,7 @@ def _read_arrays(log: Mapping[str, Any], action: Node, batch_size: int | None) -
     """Return the log as arrays. The last row of the actions belongs to the pending step, or else to the last step."""
     is_step = log["is_pending"] and not log["begins"]
     rows = (log["actions"] + log["action"]) if is_step or not log["is_whole"] else log["actions"]
-    arrays: dict[str, NDArray[Any]] = {
-        "rewards": np.array(log["rewards"], np.float64),
-        "flags": np.array(log["flags"], np.uint8),
-        "hashes": np.array(log["hashes"], np.uint16),
-    }
+    arrays: dict[str, NDArray[Any]] = {name: np.array(log[name], dtype) for name, dtype in RESULTS.items()}
     table = np.frombuffer(rows, np.uint8).reshape(-1, max(len(log["action"]), 1))
     at = 0
     for index, (_, leaf) in enumerate(leaves(action)):

@@ -8,9 +8,16 @@ from typing import TypeGuard
 from stepmill import _native
 from stepmill.pool.events import EnvFailed, FaultKind
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError
+from stepmill.spec.options import OnFault
 from stepmill.worker.error_records import env_error
 from stepmill.worker.messages import ErrorRecord, load
 
+# The last part of the text of WorkerDied errors, which says what happens to the envs.
+DEATH_HINTS = {
+    OnFault.RAISE: "bring them back with reset() or revive(), or let on_fault='truncate' do it",
+    OnFault.TRUNCATE: "their episodes are cut short",
+    OnFault.REPLAY: "their episodes are replayed",
+}
 # What has happened to envs that exceeded a time limit, by the class of the exception that says so.
 LATE = {
     "stepmill.worker.coroutines.Cancelled": "was cancelled; its worker goes on",

@@ -128,8 +128,7 @@ class _Merge:
         # Only empty dicts may be among other values; they are ignored.
         is_first_nested = isinstance(cells[0][1][key], dict)
         for row, info in cells:
-            is_nested = isinstance(info[key], dict)
-            if is_nested != is_first_nested and (info[key] or not is_nested):
+            if isinstance(info[key], dict) != is_first_nested and (is_first_nested or info[key]):
                 self._raise_unfit((row, info[key]), place, "a dict and another type under one key")
         return self._merge_values([cell for cell in cells if not isinstance(cell[1][key], dict)], place)
 

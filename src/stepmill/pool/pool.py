@@ -13,20 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill.pool.advice import give_advice
-from stepmill.pool.arguments import checked_batch_size, checked_fns, checked_num_envs
+from stepmill.pool.arguments import check_timeouts, checked_batch_size, checked_fns, checked_num_envs
 from stepmill.pool.auto_backend import choose_backend
 from stepmill.pool.call_log import Name
 from stepmill.pool.positions import Positions
 from stepmill.pool.receiving import EnvIds, Receiver
 from stepmill.pool.requests import EnvRequests, PoolFuture, PoolProperties
 from stepmill.pool.resets import Options, ResetPlanner, Seed
-from stepmill.pool.start import PoolResources, has_seeds, start_pool
+from stepmill.pool.start import CLOSE_TIMEOUT_S, PoolResources, has_seeds, start_pool
 from stepmill.pool.stats import read_stats
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
-from stepmill.spec.options import EnvState, OptionKeywords, PoolOptions, merge_options, name_of_backend
+from stepmill.spec.options import EnvState, OptionKeywords, PoolOptions, context_of, merge_options, name_of_backend
 from stepmill.spec.received import Received
 from stepmill.spec.stats import PoolStats
 from stepmill.worker.calls import call_payload
@@ -69,7 +69,7 @@ class Pool(CloseAtEnd):
         self._env_fns = env_fns = checked_fns(env_fns)
         self._given = given = merge_options(options, keywords)
         choice = choose_backend(env_fns, given)
-        self.options = given if given.backend is choice else replace(given, backend=choice)
+        self.options = replace(given, backend=choice, context=context_of(given))
         self._num_spares = self.options.resets.spare_envs
         self.num_envs = checked_num_envs(len(env_fns), self._num_spares)
         self.batch_size = checked_batch_size(batch_size, self.num_envs)
@@ -357,12 +357,17 @@ class Pool(CloseAtEnd):
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Close the envs and end the workers, in at most 2 s. Any thread may call this. Later calls do nothing."""
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Close the envs and end the workers. Any thread may call this. Later calls do nothing.
+
+        Args:
+            timeout_s: how long workers may take to close their envs before they are killed. The serial backend has no limit.
+        """
+        check_timeouts(timeout_s=timeout_s)
         runtime = getattr(self, "_runtime", None)  # None if the start failed
         if runtime is not None and not self._resources.is_closed:
             give_advice(runtime, self._given)
-        self._resources.close()
+        self._resources.close(min(float(timeout_s), 1e6))  # a wait without end is too long for a lock
         self._finalizer.detach()
 
     def __repr__(self) -> str:

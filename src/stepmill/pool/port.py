@@ -36,23 +36,11 @@ from stepmill.spec.tree import Leaf, Node, Opaque, map_tree, program
 from stepmill.worker.calls import call_payload
 from stepmill.worker.messages import RequestKind
 
-# Front-ends import the names of `stepmill.pool` from `pool` and from here.
-__all__ = [
-    "CLOSE_TIMEOUT_S",
-    "OMITTED",
-    "EnvIds",
-    "Options",
-    "PoolFuture",
-    "PoolPort",
-    "SavedEnvs",
-    "Seed",
-    "SentPart",
-    "StateFunctions",
-    "StepTuple",
-]
-__all__ += ["begin_start", "checked_count", "checked_fns", "checked_ids", "choose_backend", "merge"]
-__all__ += ["plan_workers", "read_saved", "read_timers", "rows_of", "select_rows", "spread_seed", "whole_ids"]
-__all__ += ["worker_settings", "write_saved"]
+__all__ = [  # all names of `stepmill.pool`, except Pool, that packages above it may import
+    "CLOSE_TIMEOUT_S", "OMITTED", "EnvIds", "Options", "PoolFuture", "PoolPort", "SavedEnvs", "Seed", "SentPart", "StateFunctions",
+    "StepTuple", "begin_start", "checked_count", "checked_fns", "checked_ids", "choose_backend", "merge", "plan_workers", "read_saved",
+    "read_timers", "rows_of", "select_rows", "spread_seed", "whole_ids", "worker_settings", "write_saved",
+]  # fmt: skip
 
 StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 

@@ -193,6 +193,8 @@ class Positions:
         if _FAULTED in states:  # a restored position replaces their faults, and their worker may be dead
             self._revival.revive_only([each for each in sorted({*ids}) if states[each] == _FAULTED])
         spares = saved.whole.get("spares") if len(ids) == self._num_envs else None
+        has_objects = not self._is_kernel or any(each["settings"] for each in saved.envs)
+        unseeded = set(saved.whole.get("unseeded", ()))  # what is read before this line changes no env if it was forged
         rows = np.array(ids, np.int64)  # once, because converting the list takes as long as all else
         self._state.restore_positions(rows, [each["position"] for each in saved.envs], spares)
         if len(ids) == self._num_envs:
@@ -201,24 +203,25 @@ class Positions:
             self._replaced.update(ids)
         if self._resets.unseeded:
             self._resets.unseeded.difference_update(ids)
-        self._resets.unseeded.update(saved.whole.get("unseeded", ()))
-        if not self._is_kernel or any(each["settings"] for each in saved.envs):
-            self._restore_objects(saved, ids, state, strict=strict)
+        self._resets.unseeded.update(unseeded)
+        if has_objects:
+            self._restore_objects(saved, ids, state)
+            if self._replays.is_on:
+                self._end_replays(ids, strict=strict)
         return rows
 
-    def _restore_objects(
-        self, saved: SavedEnvs, ids: Sequence[int], state: StateFunctions | None, *, strict: bool
-    ) -> None:
-        """Give env objects their calls, settings and states."""
-        views = self._state.view(env_ids=ids)
-        for view, each in zip(views, cycle(saved.envs)):
-            self._restore_calls(view, each)
-        for place, each in enumerate(saved.whole.get("queued", ())):
-            self._restore_calls(self._state.view(env_ids=[self._num_envs + place])[0], each)
-        if state is not None:
-            self._restore_states(saved, ids, state[1])
-        if self._replays.is_on:
-            self._replay(ids, strict=strict)
+    def _restore_objects(self, saved: SavedEnvs, ids: Sequence[int], state: StateFunctions | None) -> None:
+        """Give env objects their calls, settings and states, and begin their replays, also after an error: nothing else would end the wait."""
+        try:
+            for view, each in zip(self._state.view(env_ids=ids), cycle(saved.envs)):
+                self._restore_calls(view, each)
+            for place, each in enumerate(saved.whole.get("queued", ())):
+                self._restore_calls(self._state.view(env_ids=[self._num_envs + place])[0], each)
+            if state is not None:
+                self._restore_states(saved, ids, state[1])
+        finally:
+            if self._replays.is_on:
+                self._begin_replays(ids)
 
     def _check_fits(self, saved: SavedEnvs, ids: Sequence[int], state: StateFunctions | None) -> None:
         if len(ids) != len(saved.envs) != 1:
@@ -255,24 +258,23 @@ class Positions:
             else:
                 self._requests.set(RequestKind(kind), name, [value], [view.env_id])
 
-    def _replay(self, ids: Sequence[int], *, strict: bool) -> None:
+    def _begin_replays(self, ids: Sequence[int]) -> None:
         replays, decisions = self._replays, []
-        info = {
-            "kind": NOT_RESTORED,
-            "error": "UsageError",
-            "message": "the episode of the saved env could not be replayed",
-        }
+        text = "the episode of the saved env could not be replayed"
+        info = {"kind": NOT_RESTORED, "error": "UsageError", "message": text}
         replays.reasons.clear()
-        views = self._state.view(env_ids=ids)
-        replays.repeat_waiting(views)
-        for view in views:
+        for view in self._state.view(env_ids=ids):
             if view.is_suspended:
                 decisions += replays.begin(view, info, is_new=True)
+            else:
+                replays.repeat_waiting(view)
         self._recovery.carry_out(decisions)
+
+    def _end_replays(self, ids: Sequence[int], *, strict: bool) -> None:
         self._revival.waits.run_until(lambda: not any(each.is_suspended for each in self._state.view(env_ids=ids)))
         self._recovery.raise_errors(is_receiving=False)
-        if strict and replays.reasons:
-            env_id, reason = next(iter(replays.reasons.items()))
+        if strict and self._replays.reasons:
+            env_id, reason = next(iter(self._replays.reasons.items()))
             raise UsageError(
                 f"env {env_id} could not be restored: {reason}; with strict=False it begins a new episode in its next step; "
                 "reset() all envs if you do not go on with these"

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native
-from stepmill.pool.arguments import check_timeout, checked_ids, select_rows
+from stepmill.pool.arguments import check_timeouts, checked_ids, select_rows
 from stepmill.pool.events import EnvFailed
 from stepmill.pool.faults import describe_fault
 from stepmill.pool.recovery import Recovery
@@ -31,7 +31,7 @@ from stepmill.worker.signals import defer_signals
 T = TypeVar("T")
 EnvIds = Sequence[int] | NDArray[np.integer[Any]]
 SLOW_S = 30.0  # after this time without a result, a wait warns once per pool
-# How many rounds of events a wait handles after its deadline, because these may bring the awaited result.
+# How many further rounds of events a wait handles after its deadline, because these may bring the awaited result.
 MAX_LATE_ROUNDS = 2
 READY, FAULT, TIMED_OUT, EVENT = range(4)  # what a wait of the core returns
 
@@ -59,27 +59,26 @@ class PoolWait:
 
         An env is lost if this call finds its worker dead, or if it has a fault that was not received yet.
         """
-        state, num_envs = self._state, self._num_envs
         while True:
+            named = range(self._num_envs) if env_ids is None else env_ids
             try:
-                state.send(actions, env_ids, skips_exhausted)
-                return range(num_envs) if env_ids is None else env_ids
-            except (UsageError, _native.DeadWorkers) as found:
-                if isinstance(found, _native.DeadWorkers):
-                    self._recovery.handle_dead_workers(found.args[0])
+                self._state.send(actions, env_ids, skips_exhausted)
+                return named
+            except _native.DeadWorkers as found:
+                self._recovery.handle_dead_workers(found.args[0])
+            except UsageError:
                 lost = self._recovery.lost_envs()
-                if isinstance(found, UsageError) and not lost:
+                if not lost or lost.isdisjoint(checked_ids(named, self._num_envs)):
                     raise
-                ids = checked_ids(range(num_envs) if env_ids is None else env_ids, num_envs)
-                kept = [place for place, env_id in enumerate(ids) if env_id not in lost]
-                if isinstance(found, UsageError) and len(kept) == len(ids):
-                    raise
-            if len(kept) < len(ids):
-                rows = [place * self._env_rows + row for place in kept for row in range(self._env_rows)]
-                actions = select_rows(self._action, actions, rows, len(ids) * self._env_rows)
-                env_ids = [ids[place] for place in kept]
-                if not env_ids:
-                    return env_ids
+            lost, ids = self._recovery.lost_envs(), checked_ids(named, self._num_envs)
+            kept = [place for place, env_id in enumerate(ids) if env_id not in lost]
+            if len(kept) == len(ids):
+                continue
+            rows = [place * self._env_rows + row for place in kept for row in range(self._env_rows)]
+            actions = select_rows(self._action, actions, rows, len(ids) * self._env_rows)
+            env_ids = [ids[place] for place in kept]
+            if not env_ids:
+                return env_ids
 
     def try_send(self, command: Callable[[], object]) -> bool:
         """Call a command of the pool state. Return False if it finds dead workers, whose deaths are then handled."""
@@ -110,32 +109,34 @@ class PoolWait:
         """Wait up to `linger_s` for this many of the pending envs. 0 handles faults and events that have arrived."""
         self._run(lambda slice_s: self._wait_at_most(num_envs, slice_s), linger_s, self._raise_errors)
 
-    def wait_for_news(self, least: int, most: int, timeout_s: float | None, linger_s: float = 0.0) -> bool:
+    def wait_for_news(self, least: int | None, most: int, timeout_s: float | None, linger_s: float = 0.0) -> bool:
         """Wait until `least` envs have a result or a fault, or until the deadline, then up to `linger_s` for `most` envs.
 
-        Return whether `least` envs were there. This raises no faults. If `least` is 0, it handles what has arrived.
+        Return whether `least` envs were there; None means all that are stepping. This raises no faults. If `least` is 0, it
+        handles what has arrived.
         """
         warn_user = self._recovery.warn
         warn_user()
 
         def wait(slice_s: float | None) -> int:
             num_left = least - len(self.known_faults()) if least else self._state.num_pending()
-            if not least and not num_left:  # a restart may have ended since
+            if least == 0 and not num_left:  # a restart may have ended since
                 return self._state.wait(slice_s)
-            return self._wait_at_most(num_left, slice_s) if num_left > 0 else READY
+            return self._wait_at_most(num_left, slice_s)
 
-        is_there = self._run(wait, timeout_s if least else 0.0, warn_user)
-        if is_there and 0 < least < most and linger_s and not self.known_faults():
+        is_there = self._run(wait, 0.0 if least == 0 else timeout_s, warn_user)
+        if is_there and least and least < most and linger_s and not self.known_faults():
             self._run(lambda slice_s: self._wait_at_most(most, slice_s), linger_s, warn_user)
         return is_there
 
     def known_faults(self) -> Mapping[int, EnvFault]:
         """Return the faults that `receive` must return, by env."""
-        return faults_by_env(self._recovery.raised, self._recovery.faults)
+        recovery = self._recovery
+        return faults_by_env(recovery.raised, recovery.faults) if recovery.faults or recovery.raised else {}
 
     def _wait_at_most(self, num_envs: int, slice_s: float | None) -> int:
         num_wanted = min(num_envs, self._state.num_pending())
-        return self._state.wait(slice_s, num_envs=num_wanted) if num_wanted else READY
+        return self._state.wait(slice_s, num_envs=num_wanted) if num_wanted > 0 else READY
 
     def drain(self, env_ids: Sequence[int]) -> None:
         """Wait for these envs, which are about to be reset, and drop their results and faults."""
@@ -165,21 +166,20 @@ class PoolWait:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         num_late_rounds = 0
-        while num_late_rounds <= MAX_LATE_ROUNDS:
+        while True:
             slice_s = self._slow_s if deadline is None else max(deadline - time.monotonic(), 0.0)
             outcome = wait(slice_s)
             if outcome == READY:
                 return True
-            if outcome != TIMED_OUT:
-                with defer_signals():
-                    self._recovery.handle(has_faults=has_faults)
-                on_event()
-                num_late_rounds += slice_s == 0.0
-            elif deadline is not None:
-                return False
-            else:
+            if num_late_rounds > MAX_LATE_ROUNDS or (outcome == TIMED_OUT and deadline is not None):
+                return False  # a later call handles the events, if there are any
+            if outcome == TIMED_OUT:
                 self._warn_slow()
-        return False
+                continue
+            with defer_signals():
+                self._recovery.handle(has_faults=has_faults)
+            on_event()
+            num_late_rounds += slice_s == 0.0
 
     def run_until(self, is_over: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Wait for the end of a restart or replay. Return whether it came before the deadline."""
@@ -229,8 +229,7 @@ class Receiver:
         out: Any,
     ) -> Batch:
         """Implement `Pool.recv`."""
-        check_timeout(timeout_s)
-        check_timeout(linger_s, "linger_s")
+        check_timeouts(timeout_s=timeout_s, linger_s=linger_s)
         self._recovery.raise_errors()
         if env_ids is not None:
             if (batch_size, min_envs, max_envs) != (None, None, None):
@@ -255,10 +254,9 @@ class Receiver:
 
     def receive(self, min_envs: int | None, max_envs: int | None, timeout_s: float | None, linger_s: float) -> Received:
         """Implement `Pool.receive`."""
-        check_timeout(timeout_s)
-        check_timeout(linger_s, "linger_s")
-        least, most = self._counts(min_envs, max_envs)
-        wait = partial(self._waits.wait_for_news, least, most, timeout_s, linger_s)
+        check_timeouts(timeout_s=timeout_s, linger_s=linger_s)
+        most = self._most(min_envs, max_envs)
+        wait = partial(self._waits.wait_for_news, min_envs, most, timeout_s, linger_s)
         recovery = self._recovery
         kept = recovery.faults, recovery.raised  # for the case that the result does not reach the caller
         try:
@@ -269,11 +267,11 @@ class Receiver:
 
     def has_news(self, min_envs: int | None, max_envs: int | None) -> bool:
         """Return whether `receive` would return now."""
-        least, most = self._counts(min_envs, max_envs)
-        return self._waits.wait_for_news(least, most, 0.0) or not least
+        most = self._most(min_envs, max_envs)
+        return self._waits.wait_for_news(min_envs, most, 0.0) or min_envs == 0
 
-    def _counts(self, min_envs: int | None, max_envs: int | None) -> tuple[int, int]:
-        """Return for how many envs `receive` waits, and how many results it returns at most."""
+    def _most(self, min_envs: int | None, max_envs: int | None) -> int:
+        """Return how many results `receive` returns at most. Refuse numbers of envs for which it cannot wait."""
         most = self._num_envs if max_envs is None else max_envs
         num_there = self._state.num_pending() + len(self._waits.known_faults())
         least = min(most, num_there) or 1 if min_envs is None else min_envs
@@ -281,8 +279,7 @@ class Receiver:
             raise UsageError(
                 f"receive() cannot wait for {least} to {most} envs: {num_there} are stepping or have a fault; send() to more envs first"
             )
-        # For all envs, this is a number that faults of idle envs do not reduce below the number of pending envs.
-        return (2 * self._num_envs if min_envs is None else least), most
+        return most
 
     def wait_and_collect(self, wait: Callable[[], object], collect: Callable[[], T | None]) -> T:
         """Call `wait` and `collect` until `collect` returns a result, and return it.

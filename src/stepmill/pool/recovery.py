@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from stepmill.backends.base import Backend, name_envs, worker_died_error
+from stepmill.backends.base import Backend
 from stepmill.pool.crash_reporter import CrashReporter
 from stepmill.pool.events import (
     BeginRestart,
@@ -31,10 +31,19 @@ from stepmill.pool.events import (
 )
 from stepmill.pool.faults import fault_error, fault_info, kind_name, late_error
 from stepmill.pool.limits import RETRYABLE, EnvErrorLimits, ResetAttempts
-from stepmill.pool.policies import POLICIES, RAISE, FaultPolicy
-from stepmill.pool.replays import Effect, Replays
+from stepmill.pool.policies import REMEDIES, decide_death
+from stepmill.pool.replays import Replays
 from stepmill.pool.workers import WorkerRecord, WorkerState, WorkerSupervisor
-from stepmill.spec.errors import ClosedPoolError, EnvTimeout, StepmillError, WorkerDied, add_clause, join_errors
+from stepmill.spec.errors import (
+    ClosedPoolError,
+    EnvTimeout,
+    StepmillError,
+    WorkerDied,
+    add_clause,
+    join_errors,
+    name_envs,
+    worker_died_error,
+)
 from stepmill.spec.notices import warn
 from stepmill.spec.options import AutoresetMode, OnFault, PoolOptions
 from stepmill.spec.received import EnvFault, faults_by_env
@@ -61,21 +70,15 @@ class Recovery:
         # By env: faults that a call other than `recv` and `receive` has raised. `receive` returns them, too.
         self.raised: dict[int, EnvFault] = {}
         self.notices: list[str] = []  # warnings that the same call issues
-        self.policy = self.workers.policy  # for deaths
-        self._env_policy = POLICIES[OnFault(options.restarts.on_raise or options.on_fault)]
+        self.remedy = REMEDIES[options.on_fault]  # for deaths
+        self._env_remedy = REMEDIES[OnFault(options.restarts.on_raise or options.on_fault)]
         self._limits = {"step": options.step_timeout_s, "reset": options.reset_timeout_s}
         self._env_errors = EnvErrorLimits(options)
         self._attempts = ResetAttempts(options)
         self._num_absorbed: Counter[int] = Counter()
         self._repeats_resets = options.autoreset_mode is AutoresetMode.SAME_STEP
-        self._after_apply: list[Effect] = []
         self.replays = Replays(
-            self.workers,
-            backend,
-            options,
-            after_apply=self._after_apply,
-            on_reset_repeated=self._record_retry,
-            warn=self.notices.append,
+            self.workers, backend, options, on_reset_repeated=self._record_retry, warn=self.notices.append
         )
 
     # ---- events to decisions ------------------------------------------------------------------------------------------
@@ -86,10 +89,13 @@ class Recovery:
         `has_faults=False` leaves faults of pending commands to a later call.
         """
         events = self.workers.state.drain(acknowledge=True)  # the next wait finds the events that occur from here on
-        deaths = self.workers.record_deaths(events)
-        decisions = [*self._finish_restarts(), *self._advance_replays(events, deaths)]
-        if has_faults:
-            decisions += self._decide_faults([event for event in events if isinstance(event, EnvFailed)], deaths)
+        decisions = self._finish_restarts()
+        if events:
+            deaths = self.workers.record_deaths(events)
+            decisions += self._advance_replays(events, deaths)
+            if has_faults:
+                decisions += self._decide_faults([event for event in events if isinstance(event, EnvFailed)], deaths)
+        self.replays.check_calls()
         self.carry_out(decisions)
 
     def carry_out(self, decisions: Sequence[Decision]) -> None:
@@ -97,31 +103,27 @@ class Recovery:
         if decisions:
             self.workers.state.apply(decisions)
         for decision in decisions:
-            if isinstance(decision, (BeginRestart, FailWorker)):
+            if isinstance(decision, (BeginRestart, FailWorker)) and self.replays.is_on:
                 self.replays.drop(decision.worker)
             if isinstance(decision, BeginRestart):
                 self.workers.start_restart(decision.worker)
-        while self._after_apply:
-            self._after_apply.pop(0)()
+        while self.replays.after_apply:
+            self.replays.after_apply.pop(0)()
 
     def _finish_restarts(self) -> list[Decision]:
-        """Let restarted workers serve, and begin the replays of their envs, if there are any."""
+        """Let restarted workers serve, and begin the replays of their envs. Repeat the calls of envs without an episode."""
         built, decisions = self.workers.finish_restarts()  # a restart that ends later wakes the next wait
         for record in built:
-            worker = record.plan.worker
-            views = self.workers.views_of(worker)
-            if record.remedy is Remedy.KEEP:
-                self.replays.repeat_waiting(views)
-            decisions.append(self.workers.serve(record))
-            error = record.error or self.workers.worker_died_error(self.workers.death_of(worker))
-            for view in views:
+            for view in self.workers.views_of(record.plan.worker):
                 if view.is_suspended:
+                    error = record.error or self.workers.worker_died_error(self.workers.death_of(view.worker))
                     decisions += self.replays.begin(view, self._lost_info(error, view.env_id), is_new=True)
+                elif record.remedy is Remedy.KEEP:
+                    self.replays.repeat_waiting(view)
         return decisions
 
     def _advance_replays(self, events: Sequence[Event], deaths: Mapping[int, Death]) -> list[Decision]:
         decisions = self._follow(self.replays.advance(events))
-        self.replays.check_calls()
         lost = {self.workers.worker_of(event.env_id) for event in events if isinstance(event, ReplayFailed)}
         for worker in sorted(lost):
             if self.workers.records[worker].state is WorkerState.DEAD_UNREPORTED:
@@ -146,20 +148,24 @@ class Recovery:
 
     def _decide_env_error(self, fault: EnvFailed, settled: set[int]) -> list[Decision]:
         error = self.crash_reporter.report_fault(fault_error(fault), fault.env_id, fault.kind)
-        policy = self._env_policy
+        remedy = self._env_remedy
         if self._attempts.is_last(fault, error):
-            policy, error = RAISE, self._attempts.add_count(error)
-        elif fault.kind is FaultKind.INTERRUPTED or not (policy.raises or self._env_errors.allow(fault.env_id, error)):
-            policy = RAISE
+            remedy, error = Remedy.RAISE, self._attempts.add_count(error)
+        elif remedy is not Remedy.RAISE and (
+            fault.kind is FaultKind.INTERRUPTED or not self._env_errors.allow(fault.env_id, error)
+        ):
+            remedy = Remedy.RAISE
         record, needs_new_object = self.workers.records[fault.worker], False
-        if policy.replays:
+        if remedy is Remedy.KEEP:
             view = self.workers.view_of(fault.env_id)
             self.replays.record_failure(view, error)
             needs_new_object = record.state is not WorkerState.RESTARTING and self.replays.needs_new_object(view)
         info = fault_info("timed_out" if isinstance(error, EnvTimeout) else "raised", error)
-        decisions = policy.env_failed(fault, record.generation, info, needs_new_object=needs_new_object)
-        self._add_fault(policy, fault.kind, [error], fault.worker, [fault.env_id])
-        return self._follow(decisions, error, info, settled=settled)
+        decision: Decision = Settle(fault.env_id, fault.ticket, remedy, info)
+        if needs_new_object:
+            decision = BeginRestart(fault.worker, record.generation, remedy, info)
+        self._add_fault(remedy, kind_name(fault.kind), error, fault.worker, [fault.env_id])
+        return self._follow([decision], error, info, settled=settled)
 
     def _decide_death(self, worker: int, faults: Sequence[EnvFailed], death: Death | None) -> list[Decision]:
         """Decide about the death of a worker, or about commands that were lost in an earlier death.
@@ -170,43 +176,53 @@ class Recovery:
             death: the event, if `drain` has just returned one.
         """
         record = self.workers.records[worker]
+        state, delay_s = record.state, 0.0
         death = death or self.workers.death_of(worker)
-        if record.state is WorkerState.DEAD_UNREPORTED:
-            return self._decide_new_death(record, death, faults)
-        policy, error = self.policy, record.error
+        if state is WorkerState.DEAD_UNREPORTED:
+            remedy, error, delay_s = self._judge_new_death(record, death, faults)
+        else:
+            remedy, error = self._judge_known_death(record, death, faults)
+        decisions = decide_death(replace(death, faults=faults), state, remedy, error)
+        return self._follow(decisions, error, delay_s=delay_s, is_new_object=True)
+
+    def _judge_known_death(
+        self, record: WorkerRecord, death: Death, faults: Sequence[EnvFailed]
+    ) -> tuple[Remedy, StepmillError]:
+        """Return what happens to commands that were lost in a death that was handled before, and store its error again."""
+        worker, remedy, error = death.worker, self.remedy, record.error
         lost = [fault.env_id for fault in faults] or death.env_ids
         is_dead = record.state is WorkerState.DEAD_REPORTED  # perhaps by a call, which does not change the envs
         if is_dead:
-            policy = RAISE
+            remedy = Remedy.RAISE
             if isinstance(error, WorkerDied) and not {*lost} <= {*error.env_ids}:
                 error = None  # its servers have become those of other envs
-        elif policy.raises and record.remedy is Remedy.CUT:
-            policy = POLICIES[OnFault.TRUNCATE]  # it is restarted to repeat a reset
+        elif remedy is Remedy.RAISE and record.remedy is Remedy.CUT:
+            remedy = Remedy.CUT  # it is restarted to repeat a reset
         if error is None:
             error = self._death_error(death, faults)
-            if is_dead and not self.policy.raises:
+            if is_dead and self.remedy is not Remedy.RAISE:
                 error = self._over_limit(error, worker)
-        self._add_death(policy, error, worker, lost, is_logged=False)
-        decisions = policy.commands_lost(replace(death, faults=faults), error, is_dead=is_dead)
-        return self._follow(decisions, error, is_new_object=True)
+        self._add_death(remedy, error, worker, lost, is_logged=False)
+        return remedy, error
 
-    def _decide_new_death(self, record: WorkerRecord, death: Death, faults: Sequence[EnvFailed]) -> list[Decision]:
-        worker, policy, delay_s = death.worker, self.policy, 0.0
+    def _judge_new_death(
+        self, record: WorkerRecord, death: Death, faults: Sequence[EnvFailed]
+    ) -> tuple[Remedy, StepmillError, float]:
+        """Return what happens to the envs of a worker that has just died, and the delay before a restart. Store the error."""
+        worker, remedy, delay_s = death.worker, self.remedy, None
         error = record.error or self._death_error(death, faults)
-        suspects = [*death.running, *(fault.env_id for fault in faults), *death.env_ids]
+        suspects = [*death.running, *[fault.env_id for fault in faults], *death.env_ids]
         error = self.crash_reporter.report_death(error, worker, suspects)
-        if not policy.raises:
-            delay = self.workers.count_restart(worker, error)
-            if delay is None:
-                error, policy = self._over_limit(error, worker), RAISE
-            elif policy.replays:
+        if remedy is not Remedy.RAISE:
+            delay_s = self.workers.count_restart(worker, error)
+            if delay_s is None:
+                error, remedy = self._over_limit(error, worker), Remedy.RAISE
+            elif remedy is Remedy.KEEP:
                 self._record_failure_of_running_env(death, error)
-            delay_s = delay or 0.0
-        self._add_death(policy, error, worker, death.env_ids)
-        if policy.raises:
+        self._add_death(remedy, error, worker, death.env_ids)
+        if remedy is Remedy.RAISE:
             self.workers.mark_reported(worker, error)
-        decisions = policy.worker_died(replace(death, faults=faults), error)
-        return self._follow(decisions, error, delay_s=delay_s, is_new_object=True)
+        return remedy, error, delay_s or 0.0
 
     def _record_failure_of_running_env(self, death: Death, error: StepmillError) -> None:
         """Count the failure of the env that a worker was running when it died, if there is exactly one such env."""
@@ -231,13 +247,15 @@ class Recovery:
                 continue
             error = self.crash_reporter.report_fault(self._error_of(fault), fault.env_id, fault.kind)
             decisions.append(Settle(fault.env_id, fault.ticket, Remedy.RAISE, {}))
-            errors = [self._attempts.add_count(error)]
-            self._add_fault(RAISE, fault.kind, errors, worker, [fault.env_id])
+            error = self._attempts.add_count(error)
+            self._add_fault(Remedy.RAISE, kind_name(fault.kind), error, worker, [fault.env_id])
         if not retried:
             return decisions
-        self._after_apply += [partial(self._record_retry, fault.env_id) for fault in retried]
+        self.replays.after_apply += [partial(self._record_retry, fault.env_id) for fault in retried]
         error = self._error_of(retried[0])
-        restart = self.policy.restart(Death(worker, record.generation, (), (), retried), error)
+        remedy = Remedy.CUT if self.remedy is Remedy.RAISE else self.remedy
+        death = Death(worker, record.generation, (), (), retried)
+        restart = decide_death(death, WorkerState.DEAD_UNREPORTED, remedy, error)
         return decisions + self._follow(restart, error, {}, self._attempts.wait_s, settled=settled)
 
     def _record_retry(self, env_id: int) -> None:
@@ -284,34 +302,33 @@ class Recovery:
 
     def _add_fault(
         self,
-        policy: FaultPolicy,
-        kind: FaultKind | None,
-        errors: Sequence[StepmillError],
+        remedy: Remedy,
+        kind: str,
+        error: StepmillError,
         worker: int,
         env_ids: Sequence[int],
         *,
         is_logged: bool = True,
     ) -> None:
-        """Store the errors of a fault if the policy raises them. If not, log the first."""
-        if policy.raises:
-            self.faults.append(EnvFault(kind_name(kind), join_errors(errors), worker, tuple(env_ids)))
+        """Store the error of a fault if the remedy is to raise it. If not, log it."""
+        if remedy is Remedy.RAISE:
+            self.faults.append(EnvFault(kind, error, worker, tuple(env_ids)))
         elif is_logged:
             self._num_absorbed.update(env_ids)
-            counts = ", ".join(f"env {env_id}: {self._num_absorbed[env_id]}" for env_id in env_ids)
-            logger.warning("handled by the fault policy, not raised (faults so far: %s): %s", counts, errors[0].message)
+            counts = ", ".join([f"env {env_id}: {self._num_absorbed[env_id]}" for env_id in env_ids])
+            logger.warning("handled by the fault policy, not raised (faults so far: %s): %s", counts, error.message)
 
     def _add_death(
-        self, policy: FaultPolicy, error: StepmillError, worker: int, env_ids: Sequence[int], *, is_logged: bool = True
+        self, remedy: Remedy, error: StepmillError, worker: int, env_ids: Sequence[int], *, is_logged: bool = True
     ) -> None:
-        """Do the same for the end of a worker. The errors name all envs, also if `error` is of the constructor of one."""
-        errors = [error]
+        """Store or log the error of a worker's end, which names all its envs, also if only one of them could not be rebuilt."""
         if not {*env_ids} <= {*getattr(error, "env_ids", ())}:
-            errors.append(self.workers.worker_died_error(self.workers.death_of(worker)))
-        kind = FaultKind.TIMED_OUT if isinstance(error, EnvTimeout) else FaultKind.DIED
-        self._add_fault(policy, kind, errors, worker, env_ids, is_logged=is_logged)
+            error = join_errors([error, self.workers.worker_died_error(self.workers.death_of(worker))])
+        kind = "timed_out" if isinstance(error, EnvTimeout) else "died"
+        self._add_fault(remedy, kind, error, worker, env_ids, is_logged=is_logged)
 
     def _over_limit(self, error: StepmillError, worker: int) -> StepmillError:
-        error.message = error.message.replace(f"; {self.policy.death_hint}", "")
+        error.message = error.message.replace(f"; {self.workers.death_hint}", "")
         return add_clause(
             error,
             f"the limit of restarts of worker {worker} is reached (restarts.max_restarts), so it is not "
@@ -320,11 +337,11 @@ class Recovery:
 
     def _lost_info(self, error: StepmillError, env_id: int | None) -> dict[str, str]:
         """Return the `info["fault"]` of an env whose worker ended, in case its episode cannot be replayed."""
-        kind = FaultKind.NEIGHBOUR if isinstance(error, EnvTimeout) else FaultKind.DIED
-        if isinstance(error, EnvTimeout) and error.env_id == env_id:
-            kind = FaultKind.TIMED_OUT
-        info = fault_info(kind_name(kind), error)
-        return {**info, "message": info["message"].replace(f"; {self.policy.death_hint}", "")}
+        kind = "died"
+        if isinstance(error, EnvTimeout):
+            kind = "timed_out" if error.env_id == env_id else "neighbour"
+        info = fault_info(kind, error)
+        return {**info, "message": info["message"].replace(f"; {self.workers.death_hint}", "")}
 
     def _death_error(self, death: Death, faults: Sequence[EnvFailed]) -> StepmillError:
         """Return the error of a death with these faults, or with all of the worker if a call other than a wait found it."""
@@ -332,7 +349,7 @@ class Recovery:
         if late is None:
             return self.workers.worker_died_error(death)
         phase = "reset" if late.was_resetting else "step"
-        return late_error(late.env_id, death.env_ids, phase, self._limits[phase], self.policy.death_hint)
+        return late_error(late.env_id, death.env_ids, phase, self._limits[phase], self.workers.death_hint)
 
     def _error_of(self, fault: EnvFailed) -> StepmillError:
         if fault.kind in WORKER_LOST:
@@ -369,7 +386,8 @@ class Recovery:
         Raises:
             EnvError, BadOutput, EnvTimeout, WorkerDied: faults that the policies did not handle.
         """
-        self.warn()
+        if self.notices:
+            self.warn()
         if self.faults:
             error = join_errors([fault.error for fault in self.faults])
             if not is_receiving:
@@ -409,10 +427,10 @@ class Recovery:
         workers = self.workers
         with suppress(ClosedPoolError):
             name_envs(error, workers.envs_of(error.worker))
-            if self.policy.raises and workers.records[error.worker].generation == generation:
+            if self.remedy is Remedy.RAISE and workers.records[error.worker].generation == generation:
                 record = workers.check_process(error.worker)
                 if record.state is WorkerState.DEAD_UNREPORTED and record.error is None:
-                    fault = EnvFault(kind_name(FaultKind.DIED), error, error.worker, tuple(error.env_ids))
+                    fault = EnvFault("died", error, error.worker, tuple(error.env_ids))
                     self.raised = faults_by_env(self.raised, [fault])
                     workers.mark_reported(error.worker, error)
 
@@ -420,14 +438,14 @@ class Recovery:
         """Return whether a call has already raised the death in which a command was lost, without knowing the command."""
         return fault.kind in WORKER_LOST and self.workers.records[fault.worker].state is WorkerState.DEAD_REPORTED
 
-    def is_failed_restart(self, worker: int) -> bool:
-        """Return whether a worker could not be restarted. Its envs are then FAULTED, and the error is stored in `faults`."""
+    def report_failed_restart(self, worker: int) -> bool:
+        """Return whether a worker could not be restarted. If so, make its envs FAULTED, and store the error in `faults`."""
         record = self.workers.records[worker]
         if record.state is not WorkerState.DEAD_UNREPORTED or record.error is None:
             return False
         with defer_signals():
             error = self.crash_reporter.report_start_failure(record.error).with_traceback(None)
-            self._add_death(RAISE, error, worker, self.workers.envs_of(worker))
+            self._add_death(Remedy.RAISE, error, worker, self.workers.envs_of(worker))
             self.workers.mark_reported(worker, error)
             self.carry_out([FailWorker(worker, record.generation)])
         return True

@@ -95,7 +95,6 @@ class Replays:
         backend: Backend,
         options: PoolOptions,
         *,
-        after_apply: list[Effect],
         on_reset_repeated: Callable[[int], object],
         warn: Callable[[str], object],
     ) -> None:
@@ -103,7 +102,6 @@ class Replays:
 
         Args:
             workers, backend, options: those of the pool.
-            after_apply: a list of functions that are called once the decisions that a method returned are applied.
             on_reset_repeated: a function that is called with an env after its reset was repeated in place of a replay.
             warn: a function that stores a warning for the user.
         """
@@ -112,12 +110,10 @@ class Replays:
         self._limit_bytes = options.restarts.replay_log_bytes
         self._rebuilds_workers = options.on_fault is OnFault.REPLAY
         self.is_on = OnFault.REPLAY in (options.on_fault, options.restarts.on_raise)
-        self._after_apply = after_apply
+        self.after_apply: list[Effect] = []  # to be called once the decisions that a method returned are applied
         self._on_reset_repeated = on_reset_repeated
         self._warn = warn
-        plans = [record.plan for record in workers.records]
-        self._locations = server_locations(plans)
-        self._owners = {server: plan.worker for plan in plans for server in plan.env_ids}
+        self._locations = server_locations([record.plan for record in workers.records])
         self._ids = itertools.count(-1, -1)  # ids of repeated requests; those of the user count upwards
         self._failures = RepeatedFailures()
         self._replays: dict[int, EpisodeReplay] = {}  # by env; the core may have finished some of them
@@ -177,20 +173,18 @@ class Replays:
 
     # ---- envs without an episode ------------------------------------------------------------------------------------
 
-    def repeat_waiting(self, views: Iterable[ServerView]) -> None:
-        """Repeat the calls of rebuilt env objects that have no episode to replay, such as spares and envs never reset."""
-        for view in views:
-            if view.is_suspended or not self.log.is_whole(view.server):
-                continue
-            repeated = RepeatedCalls(view.server)
-            staged = []
-            for place, call in self.log.placed(view):
-                if place <= view.first_place or not (view.is_between and view.is_ahead):
-                    self._repeat(repeated, call)
-                else:
-                    staged.append(call)
-            self._unverified.append(repeated)
-            self._post_later(view.server, staged)
+    def repeat_waiting(self, view: ServerView) -> None:
+        """Repeat the calls of a rebuilt env object without an episode to replay, such as a spare or an env that was never reset."""
+        if not self.log.is_whole(view.server):
+            return
+        repeated, staged = RepeatedCalls(view.server), []
+        for place, call in self.log.placed(view):
+            if place <= view.first_place or not (view.is_between and view.is_ahead):
+                self._repeat(repeated, call)
+            else:
+                staged.append(call)
+        self._unverified.append(repeated)
+        self._post_later(view.server, staged)
 
     def check_calls(self) -> None:
         """Verify repeated calls of envs without a replay, if their replies have arrived since the last check."""
@@ -240,7 +234,7 @@ class Replays:
             self._end(replay)
             self._unverified.append(replay)
             self._post_later(view.server, [call for place, call in since if place > view.length])
-            self._after_apply.append(partial(self._on_reset_repeated, replay.env_id))
+            self.after_apply.append(partial(self._on_reset_repeated, replay.env_id))
         places = sorted({place for place, _ in since})
         is_finished_by_core = not (since or replay.posted or replay.env_id in self._num_raised)
         return [Replay(replay.env_id, view.ticket, places, is_finished_by_core)]
@@ -253,8 +247,8 @@ class Replays:
         if not view.is_logged:
             limit = f"restarts.replay_log_bytes={self._limit_bytes}"
             return f"its log is incomplete: it grew over {limit}, or was cut short"
-        is_called = any(place > view.first_place and call.kind is RequestKind.CALL for place, call in placed)
-        if is_called and not replay.is_new:
+        calls = [call for place, call in placed if place > view.first_place and call.kind is RequestKind.CALL]
+        if calls and not replay.is_new:
             return "it was called since its episode began, and only a new worker process could undo that"
         return None
 
@@ -267,7 +261,7 @@ class Replays:
         return decisions
 
     def _worker_of(self, repeated: RepeatedCalls) -> int:
-        return self._owners[repeated.server]
+        return self._workers.worker_of_server[repeated.server]
 
     def _advance(self, replay: EpisodeReplay, event: ReplayPaused) -> list[Decision]:
         if isinstance(event, ReplayAt):
@@ -384,7 +378,7 @@ class Replays:
                 self._post(server, call, ticket)
 
         if calls:
-            self._after_apply.append(post)
+            self.after_apply.append(post)
 
     def _post(self, server: int, call: LoggedCall, ticket: int) -> Future:
         lane, place = self._locations[server]

@@ -15,7 +15,7 @@ from stepmill.backends.base import Future, traits_of
 from stepmill.pool.arguments import checked_ids
 from stepmill.pool.call_log import Name
 from stepmill.pool.crash_reporter import PositionedCall
-from stepmill.pool.events import FaultKind, ServerView
+from stepmill.pool.events import FaultKind, Remedy, ServerView
 from stepmill.pool.faults import LATE, late_call_error
 from stepmill.pool.start import PoolRuntime
 from stepmill.pool.workers import WorkerState
@@ -112,33 +112,42 @@ class PoolFuture:
         """
         values: list[Any] = [None] * len(self.env_ids)
         errors: list[StepmillError] = []
-        index = 0
-        while index < len(self._parts):
-            part = self._parts[index]
+        at = 0
+        while at < len(self._parts):
+            part = self._parts[at]
             try:
                 outcomes = part.future.result(timeout_s)
             except WorkerDied as error:
-                if part in self._unserved or self._requests.may_repeat(part):
-                    # All parts of the worker are checked now. After its restart, nothing says which of them were read.
-                    rest = [each for each in self._parts[index:] if each.future.worker == part.future.worker]
-                    self._unserved.update(each for each in rest if each is part or self._requests.may_repeat(each))
-                    self._parts[index : index + 1] = self._requests.repeat(self._call, part, timeout_s)
-                    continue
-                if not self._requests.is_left_to_successor(self._call, part):
+                if self._is_unserved(part):
+                    self._parts[at : at + 1] = self._requests.repeat(self._call, part, timeout_s)
+                elif self._requests.is_left_to_successor(self._call, part):
+                    at += 1
+                else:
                     self._requests.recovery.report_death_in_call(error, part.generation)
                     raise
-                outcomes = ()
-            else:
-                self._requests.workers.record_replies(part.future.lane, part.num_requests)
-            for place, outcome in zip(part.places, outcomes, strict=bool(outcomes)):
+                continue
+            at += 1
+            self._requests.workers.record_replies(part.future.lane, part.num_requests)
+            for place, outcome in zip(part.places, outcomes, strict=True):
                 if isinstance(outcome, Value):
                     values[place] = outcome.value
                 else:
                     errors.append(self._error_of(outcome, place))
-            index += 1
         if errors:
             raise join_errors(errors)
         return tuple(values)
+
+    def _is_unserved(self, part: SentPart) -> bool:
+        """Return whether a part is to be sent to the successor of its worker, which died before it read the part.
+
+        This is asked for all later parts of the worker, too: after its restart, nothing says which of them were read.
+        """
+        if part not in self._unserved and self._requests.may_repeat(part):
+            later = self._parts[self._parts.index(part) :]
+            self._unserved.update(
+                each for each in later if each.future.worker == part.future.worker and self._requests.may_repeat(each)
+            )
+        return part in self._unserved
 
     def failed_places(self) -> list[int]:
         """Return the places of the envs that did not do the request.
@@ -289,7 +298,7 @@ class EnvRequests:
 
         The next step reports the death.
         """
-        is_kept = call.kind in SETTING_KINDS and self.recovery.policy.leaves_settings
+        is_kept = call.kind in SETTING_KINDS and self.recovery.remedy is Remedy.CUT
         return is_kept and not self.died_in_request(part)
 
     def may_repeat(self, part: SentPart) -> bool:
@@ -298,7 +307,7 @@ class EnvRequests:
         This is the case if the policy replays deaths, the worker died before it read the request, and no command was sent
         to these envs since.
         """
-        if not self.recovery.policy.replays or self.died_in_request(part):
+        if self.recovery.remedy is not Remedy.KEEP or self.died_in_request(part):
             return False
         record = self.workers.check_process(part.future.worker)
         if record.state is not WorkerState.DEAD_UNREPORTED or record.generation != part.generation:

@@ -38,9 +38,9 @@ class ResetPlan:
 
     def without(self, env_ids: Collection[int]) -> ResetPlan:
         """Return the plan without these envs."""
-        rows = [row for row, env_id in enumerate(self.env_ids) if env_id not in env_ids]
-        if len(rows) == len(self.env_ids):
+        if not {*env_ids} & {*self.env_ids}:
             return self
+        rows = [row for row, env_id in enumerate(self.env_ids) if env_id not in env_ids]
         ids = [self.env_ids[row] for row in rows]
         options = {env_id: own for env_id, own in self.options.items() if env_id not in env_ids}
         words, blobs = [self.words[row] for row in rows], [self.blobs[row] for row in rows]
@@ -91,9 +91,9 @@ class ResetPlanner:
         words, blobs = split_words(seeds, each)
         if rows is not None and self._batch_size > 1:
             blobs = [_with_mask(blob, rows[env_id]) for blob, env_id in zip(blobs, ids, strict=True)]
-        by_env = {
-            env_id: own for env_id, own in zip(ids, each, strict=True) if not _is_each(options) or env_id in options
-        }
+        by_env = dict(zip(ids, each, strict=True))
+        if _is_each(options):
+            by_env = {env_id: own for env_id, own in by_env.items() if env_id in options}
         is_whole = len(ids) == self._num_envs and (rows is None or bool(rows.all()))
         return ResetPlan(ids, by_env, words, blobs, is_whole, spare_seeds)
 

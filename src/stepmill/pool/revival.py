@@ -71,13 +71,15 @@ class Revival:
         """
         workers, recovery = self.workers, self.recovery
         workers.record_deaths()
-        states = self.workers.state.states()
-        state_of = {env_id: workers.records[worker].state for env_id, worker in workers.workers_of(env_ids).items()}
-        reported = {env_id for env_id in env_ids if state_of[env_id] is WorkerState.DEAD_REPORTED}
-        lost = [env_id for env_id in env_ids if states[env_id] == EnvState.FAULTED or env_id in reported]
+        states, lost, exhausted = workers.state.states(), list[int](), list[int]()
         # Other policies handle all envs of a worker that the reset itself finds dead.
-        dead = WorkerState.DEAD_UNREPORTED if recovery.policy.raises else None
-        exhausted = [env_id for env_id in env_ids if states[env_id] == EnvState.EXHAUSTED and state_of[env_id] is dead]
+        dead = WorkerState.DEAD_UNREPORTED if recovery.remedy is Remedy.RAISE else None
+        for env_id, worker in workers.workers_of(env_ids).items():
+            state = workers.records[worker].state
+            if states[env_id] == EnvState.FAULTED or state is WorkerState.DEAD_REPORTED:
+                lost.append(env_id)
+            elif states[env_id] == EnvState.EXHAUSTED and state is dead:
+                exhausted.append(env_id)
         if lost or exhausted:
             self.revive([*lost, *exhausted], wait=wait, reset_ids=env_ids)
         if exhausted and not recovery.faults:
@@ -161,7 +163,7 @@ class Revival:
     def _wait_restart(self, worker: int) -> bool:
         """Wait until a worker is no longer being restarted. Return False, and store the error, if it could not be started."""
         self.waits.run_until(lambda: self.workers.records[worker].state is not WorkerState.RESTARTING)
-        return not self.recovery.is_failed_restart(worker)
+        return not self.recovery.report_failed_restart(worker)
 
     # ---- before a call ------------------------------------------------------------------------------------------------
 
@@ -185,7 +187,7 @@ class Revival:
     def _is_rebuilt(self, worker: int) -> bool:
         """Return whether calls can be sent to a worker, or there is an error to raise. Handle a death that this finds."""
         recovery, workers = self.recovery, self.workers
-        is_replayed = recovery.policy.replays
+        is_replayed = recovery.remedy is Remedy.KEEP
         if is_replayed and workers.check_process(worker).state is WorkerState.DEAD_UNREPORTED:
             with defer_signals():
                 recovery.handle()

@@ -5,20 +5,17 @@ What the codec cannot hold is pickled. A file with pickled parts is read only wi
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import fields
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stepmill import _native
 from stepmill.pool.positions import SavedEnvs
-from stepmill.spec.container import pack, unpack
+from stepmill.spec import container
+from stepmill.spec.container import refuse_pickle
 from stepmill.spec.errors import UsageError
 from stepmill.worker.messages import dump, load
 
@@ -46,22 +43,7 @@ def write_saved(path: str, saved: SavedEnvs) -> None:
     _decode_parts(saved, name)
     values = {each.name: getattr(saved, each.name) for each in fields(saved) if each.name != "obs"}
     payload = _native.encode(_without_objects(values), pickle)
-    data = pack(_KIND, {"pickled": sorted(set(pickled))}, payload)
-    partial = f"{path}.{secrets.token_hex(4)}.part"
-    try:
-        with open(partial, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        with suppress(FileNotFoundError):
-            os.remove(partial)
-    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)  # the rename, too, outlives a power cut
-    finally:
-        os.close(folder)
+    container.write(path, _KIND, {"pickled": sorted(set(pickled))}, payload)
 
 
 def read_saved(path: str, *, trust: bool) -> SavedEnvs:
@@ -70,23 +52,17 @@ def read_saved(path: str, *, trust: bool) -> SavedEnvs:
     Raises:
         UsageError: there is no such file, it is damaged, it has another version, or it needs `trust`.
     """
-    try:
-        data = Path(path).read_bytes()
-    except OSError as exc:
-        raise UsageError(
-            f"cannot read {path}: {exc.strerror or exc}; give the path of a file that save() wrote"
-        ) from exc
-    header, payload = unpack(_KIND, data)
+    header, payload = container.read(path, _KIND)
     if header.get("pickled") and not trust:
         raise UsageError(
             f"{path} has pickled values of the types {header['pickled']}, and loading them can run any code that is in the file; if "
             "you wrote the file, give trust=True"
         )
     try:
-        values: Any = _native.decode(payload, load if trust else _refuse)
+        values: Any = _native.decode(payload, load if trust else refuse_pickle)
         saved = SavedEnvs(**_with_objects(values))
         if not trust:
-            _decode_parts(saved, _refuse)
+            _decode_parts(saved, refuse_pickle)
         return saved
     except UsageError:
         raise
@@ -127,7 +103,3 @@ def _with_objects(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _with_objects(part) for key, part in value.items()}
     return type(value)(map(_with_objects, value)) if type(value) in (list, tuple) else value
-
-
-def _refuse(_: bytes) -> object:
-    raise UsageError("a pickled value is not named in the header, so that the file was changed; give another file")

@@ -34,7 +34,7 @@ from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.option_values import common_cores
-from stepmill.spec.options import BackendName, OnFault, PoolOptions, RetryIn, Seeding, name_of_backend
+from stepmill.spec.options import BackendName, OnFault, PoolOptions, RetryIn, Seeding, context_of, name_of_backend
 from stepmill.spec.ray_options import hosts_kernels
 from stepmill.spec.records import changed
 from stepmill.worker.messages import ServerLocation, WorkerPlan, WorkerReport, WorkerSettings, dump, server_locations
@@ -67,9 +67,9 @@ class PoolResources:
         """Whether `close` has begun."""
         return not self._closers
 
-    def close(self) -> None:
-        """Release everything, once. The timeout is shorter while a KeyboardInterrupt is handled."""
-        self._close(is_interrupted=_is_interrupt(sys.exc_info()[0]))
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Release everything, once. The default timeout is shorter while a KeyboardInterrupt is handled."""
+        self._close(timeout_s, is_interrupted=timeout_s == CLOSE_TIMEOUT_S and _is_interrupt(sys.exc_info()[0]))
 
     def abandon(self) -> None:
         """Close a pool that the user has not closed, because it is garbage or the program ends.
@@ -79,15 +79,15 @@ class PoolResources:
         if self.is_closed:
             return
         last_type = getattr(sys, "last_type", None) if _native.is_exiting() else None
-        self._close(is_interrupted=_is_interrupt(sys.exc_info()[0]) or _is_interrupt(last_type))
+        self._close(CLOSE_TIMEOUT_S, is_interrupted=_is_interrupt(sys.exc_info()[0]) or _is_interrupt(last_type))
 
-    def _close(self, *, is_interrupted: bool) -> None:
+    def _close(self, timeout_s: float, *, is_interrupted: bool) -> None:
         with defer_signals():
             try:
                 self._closers.pop()
             except IndexError:
                 return
-            self._end(INTERRUPTED_CLOSE_TIMEOUT_S if is_interrupted else CLOSE_TIMEOUT_S)
+            self._end(INTERRUPTED_CLOSE_TIMEOUT_S if is_interrupted else timeout_s)
 
     def _end(self, timeout_s: float) -> None:
         if self.recovery is not None:
@@ -128,6 +128,7 @@ class PoolRuntime:
         plans: the plan of each worker.
         specs: the spec of each env, by env_id. Those of spares come last.
         server_locations: the location of each server, including those of spares.
+        load_s: the largest `load_s` of the workers, see `WorkerReport`.
     """
 
     backend: Backend
@@ -137,6 +138,7 @@ class PoolRuntime:
     state: _native.PoolState
     server_locations: tuple[ServerLocation, ...]
     revival: Revival
+    load_s: float
 
 
 def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolResources) -> PoolRuntime:
@@ -234,7 +236,8 @@ def _start(
     backend.attach(slab, state.post_request)
     state.attach(**traits_of(backend).driver)
     revival = Revival(PoolWait(state, recovery, options, specs[0]), recovery, options)
-    return PoolRuntime(backend, tuple(plans), specs, slab, state, server_locations(plans), revival)
+    load_s = max(report.load_s for report in reports)
+    return PoolRuntime(backend, tuple(plans), specs, slab, state, server_locations(plans), revival, load_s)
 
 
 def _make_reaper(slab: SharedSlab, traits: BackendTraits, options: PoolOptions) -> _native.Reaper:
@@ -311,7 +314,7 @@ def _warn_unused(choice: BackendName | Backend, options: PoolOptions, names: Seq
         place = "threads of nodes" if has_kernels else "this process"
         warn(
             f"{given}: no effect on the {choice.value} backend, because its envs run in {place}; "
-            f"use {option}='process', or leave them out",
+            f"use {option}='process', or leave them out"
         )
 
 
@@ -345,7 +348,7 @@ def worker_settings(options: PoolOptions) -> WorkerSettings:
     return WorkerSettings(
         autoreset=options.autoreset_mode,
         seeding=options.seeding,
-        context=options.context,
+        context=context_of(options),
         entropy=int.from_bytes(os.urandom(8), "little"),
         worker_env=options.workers.env if isinstance(options.workers.env, Mapping) else {},
         worker_threads=options.workers.threads,

@@ -20,19 +20,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NoReturn, cast
 
 from stepmill import _native
-from stepmill.backends.base import (
-    Backend,
-    too_many_workers_error,
-    traits_of,
-    worker_died_error,
-)
+from stepmill.backends.base import Backend, MonitoredBackend, too_many_workers_error, traits_of
 from stepmill.pool.call_log import AppliedSettings, CallLog
 from stepmill.pool.events import BeginRestart, CancelRestart, Death, Decision, Event, Remedy, ServerView, ServeWorker
+from stepmill.pool.faults import DEATH_HINTS
 from stepmill.pool.limits import FailureLimit
-from stepmill.pool.policies import POLICIES
-from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, WorkerDied
+from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, UsageError, WorkerDied, worker_died_error
 from stepmill.spec.options import PoolOptions
 from stepmill.worker.channel import wait_ready
 from stepmill.worker.messages import Request, RequestKind, WorkerPlan, WorkerReport
@@ -144,17 +140,28 @@ class WorkerRecord:
     start_s: float = 0.0
 
 
+class _NoState:
+    """Takes the place of the pool state before the pool runs and after its end."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ClosedPoolError("the pool is closed; make a new one")
+
+
+_NO_STATE: Any = _NoState()
+
+
 class WorkerSupervisor:
     """Owns the records of a pool's workers, which other code only reads. Only the pool's thread uses it."""
 
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
-        self.policy = POLICIES[options.on_fault]  # for deaths
+        self.death_hint = DEATH_HINTS[options.on_fault]
         self.log = CallLog(sum(len(plan.env_ids) for plan in plans), options.restarts.replay_log_bytes // 2)
         self._backend = backend
         self._traits = traits_of(backend)
+        self._monitor = cast("MonitoredBackend", backend)  # of workers that die or are restarted
         is_remote = self._traits.nodes is not None  # a restart may then wait for a machine, and needs no core here
         self._turns = threading.Semaphore(len(plans) + 1 if is_remote else _native.usable_cores())
-        self.attached_state: _native.PoolState | None = None  # None unless the pool runs
+        self.state: _native.PoolState = _NO_STATE  # of the pool whose workers these are
         self._reaper: _native.Reaper | None = None
         self.records = [
             WorkerRecord(
@@ -165,20 +172,18 @@ class WorkerSupervisor:
             for plan in plans
         ]
         self._has_spares = options.resets.spare_envs > 0
-        self._worker_of_server = {server: plan.worker for plan in plans for server in plan.env_ids}
+        self.worker_of_server = {server: plan.worker for plan in plans for server in plan.env_ids}
 
     def attach(self, state: _native.PoolState, reaper: _native.Reaper | None = None) -> None:
         """Store the pool state, and the reaper if workers can die."""
-        self.attached_state, self._reaper = state, reaper
-
-    @property
-    def state(self) -> _native.PoolState:
-        """The pool state whose workers these are."""
-        if self.attached_state is None:
-            raise ClosedPoolError("the pool is closed; make a new one")
-        return self.attached_state
+        self.state, self._reaper = state, reaper
 
     # ---- queries --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the pool runs. If not, every use of `state` raises ClosedPoolError."""
+        return self.state is not _NO_STATE
 
     @property
     def can_restart_living(self) -> bool:
@@ -202,7 +207,9 @@ class WorkerSupervisor:
 
     def envs_of(self, worker: int) -> list[int]:
         """Return the envs that a worker serves. With spares, these may differ from those of its plan."""
-        return sorted(view.env_id for view in self.views_of(worker) if view.env_id is not None)
+        if not self._has_spares:
+            return list(self.records[worker].plan.env_ids)
+        return sorted([view.env_id for view in self.views_of(worker) if view.env_id is not None])
 
     def worker_of(self, env_id: int) -> int:
         """Return the worker that serves an env."""
@@ -210,10 +217,10 @@ class WorkerSupervisor:
 
     def workers_of(self, env_ids: Sequence[int]) -> dict[int, int]:
         """Return the workers that serve envs, by env."""
-        state = self.state  # raises an error if the pool is closed
+        view = self.state.view  # raises an error if the pool is closed
         if not self._has_spares:  # the server of an env has its number
-            return {env_id: self._worker_of_server[env_id] for env_id in env_ids}
-        return {env_id: view.worker for env_id, view in zip(env_ids, state.view(env_ids=env_ids), strict=True)}
+            return {env_id: self.worker_of_server[env_id] for env_id in env_ids}
+        return {env_id: own.worker for env_id, own in zip(env_ids, view(env_ids=env_ids), strict=True)}
 
     def record_deaths(self, events: Iterable[Event] | None = None) -> Mapping[int, Death]:
         """Record the deaths among these events, or among those that the pool state has now. Return them by worker."""
@@ -251,7 +258,7 @@ class WorkerSupervisor:
         monitor, nodes, worker = self._traits.monitor, self._traits.nodes, death.worker
         code = None if monitor is None else monitor.exit_code(worker)
         node, cause = (None, None) if nodes is None else (nodes.describe_node(worker), nodes.cause_of_death(worker))
-        error = worker_died_error(worker, death.env_ids, code, hint=self.policy.death_hint, node=node, cause=cause)
+        error = worker_died_error(worker, death.env_ids, code, hint=self.death_hint, node=node, cause=cause)
         error.running_env_id = death.running[0] if len(death.running) == 1 else None
         return error
 
@@ -297,10 +304,12 @@ class WorkerSupervisor:
         """Refuse a restart that cannot succeed.
 
         Raises:
-            UsageError: the worker is a thread that still runs.
+            UsageError: the worker is not a process of its own, and still runs.
         """
-        if self._traits.monitor is not None and not self.can_restart_living:
-            self._traits.monitor.end_worker(worker)  # raises if the thread still runs
+        if not self.can_restart_living:
+            if self.records[worker].state not in DEAD:
+                raise UsageError(f"worker {worker} cannot be restarted while it runs; use backend='process'")
+            self._monitor.end_worker(worker)  # raises if its thread still runs
 
     def plan_restart(
         self,
@@ -336,9 +345,9 @@ class WorkerSupervisor:
             with contextlib.suppress(StepmillError):  # the worker has died or hangs, or the pool was closed
                 for future in self._backend.call(requests):
                     future.result()
-            deadline, monitor = time.monotonic() + END_S, self._traits.monitor
-            while monitor is not None and time.monotonic() < deadline:
-                if wait_ready({monitor.pidfds[worker]: select.POLLIN}, deadline):
+            deadline = time.monotonic() + END_S
+            while time.monotonic() < deadline:
+                if wait_ready({self._monitor.pidfds[worker]: select.POLLIN}, deadline):
                     return
 
         return end
@@ -352,13 +361,12 @@ class WorkerSupervisor:
     def _make_task(
         self, record: WorkerRecord, delay_s: float, before: Callable[[], object] | None = None
     ) -> RestartTask:
-        worker, state, backend, monitor = record.plan.worker, self.state, self._backend, self._traits.monitor
+        worker, state, backend = record.plan.worker, self.state, self._monitor
 
         def settings() -> Iterator[Request]:
-            servers = record.plan.env_ids
-            yield from record.settings.requests(
-                [each for each in servers if record.remedy is not Remedy.KEEP or not self.log.is_whole(each)]
-            )
+            is_kept = record.remedy is Remedy.KEEP
+            servers = [each for each in record.plan.env_ids if not (is_kept and self.log.is_whole(each))]
+            yield from record.settings.requests(servers)
 
         def restart(cancelled: threading.Event) -> WorkerReport:
             if not cancelled.wait(delay_s) and before is not None:
@@ -366,9 +374,8 @@ class WorkerSupervisor:
             with self._turns:
                 if cancelled.is_set():
                     raise ClosedPoolError("the pool was closed before its worker was restarted; make a new one")
-                if monitor is not None:
-                    monitor.end_worker(worker)
-                    state.clear_dead_worker(worker)
+                backend.end_worker(worker)
+                state.clear_dead_worker(worker)
                 began_s = time.monotonic()
                 report = backend.revive(worker, settings())
                 task.start_s = time.monotonic() - began_s
@@ -380,8 +387,7 @@ class WorkerSupervisor:
     def finish_restarts(self) -> tuple[list[WorkerRecord], list[Decision]]:
         """Process the outcomes of restarts that are done.
 
-        Return the records of workers whose envs are built, and decisions about those that stay dead. The caller must
-        then call `serve` for each record.
+        Return the records of workers whose envs are built, and the decisions that they serve or that others stay dead.
         """
         built, decisions = [], list[Decision]()
         for record in self.records:
@@ -393,16 +399,16 @@ class WorkerSupervisor:
                 decisions += self._retry(record, result)
             else:
                 record.pid, record.start_s, record.served_s = result.pid, task.start_s, time.monotonic()
+                decisions.append(self.serve(record))
                 built.append(record)
         return built, decisions
 
     def serve(self, record: WorkerRecord) -> Decision:
         """Let a restarted worker carry out the commands that wait for it."""
-        worker, monitor = record.plan.worker, self._traits.monitor
+        worker = record.plan.worker
         self._move(record, WorkerState.SERVING)
-        pidfd = -1 if monitor is None else monitor.pidfds[worker]
         record.generation += 1
-        return ServeWorker(worker, record.generation - 1, pidfd, record.pid)
+        return ServeWorker(worker, record.generation - 1, self._monitor.pidfds[worker], record.pid)
 
     def _retry(self, record: WorkerRecord, error: StepmillError) -> list[Decision]:
         worker, record.error = record.plan.worker, error
@@ -429,7 +435,7 @@ class WorkerSupervisor:
 
     def settings_of(self, server: int) -> AppliedSettings:
         """Return the settings to re-apply to the worker that owns an env object."""
-        return self.records[self._worker_of_server[server]].settings
+        return self.records[self.worker_of_server[server]].settings
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
@@ -444,4 +450,4 @@ class WorkerSupervisor:
         for record in self.records:
             if record.task is not None and record.task.ident is not None:
                 record.task.join(JOIN_S)
-        self.attached_state = self._reaper = None
+        self.state, self._reaper = _NO_STATE, None

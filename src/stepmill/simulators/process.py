@@ -230,13 +230,14 @@ class SimulatorProcess:
         with suppress(subprocess.TimeoutExpired):
             status = self._process.wait(_END_S)
             names = {n: each.name for each in signal.Signals for n in (-each, other_side.FIRST_SIGNAL + each)}
-            end = f"was ended by {names[status]}" if status in names else f"ended with exit status {status}"
+            # An env may also exit with the status of a signal.
+            note = f" ({other_side.FIRST_SIGNAL} + {names[status]})" if status in names else ""
+            end = f"was ended by {names[status]}" if status < 0 and note else f"ended with exit status {status}{note}"
         while self._pass_on_errors():
             pass
-        if not self._has_begun:
-            self._print(bytes(self._arrived))
         self.kill(end)
         if not self._has_begun:
+            self._print(bytes(self._arrived))
             return self._start_error(f"{end} before it ran stepmill's program")
         return SimulatorError(f"the simulator's process {end}; {self._last_lines()}; {_RESET}")
 

@@ -1,6 +1,6 @@
 """Reads the counters of a pool from its slab, in the learner or in another process that attaches.
 
-The counters are C++ structures (`_native/shared/statistics.hpp`, `protocol.hpp`), whose offsets native code returns. The slab has a
+The counters are C++ structures (`_native/shared/statistics.def`, `protocol.hpp`), whose formats native code returns. The slab has a
 description as JSON (`Description`), which says where the structures are. The pool words at the beginning of the slab
 say where the description is.
 """
@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from itertools import chain
 from typing import Any, Protocol, cast
@@ -25,8 +25,10 @@ from stepmill._version import __version__
 from stepmill.spec.errors import EngineBug
 from stepmill.spec.stats import NS, Durations, LearnerStats, PoolStats, WorkerStats
 
-NUMBER, WORD = "<u8", "<u4"
-HEADER_BYTES = 64
+_PLACES: dict[type[Any], dict[str, list[str]]] = {
+    kind: {each.name: each.metadata["at"].split(".") for each in fields(kind) if each.metadata["at"]}
+    for kind in (PoolStats, LearnerStats, WorkerStats)
+}
 
 
 class SlabBytes(Protocol):
@@ -121,37 +123,9 @@ def description_bytes(num_workers: int, num_servers: int) -> int:
 
 
 @cache
-def _formats() -> dict[str, np.dtype[Any]]:
-    """Return the structures that have counters, as NumPy types by name."""
-    offsets = _native.counter_offsets()
-
-    def make(name: str, special: Mapping[str, object]) -> np.dtype[Any]:
-        size_bytes, fields = offsets[name]
-        formats = [special.get(field, NUMBER) for field in fields]
-        places = {"names": [*fields], "formats": formats, "offsets": [*fields.values()], "itemsize": size_bytes}
-        return cast("np.dtype[Any]", np.dtype(cast("Any", places)))
-
-    words = dict.fromkeys(
-        ("version", "pid", "num_restarts", "num_deaths", "num_recycles", "dead", "current", "running", "num_spares"),
-        WORD,
-    )
-    histogram = make("histogram", {"buckets": (NUMBER, (len(_native.bucket_stops_ns()),))})
-    learner = make("learner", {})
-    event = make("event", {"server": WORD, "kind": WORD})
-    return {
-        "pool": make("pool", {**words, "counters": learner}),
-        "env": make("env", {**words, "num_faults": (WORD, (8,))}),
-        "learner_words": make("learner_words", words),
-        "worker": make("worker", words),
-        "server": make("server", {"step": histogram, "reset": histogram}),
-        "event": event,
-        **{name: make(name, {"events": (event, (_ring_size(name),))}) for name in ("worker_trace", "learner_trace")},
-    }
-
-
-def _ring_size(name: str) -> int:
-    size_bytes, fields = _native.counter_offsets()[name]
-    return (size_bytes - fields["events"]) // _native.counter_offsets()["event"][0]
+def formats() -> dict[str, np.dtype[Any]]:
+    """Return the structures of the slab that are read from Python, by name."""
+    return {name: np.dtype(cast("Any", fields)) for name, fields in _native.counter_formats().items()}
 
 
 class TraceReader:
@@ -169,13 +143,12 @@ class TraceReader:
 
     def _read_ring(self, memory: memoryview, thread: int) -> NDArray[Any]:
         name, offset = self._rings[thread]
-        dtype = _formats()[name]
-        ring = _view(memory, dtype, offset, 1)[0]
+        ring = _view(memory, name, offset)[0]
         capacity = len(ring["events"])
         stop, first = int(ring["num_events"]), self._num_read[thread]
         self._num_read[thread] = stop
         if first < 0:
-            return np.empty(0, _formats()["event"])
+            return np.empty(0, formats()["event"])
         copied = ring["events"][np.arange(max(first, stop - capacity), stop) % capacity]
         # The thread continues to write. Events that it may have overwritten, or may be writing now, are dropped.
         overwritten = int(ring["num_events"]) - capacity + 1
@@ -184,16 +157,17 @@ class TraceReader:
         return cast("NDArray[Any]", kept)
 
 
-def read_header(memory: bytes | memoryview) -> tuple[int, int, int, int, int]:
-    """Return magic, layout version, size, and offset and size of the description, from the first HEADER_BYTES of a slab."""
-    offsets = _native.counter_offsets()["pool"][1]
+def read_header(memory: SlabBytes) -> tuple[int, int, int, int]:
+    """Return magic, layout version, and offset and size of the description.
 
-    def number(name: str, size: int) -> int:
-        return int.from_bytes(memory[offsets[name] : offsets[name] + size], "little")
-
-    fields = (("magic", 8), ("version", 4), ("size_bytes", 8), ("description_offset", 8), ("description_bytes", 8))
-    magic, version, size_bytes, offset, num_bytes = (number(name, size) for name, size in fields)
-    return magic, version, size_bytes, offset, num_bytes
+    Raises:
+        ValueError: the memory is too short.
+    """
+    header = _view(memory, "header", 0)[0]
+    magic, version, offset, size_bytes = (
+        int(header[name]) for name in ("magic", "version", "description_offset", "description_bytes")
+    )
+    return magic, version, offset, size_bytes
 
 
 class CounterReader:
@@ -210,83 +184,61 @@ class CounterReader:
         Raises:
             ValueError: the slab is shorter than its description says.
         """
-        about, formats = self._description, _formats()
-        pool = _view(memory, formats["pool"], 0, 1)[0]
-        envs = _view(memory, formats["env"], about.env_counters, about.num_envs)
-        offsets = [
-            start + _native.server_counters_offset(len(owned))
-            for start, owned in zip(about.worker_words, about.servers, strict=True)
-        ]
-        servers = np.empty(len(self._servers), formats["server"])
-        for offset, owned in zip(offsets, about.servers, strict=True):
-            servers[owned] = _view(memory, formats["server"], offset, len(owned))
+        about = self._description
+        servers = np.empty(len(self._servers), formats()["server"])
+        for start, owned in zip(about.worker_words, about.servers, strict=True):
+            offset = start + _native.server_word_offsets(len(owned))["counters"]
+            servers[owned] = _view(memory, "server", offset, len(owned))
         workers = tuple(self._read_worker(memory, worker, servers) for worker in range(len(about.servers)))
-        learner = pool["counters"]
+        learner = _view(memory, "learner", 0)[0]
         elapsed_s = (time.monotonic_ns() - about.began_ns) * NS
+        parts = self._read_numbers(LearnerStats, learner=learner)
+        elsewhere_s = max(0.0, elapsed_s - parts["send_s"] - parts["wait_s"] - parts["gather_s"])
         return PoolStats(
             elapsed_s=elapsed_s,
             num_envs=about.num_envs,
             workers=workers,
-            learner=_learner_stats(learner, elapsed_s),
-            step=self._durations(servers["step"]),
-            reset=self._durations(servers["reset"]),
-            faults=envs["num_faults"].astype(np.int64),
-            spilled=servers["num_spilled"].astype(np.int64),
-            spares=envs["num_spares"].astype(np.int64),
-            spares_used=int(learner["num_spares_used"]),
-            spares_waited=int(learner["num_spares_waited"]),
-            lease_copies=int(learner["num_lease_copies"]),
+            learner=LearnerStats(elsewhere_s=elsewhere_s, **parts),
+            **self._read_numbers(
+                PoolStats, learner=learner, server=servers, env=_view(memory, "env", about.env_counters, about.num_envs)
+            ),
             leased_slots=leased_slots,
             replay_log_bytes=replay_log_bytes,
             backend=about.backend,
         )
 
     def _read_worker(self, memory: SlabBytes, worker: int, servers: NDArray[Any]) -> WorkerStats:
-        about, formats = self._description, _formats()
-        own = _view(memory, formats["worker"], about.worker_words[worker], 1)[0]
-        learners = _view(memory, formats["learner_words"], about.learner_words[worker], 1)[0]
+        about = self._description
+        own = _view(memory, "worker", about.worker_words[worker])[0]
+        process = _view(memory, "process", about.learner_words[worker])[0]
         owned = about.servers[worker]
-        step_s = float(servers["step"]["total_ns"][owned].sum()) * NS
-        reset_s = float(servers["reset"]["total_ns"][owned].sum()) * NS
+        step_s, reset_s = (float(servers[name]["total_ns"][owned].sum()) * NS for name in ("step", "reset"))
         local = int(own["current"])
         return WorkerStats(
             worker=worker,
-            pid=int(learners["pid"]),
+            pid=int(process["pid"]),
             step_s=step_s,
             reset_s=reset_s,
             # The sums of durations are estimates, so the difference may be below 0.
             publish_s=max(0.0, float(own["busy_ns"]) * NS - step_s - reset_s),
-            wait_s=float(own["wait_ns"]) * NS,
-            steps=int(own["num_steps"]),
-            resets=int(own["num_resets"]),
-            reset_retries=int(own["num_retries"]),
-            restarts=int(learners["num_restarts"]),
-            deaths=int(learners["num_deaths"]),
-            recycles=int(learners["num_recycles"]),
             current=owned[local] if local < len(owned) else None,
-            is_dead=bool(learners["dead"]),
+            is_dead=bool(process["dead"]),
+            **self._read_numbers(WorkerStats, worker=own, process=process),
         )
 
-    def _durations(self, histograms: NDArray[Any]) -> Durations:
-        return Durations(
-            counts=histograms["buckets"].astype(np.int64),
-            stops_s=self._stops_s,
-            total_s=histograms["total_ns"] * NS,
-            max_s=histograms["max_ns"] * NS,
-        )
+    def _read_numbers(self, kind: type[Any], **structures: NDArray[Any]) -> dict[str, Any]:
+        """Return the fields of a class of statistics that are numbers in these structures."""
+        return {field: self._read_number(name, structures[of][name]) for field, (of, name) in _PLACES[kind].items()}
+
+    def _read_number(self, name: str, found: Any) -> Any:
+        if found.dtype.names:
+            counts, total_s, max_s = found["buckets"].astype(np.int64), found["total_ns"] * NS, found["max_ns"] * NS
+            return Durations(counts=counts, stops_s=self._stops_s, total_s=total_s, max_s=max_s)
+        if found.ndim:
+            return found.astype(np.int64)
+        return float(found) * NS if name.endswith("_ns") else int(found)
 
 
-def _learner_stats(counters: Any, elapsed_s: float) -> LearnerStats:
-    send_s, wait_s, gather_s = (float(counters[name]) * NS for name in ("send_ns", "wait_ns", "gather_ns"))
-    return LearnerStats(
-        send_s=send_s,
-        wait_s=wait_s,
-        gather_s=gather_s,
-        elsewhere_s=max(0.0, elapsed_s - send_s - wait_s - gather_s),
-        sends=int(counters["num_sends"]),
-        batches=int(counters["num_batches"]),
-    )
-
-
-def _view(memory: SlabBytes, dtype: np.dtype[Any], offset: int, count: int) -> NDArray[Any]:
+def _view(memory: SlabBytes, structure: str, offset: int, count: int = 1) -> NDArray[Any]:
+    dtype = formats()[structure]
     return np.frombuffer(memory[offset : offset + count * dtype.itemsize], dtype, count)

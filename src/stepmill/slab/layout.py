@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stepmill import _native
-from stepmill.slab.counters import description_bytes
+from stepmill.slab.counters import description_bytes, formats
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.tree import Leaf, leaves
 
@@ -71,7 +71,7 @@ class WritableParts:
 def _merge_pages(ranges: Iterable[Range]) -> list[Range]:
     merged: list[Range] = []
     for start, stop in sorted(ranges):
-        pages = start // PAGE_BYTES * PAGE_BYTES, _round_up(stop, PAGE_BYTES)
+        pages = start // PAGE_BYTES * PAGE_BYTES, -(-stop // PAGE_BYTES) * PAGE_BYTES
         if merged and pages[0] <= merged[-1][1]:
             last = merged.pop()
             pages = last[0], max(pages[1], last[1])
@@ -163,7 +163,7 @@ class _Builder:
         plan["shared_words"] = self._slab.place("shared words", _native.SHARED_WORDS_BYTES)
         num_local = max(len(owned) for owned in self._servers)
         self._segment.place("words", _native.worker_words_bytes(num_local))
-        trace = self._segment.place("trace", _native.counter_offsets()["worker_trace"][0])
+        trace = self._segment.place("trace", formats()["worker_trace"].itemsize)
         split: dict[str, Column] = {}
         if self._is_split:
             plan.update(self._place_results(self._segment, self._spec.batch_size * num_local))
@@ -208,10 +208,10 @@ class _Builder:
             "private_slots": PRIVATE_SLOTS,
             "lease_bytes": LEASE_BYTES,
             "servers": [list(owned) for owned in self._servers],
-            "pool_words": placer.place("pool words", _native.POOL_WORDS_BYTES),
+            "pool_words": placer.place("pool words", formats()["header"].itemsize),
             "description": (placer.place("description", room), room),
-            "learner_trace": placer.place("learner's trace", _native.counter_offsets()["learner_trace"][0]),
-            "env_counters": placer.place("env counters", _native.ENV_COUNTERS_BYTES * num_envs),
+            "learner_trace": placer.place("learner's trace", formats()["learner_trace"].itemsize),
+            "env_counters": placer.place("env counters", formats()["env"].itemsize * num_envs),
             "learner_words": [
                 placer.place(f"learner's words of worker {worker}", _native.learner_words_bytes(len(owned)))
                 for worker, owned in enumerate(self._servers)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import cast
 
 from stepmill import _native
@@ -74,8 +75,8 @@ class SharedSlab:
 
         They are the slab's memfd, the command memfd and result memfd of each lane, and the pool's eventfd.
         """
-        pairs = (fd for lane in lanes for fd in self.native.fds_of(lane))
-        return [self._memory.fileno(), *pairs, self.event]
+        native = self.native
+        return [self._memory.fileno(), *chain.from_iterable(map(native.fds_of, lanes)), native.event_fd]
 
     def plan_for(self, lanes: Iterable[int]) -> Mapping[str, object]:
         """Return the plan for one worker process. "writable" has the ranges of bytes that each of its lanes may write."""

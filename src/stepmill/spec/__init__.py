@@ -12,6 +12,5 @@ kernel   the description of a kernel
 stats    the statistics of a pool
 received Received and EnvFault: the results and faults of Pool.receive
 notices  warnings that point to the user's line
-capsule  the file format of crash capsules
-json_values  values and constructors as JSON
+container  a file format: a header, a payload and a checksum
 """

@@ -378,17 +378,46 @@ def join_errors(errors: Sequence[StepmillError]) -> StepmillError:
     return joined
 
 
-def describe_exit(exit_code: int | None) -> str:
-    """Return how a process ended, for the text of an error."""
-    name = signal_name(exit_code)
-    return f"was ended by {name}" if name else "ended" if exit_code is None else f"ended with exit code {exit_code}"
+def describe_exit(status: int | None) -> tuple[str, int | None, str | None]:
+    """Return how a process ended: as a text for an error, its exit code, and the name of the signal that ended it."""
+    if status is None:
+        return "ended", None, None
+    if status >= 0:
+        return f"ended with exit code {status}", status, None
+    names = {each.value: each.name for each in signal.Signals}
+    name = names.get(-status, f"signal {-status}")  # signals of real time have no names
+    return f"was ended by {name}", None, name
 
 
-def signal_name(exit_code: int | None) -> str | None:
-    """Return the name of the signal that ended a process, or None if no signal did."""
-    if exit_code is None or exit_code >= 0:
-        return None
-    try:
-        return signal.Signals(-exit_code).name
-    except ValueError:
-        return f"signal {-exit_code}"  # a real-time signal has no name
+def worker_died_error(
+    worker: int,
+    env_ids: Sequence[int],
+    exit_code: int | None,
+    *,
+    hint: str,
+    node: str | None = None,
+    cause: str | None = None,
+) -> WorkerDied:
+    """Return the error for a worker that has ended.
+
+    Args:
+        worker: the number of the worker.
+        env_ids: the envs of the worker.
+        exit_code: its exit status, or minus the number of the signal that ended it; None if it is not known.
+        hint: what the user can do, or what the worker was doing.
+        node: the node where the worker ran. None if it ran on this machine.
+        cause: why the worker ended. None if its exit status says so.
+    """
+    how, code, name = describe_exit(exit_code)
+    text = f"worker {worker}{f' on {node}' if node else ''} {cause or how}; {_lost(env_ids)}; {hint}"
+    return WorkerDied(text, worker=worker, env_ids=env_ids, exit_code=code, signal_name=name, node=node)
+
+
+def name_envs(error: WorkerDied, env_ids: Sequence[int]) -> None:
+    """Change which envs the error names. With spares, a worker may serve other envs than those of its plan."""
+    error.message = error.message.replace(_lost(error.env_ids), _lost(env_ids), 1)
+    error.env_ids, error.args = tuple(env_ids), (error.message,)
+
+
+def _lost(env_ids: Sequence[int]) -> str:
+    return f"its envs {list(env_ids)} are lost" if env_ids else "it served no env"

@@ -68,7 +68,7 @@ def _mix(base: type[Any], other: type[Any]) -> type[Any]:
 
 
 def unmixed(cls: type[_Base]) -> type[_Base]:
-    """Return the argument `base` of `mix` if `mix` made this class, else the class itself."""
+    """Return the class from which `mix` made this class, or the class itself if `mix` did not make it."""
     found: type[_Base] = getattr(cls, _UNMIXED, cls)
     return found
 

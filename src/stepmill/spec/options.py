@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from stepmill.spec.choices import AutoresetMode as AutoresetMode
@@ -27,7 +28,7 @@ from stepmill.spec.option_values import (
     checked_function,
     plain,
 )
-from stepmill.spec.ray_options import RayOptions, check_ray, hosts_kernels
+from stepmill.spec.ray_options import RayOptions, hosts_kernels
 from stepmill.spec.records import Record, amount, changed, checked, choice, count, leaves_of, merged, record, switch
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ class OptionKeywords(TypedDict, total=False):
     backend: BackendName | Literal["auto", "serial", "thread", "process", "envpool", "kernel", "ray"] | Backend
     num_workers: int | None
     envs_per_worker: int | None
-    context: Context | Literal["forkserver", "fork", "spawn"]
+    context: Context | Literal["forkserver", "fork", "spawn"] | None
     autoreset_mode: AutoresetMode | gymnasium.vector.AutoresetMode | Literal["NextStep", "SameStep", "Disabled"]
     seeding: Seeding | Literal["continue", "per_episode", "fixed"]
     num_episodes: int | None
@@ -201,7 +202,7 @@ class PoolOptions(Record):
             ignores it. With kernels it is the number of threads that run envs, including the caller's.
         envs_per_worker: the number of envs per worker, in place of num_workers. 1 isolates the envs
             from each other.
-        context: how worker processes start.
+        context: how worker processes start. None means "forkserver".
         autoreset_mode: when an env is reset after the end of an episode.
         seeding: where the seeds of automatic resets come from.
         num_episodes: the number of episodes per env, after which the env is exhausted until it is reset. None means no
@@ -224,7 +225,7 @@ class PoolOptions(Record):
     backend: BackendName | Backend = checked(BackendName.AUTO, lambda _, value: _backend(value))
     num_workers: int | None = count(None)
     envs_per_worker: int | None = count(None, 1)
-    context: Context = choice(Context.FORKSERVER, Context)
+    context: Context | None = choice(None, Context)
     autoreset_mode: AutoresetMode = choice(AutoresetMode.NEXT_STEP, AutoresetMode)  # Gymnasium's have the same values
     seeding: Seeding = choice(Seeding.CONTINUE, Seeding)
     num_episodes: int | None = count(None, 1)
@@ -251,77 +252,60 @@ class PoolOptions(Record):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tuning.slots > MAX_SLOTS:
-            raise UsageError(
-                f"tuning.slots={self.tuning.slots} is too large; use {MAX_SLOTS} or less (each slot holds a batch)"
-            )
-        self._check_workers()
-        self._check_envpool()
-        self._check_kernel()
-        check_ray(self.ray, is_chosen=self.backend is BackendName.RAY, is_forked=self.context is Context.FORK)
-        self._check_replay()
-        self._check_spares()
-        if self.restarts.recycles:
-            self._check_recycling()
+        if text := next(chain(self._conflicts_of_backend(), self._conflicts_of_episodes()), None):
+            raise UsageError(text)
 
-    def _check_workers(self) -> None:
+    def _conflicts_of_backend(self) -> Iterator[str]:
+        """Yield a text for each option that does not fit the backend, or the other options of workers."""
+        if self.tuning.slots > MAX_SLOTS:
+            yield f"tuning.slots={self.tuning.slots} is too large; use {MAX_SLOTS} or less (each slot holds a batch)"
         if self.num_workers is not None and self.envs_per_worker is not None:
-            raise UsageError(
-                f"num_workers={self.num_workers} and envs_per_worker={self.envs_per_worker} are both given; "
-                "give at most one of them"
-            )
+            given = f"num_workers={self.num_workers} and envs_per_worker={self.envs_per_worker}"
+            yield f"{given} are both given; give at most one of them"
         if self.num_workers == 0 and self.backend not in (BackendName.AUTO, BackendName.SERIAL):
-            raise UsageError(
-                f"num_workers=0 leaves the {name_of_backend(self.backend)} backend without workers; "
-                "use backend='serial', or at least 1 worker"
-            )
+            name = name_of_backend(self.backend)
+            yield f"num_workers=0 leaves the {name} backend without workers; use backend='serial', or at least 1 worker"
         if self.workers.threads_per_worker > 1 and self.backend is BackendName.RAY:
-            raise UsageError(
+            yield (
                 f"workers.threads_per_worker={self.workers.threads_per_worker} does not work with backend='ray', whose nodes "
                 "exchange the commands of whole workers; leave it out, and give one worker per env with envs_per_worker=1"
             )
-
-    def _check_envpool(self) -> None:
-        if self.backend is not BackendName.ENVPOOL:
-            return
-        if unsupported := changed(self, _NOT_OF_ENVPOOL):
-            raise UsageError(
+        if self.backend is BackendName.ENVPOOL and (unsupported := changed(self, _NOT_OF_ENVPOOL)):
+            yield (
                 f"backend='envpool' does not support {', '.join(unsupported)}: EnvPool has its own threads (num_threads), "
                 "resets its envs itself, and seeds them when their pool is made; leave out what it does not support"
             )
-
-    def _check_kernel(self) -> None:
-        if self.backend is not BackendName.KERNEL and not hosts_kernels(self.ray):
-            return
-        if unkept := changed(self, _NOT_OF_KERNELS):
-            raise UsageError(
+        has_kernels = self.backend is BackendName.KERNEL or hosts_kernels(self.ray)
+        if has_kernels and (unkept := changed(self, _NOT_OF_KERNELS)):
+            yield (
                 f"{', '.join(unkept)}: kernels have no worker processes, and their resets take no time; leave them out, "
                 "and set the number of threads with num_workers"
             )
+        if self.ray != RayOptions() and self.backend is not BackendName.RAY:
+            yield "the option ray is only for backend='ray'; give backend='ray', or leave it out"
+        if self.backend is BackendName.RAY and self.context is Context.FORK:
+            yield "backend='ray' cannot fork this program on other machines; use context='forkserver' or 'spawn'"
 
-    def _check_replay(self) -> None:
+    def _conflicts_of_episodes(self) -> Iterator[str]:
+        """Yield a text for each option about faults and resets that does not fit the others."""
+        is_same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         if OnFault.REPLAY in (self.on_fault, self.restarts.on_raise) and self.seeding is not Seeding.PER_EPISODE:
-            raise UsageError(
-                "on_fault='replay' needs seeding='per_episode', because it must repeat an episode with its seed; give both"
-            )
-
-    def _check_spares(self) -> None:
-        if self.resets.spare_envs and self.autoreset_mode is AutoresetMode.SAME_STEP:
-            raise UsageError(
+            yield "on_fault='replay' needs seeding='per_episode', because it must repeat an episode with its seed; give both"
+        if self.resets.spare_envs and is_same_step:
+            yield (
                 "resets.spare_envs does not work with autoreset_mode SAME_STEP: its results already hold the next episode's first "
                 "observation, and which spare env that comes from would depend on timing; use NEXT_STEP"
             )
-
-    def _check_recycling(self) -> None:
         recycling = "restarts.recycle_after_episodes and restarts.recycle_above_mb need"
-        if self.autoreset_mode is AutoresetMode.SAME_STEP and self.on_fault is not OnFault.REPLAY:
-            raise UsageError(
+        if self.restarts.recycles and is_same_step and self.on_fault is not OnFault.REPLAY:
+            yield (
                 f"{recycling} on_fault='replay' with autoreset_mode SAME_STEP: you have the first observation of the next episode "
                 "already, so the new process must repeat its reset; give on_fault='replay' and seeding='per_episode', or use NEXT_STEP"
             )
-        if self.resets.spare_envs and self.seeding is Seeding.CONTINUE:
-            raise UsageError(
-                f"{recycling} seeding='per_episode' or 'fixed' with resets.spare_envs, which begin the episode of their predecessors; give one of the two"
+        if self.restarts.recycles and self.resets.spare_envs and self.seeding is Seeding.CONTINUE:
+            yield (
+                f"{recycling} seeding='per_episode' or 'fixed' with resets.spare_envs, which begin the episode of their predecessors; "
+                "give one of the two"
             )
 
 
@@ -348,7 +332,7 @@ def merge_options(options: PoolOptions | None, keywords: Mapping[str, object], *
     given = PoolOptions() if options is None else options
     chosen = {*changed(given), *(name for name, value in keywords.items() if value is not None)}
     unset: dict[str, Any] = {name: value for name, value in defaults.items() if name not in chosen}
-    return merged(replace(given, **unset), keywords)
+    return merged(replace(given, **unset) if unset else given, keywords)
 
 
 def check_option_names(keywords: Mapping[str, object]) -> None:
@@ -374,7 +358,7 @@ def check_option_names(keywords: Mapping[str, object]) -> None:
 
 
 def _leaf_of(kind: type[Record], name: str) -> str | None:
-    """Return the field of a record that a name means: its own name, or with the record's name before or after it."""
+    """Return the field of a record that a name means: `retries`, `reset_retries` and `retries_resets` are that field of `resets`."""
     for leaf in kind.__dataclass_fields__:
         if name in (leaf, f"{kind._option.rstrip('s')}_{leaf}", f"{leaf}_{kind._option}"):
             return leaf
@@ -414,6 +398,11 @@ def flat_options(keywords: Mapping[str, object]) -> dict[str, object]:
 def pop_options(keywords: dict[str, Any]) -> dict[str, Any]:
     """Remove the fields of PoolOptions from keyword arguments, and return them."""
     return {name: keywords.pop(name) for name in OPTION_NAMES if name in keywords}
+
+
+def context_of(options: PoolOptions) -> Context:
+    """Return how worker processes start: the option `context`, or FORKSERVER if it is not given."""
+    return options.context or Context.FORKSERVER
 
 
 def name_of_backend(backend: object) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stepmill.spec.errors import UsageError
 from stepmill.spec.records import Record, amount, checked, count, word
 
 
@@ -51,21 +50,3 @@ class RayOptions(Record):
 def hosts_kernels(given: RayOptions) -> bool:
     """Return whether the nodes run kernels."""
     return given.host == "kernel"
-
-
-def check_ray(given: RayOptions, *, is_chosen: bool, is_forked: bool) -> None:
-    """Check the option `ray` together with the others.
-
-    Args:
-        given: the value of the option.
-        is_chosen: whether the backend is "ray".
-        is_forked: whether the context is "fork".
-    Raises:
-        UsageError: the option does not fit the other options.
-    """
-    if given != RayOptions() and not is_chosen:
-        raise UsageError("the option ray is only for backend='ray'; give backend='ray', or leave it out")
-    if is_chosen and is_forked:
-        raise UsageError(
-            "backend='ray' cannot fork this program on other machines; use context='forkserver' or 'spawn'"
-        )

@@ -49,8 +49,9 @@ class Record:
             return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        prefix = self._path("")
         for name, each in self.__dataclass_fields__.items():
-            object.__setattr__(self, name, each.metadata["check"](self._path(name), getattr(self, name)))
+            object.__setattr__(self, name, each.metadata["check"](prefix + name, getattr(self, name)))
 
     @classmethod
     def _check_names(cls, keywords: Mapping[str, object]) -> None:
@@ -154,8 +155,7 @@ def switch(*, default: bool | None) -> Any:
 def choice(default: Enum | None, choices: type[Enum]) -> Any:
     """Return a field for members of an enum, or their values. None is allowed if it is the default."""
     return checked(
-        default,
-        lambda name, value: None if value is None and default is None else checked_choice(name, value, choices),
+        default, lambda name, value: None if value is None and default is None else checked_choice(name, value, choices)
     )
 
 

@@ -1,14 +1,15 @@
 """The statistics that `pool.stats()` returns: counters and times.
 
-They are plain data, which `slab/counters.py` reads from shared memory.
+They are plain data, which `slab/counters.py` reads from shared memory. Each field is an entry of a table: from it come also the
+differences, the documents, Prometheus' text and the notes of `stepmill top`.
 
 Letters in shapes: N envs, S env objects (N and the spares), K kinds of faults, B buckets of durations.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,55 @@ if TYPE_CHECKING:
 FAULT_KINDS = ("none", "raised", "bad_output", "bad_action", "died", "timed_out", "neighbour", "interrupted")
 NS = 1e-9
 
-_Stats = TypeVar("_Stats", bound="WorkerStats | LearnerStats | NodeStats | PoolStats")
+_Type = TypeVar("_Type")
+
+
+def count(
+    text: str, at: str = "", family: str = "{}_total", *, note: str = "", grows: bool = True, default: object = MISSING
+) -> Any:
+    """Define a number.
+
+    Args:
+        text: what it is, for documents and as the help of Prometheus.
+        at: its structure and name in `_native/shared/statistics.def`; "" if it is computed.
+        family: its metric of Prometheus, with {} for the name of the field; "" if it has none of its own.
+        note: what a summary and `stepmill top` write after the number unless it is 0.
+        grows: whether a difference of two statistics has its growth, and not its current value.
+        default: its value if none is given.
+    """
+    return field(default=default, metadata={"text": text, "at": at, "family": family, "note": note, "grows": grows})
+
+
+def state(text: str, family: str = "{}", *, default: object = MISSING) -> Any:
+    """Define a fact, or a number that does not grow. The arguments are those of `count`."""
+    return count(text, "", family, grows=False, default=default)
+
+
+def _of_process(name: str) -> tuple[str, str]:
+    return f"process.num_{name}", "worker_{}_total"
+
+
+def documented(cls: type[_Type]) -> type[_Type]:
+    """Write what the table says of the fields of a class in its docstring."""
+    lines = "".join(f"\n        {each.name}: {each.metadata['text']}." for each in fields(cls))  # type: ignore[arg-type]
+    cls.__doc__ = f"{cls.__doc__}\n\n    Attributes:{lines}\n    "
+    return cls
+
+
+class Statistics:
+    """Statistics, of which earlier ones can be subtracted."""
+
+    def __sub__(self, earlier: Self) -> Self:
+        """Return the counts since earlier statistics of the same pool. States are the current ones."""
+        names = [each.name for each in fields(cast("Any", self)) if each.metadata["grows"]]
+        grown = {name: _difference(getattr(self, name), getattr(earlier, name)) for name in names}
+        return cast("Self", replace(cast("Any", self), **grown))
+
+
+def _difference(now: Any, earlier: Any) -> Any:
+    if isinstance(now, tuple):
+        return tuple(new - old for new, old in zip(now, earlier, strict=True))
+    return now - earlier
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,150 +132,102 @@ class Durations:
         }
 
 
-def _since(now: _Stats, earlier: _Stats, counts: str) -> _Stats:
-    """Return the same statistics with the fields `counts` as differences to earlier ones."""
-    return replace(now, **{name: getattr(now, name) - getattr(earlier, name) for name in counts.split()})
-
-
+@documented
 @dataclass(frozen=True)
-class WorkerStats:
-    """Statistics of one worker, or of one of its threads, since the start of the pool. On the serial backend the worker is the caller.
+class WorkerStats(Statistics):
+    """Statistics of one worker, or of one of its threads, since the start of the pool. On the serial backend the worker is the caller."""
 
-    Attributes:
-        worker: the number of the worker. With `workers.threads_per_worker`, the number of the thread, counted over all
-            workers.
-        pid: the pid of its newest process, or of the learner if the worker is a thread.
-        step_s, reset_s: the seconds in the envs' `step` and `reset`. They are estimates, because not every short call
-            is timed.
-        publish_s: the seconds in which it built actions and wrote results.
-        wait_s: the seconds in which it waited for commands.
-        steps, resets: the number of calls of the envs' `step` and `reset`.
-        reset_retries: the number of repeated attempts of resets.
-        restarts, deaths: how often it was replaced, and how often it died or was given up. They are counted for its first thread only.
-        current: the env object whose command is running now; None if no command is running.
-        is_dead: whether it is dead now.
-        recycles: how many restarts were due to `recycle_after_episodes` and `recycle_above_mb`.
-    """
-
-    worker: int
-    pid: int
-    step_s: float
-    reset_s: float
-    publish_s: float
-    wait_s: float
-    steps: int
-    resets: int
-    reset_retries: int
-    restarts: int
-    deaths: int
-    current: int | None
-    is_dead: bool
-    recycles: int = 0
+    worker: int = state("the number of the worker; with `workers.threads_per_worker`, of the thread among all", "")
+    pid: int = state("the pid of its newest process, or of the learner if the worker is a thread", "")
+    step_s: float = count("the seconds in the envs' `step`, estimated, as not every short call is timed", "", "")
+    reset_s: float = count("the seconds in the envs' `reset`, estimated likewise", "", "")
+    publish_s: float = count("the seconds in which it built actions and wrote results", "", "")
+    wait_s: float = count("the seconds in which it waited for commands", "worker.wait_ns", "")
+    steps: int = count("the number of calls of the envs' `step`", "worker.num_steps")
+    resets: int = count("the number of calls of the envs' `reset`", "worker.num_resets")
+    reset_retries: int = count("the number of repeated attempts of resets", "worker.num_retries")
+    restarts: int = count("how often a worker was replaced; only its first thread counts", *_of_process("restarts"))
+    deaths: int = count("how often it died or was given up; only its first thread counts", *_of_process("deaths"))
+    recycles: int = count("restarts by `recycle_after_episodes` or `recycle_above_mb`", *_of_process("recycles"))
+    current: int | None = state("the env object whose command is running now; None if no command is running", "")
+    is_dead: bool = state("whether it is dead now", "")
 
     @property
     def busy_s(self) -> float:
         """The seconds in which it did not wait for commands, but ran envs, built actions and wrote results."""
         return self.step_s + self.reset_s + self.publish_s
 
-    def __sub__(self, earlier: WorkerStats) -> WorkerStats:
+    def __sub__(self, earlier: Self) -> Self:
         """Return the counts since an earlier state of the same worker."""
-        found = _since(
-            self, earlier, "step_s reset_s publish_s wait_s steps resets reset_retries restarts deaths recycles"
-        )
+        found = super().__sub__(earlier)
         return replace(found, publish_s=max(0.0, found.publish_s))
 
 
+@documented
 @dataclass(frozen=True)
-class LearnerStats:
-    """Statistics of the program that uses the pool, since the start of the pool.
+class LearnerStats(Statistics):
+    """Statistics of the program that uses the pool, since the start of the pool."""
 
-    Attributes:
-        send_s: the seconds in which it checked and wrote actions.
-        wait_s: the seconds in which it waited for results. On the serial backend, the envs run in this time.
-        gather_s: the seconds in which it made batches of results.
-        elsewhere_s: the rest of the seconds since the start, in which the program itself ran.
-        sends, batches: the number of sends, each to one or more envs, and the number of batches of results.
-    """
-
-    send_s: float
-    wait_s: float
-    gather_s: float
-    elsewhere_s: float
-    sends: int
-    batches: int
-
-    def __sub__(self, earlier: LearnerStats) -> LearnerStats:
-        """Return the counts since an earlier state."""
-        return _since(self, earlier, "send_s wait_s gather_s elsewhere_s sends batches")
+    send_s: float = count("the seconds in which it checked and wrote actions", "learner.send_ns", "")
+    wait_s: float = count("the seconds in which it waited, or on the serial backend ran envs", "learner.wait_ns", "")
+    gather_s: float = count("the seconds in which it made batches of results", "learner.gather_ns", "")
+    elsewhere_s: float = count("the rest of the seconds since the start, in which the program itself ran", "", "")
+    sends: int = count("the number of sends, each to one or more envs", "learner.num_sends")
+    batches: int = count("the number of batches of results", "learner.num_batches")
 
 
+@documented
 @dataclass(frozen=True)
-class NodeStats:
-    """The traffic between a pool and one of its nodes, with backend="ray".
+class NodeStats(Statistics):
+    """The traffic between a pool and one of its nodes, with backend="ray"."""
 
-    Attributes:
-        node: the number of the node.
-        address: the address of its machine.
-        workers: the workers that it runs.
-        messages: the number of exchanges that were sent to it.
-        sent_bytes, received_bytes: the bytes of commands and of results.
-        in_flight: the number of exchanges that have no answer now.
-        restarts: how often the node was replaced.
-    """
-
-    node: int
-    address: str
-    workers: tuple[int, ...]
-    messages: int
-    sent_bytes: int
-    received_bytes: int
-    in_flight: int
-    restarts: int
-
-    def __sub__(self, earlier: NodeStats) -> NodeStats:
-        """Return the counts since an earlier state of the same node."""
-        return _since(self, earlier, "messages sent_bytes received_bytes restarts")
+    node: int = state("the number of the node", "")
+    address: str = state("the address of its machine", "")
+    workers: tuple[int, ...] = state("the workers that it runs", "")
+    messages: int = count("the number of exchanges that were sent to it", "", "node_{}_total")
+    sent_bytes: int = count("the bytes of commands", "", "node_{}_total")
+    received_bytes: int = count("the bytes of results", "", "node_{}_total")
+    in_flight: int = state("the number of exchanges that have no answer now", "node_{}")
+    restarts: int = count("how often the node was replaced", "", "node_{}_total")
 
 
+@documented
 @dataclass(frozen=True)
-class PoolStats:
+class PoolStats(Statistics):
     """Statistics of a pool since its start or, as the difference of two, between two moments.
 
-    Attributes:
-        elapsed_s: the seconds since the start of the pool.
-        num_envs: N.
-        workers: the statistics of each worker.
-        learner: the statistics of the program that uses the pool.
-        step, reset: the durations of the envs' `step` and `reset` by env object, [S, B]. Without spares, an env object
-            is an env. They are not measured on the EnvPool and kernel backends.
-        faults: [N, K] int64, the number of faults by env, and by kind in the order of FAULT_KINDS.
-        spilled: [S] int64, the number of results whose payload did not fit in the slab, by env object.
-        spares: [N] int64, the number of episodes that began with a spare.
-        spares_used, spares_waited: the total number of these episodes, and how many of them had to wait for the reset.
-        lease_copies: the number of batches of all envs whose large observations were copied because no result slot was
-            free.
-        leased_slots: the number of result slots that arrays of the user hold now.
-        replay_log_bytes: the current size of the logs of `on_fault="replay"`.
-        nodes: the traffic with each node of backend="ray"; empty on other backends.
-        backend: the name of the backend that runs the envs. For "auto", it is the one that was chosen.
+    Without spares, an env object is an env. The EnvPool and kernel backends do not measure durations.
     """
 
-    elapsed_s: float
-    num_envs: int
-    workers: tuple[WorkerStats, ...]
-    learner: LearnerStats
-    step: Durations
-    reset: Durations
-    faults: NDArray[np.int64]
-    spilled: NDArray[np.int64]
-    spares: NDArray[np.int64]
-    spares_used: int
-    spares_waited: int
-    lease_copies: int
-    leased_slots: int = 0
-    replay_log_bytes: int = 0
-    nodes: tuple[NodeStats, ...] = ()
-    backend: str = ""
+    elapsed_s: float = count("the seconds since the start of the pool", "", "uptime_seconds")
+    num_envs: int = state("the number of envs, N", "envs")
+    workers: tuple[WorkerStats, ...] = count("the statistics of each worker", "", "")
+    learner: LearnerStats = count("the statistics of the program that uses the pool", "", "")
+    step: Durations = count("the durations of the envs' `step` by env object, [S, B]", "server.step", "{}_seconds")
+    reset: Durations = count("the durations of the envs' `reset` by env object, [S, B]", "server.reset", "{}_seconds")
+    faults: NDArray[np.int64] = count("faults by env and in the order of FAULT_KINDS, [N, K] int64", "env.num_faults")
+    spilled: NDArray[np.int64] = count(
+        "results whose payload did not fit in the slab, by env object, [S] int64",
+        *("server.num_spilled", "spilled_infos_total"),
+        note="infos did not fit in the slab",
+    )
+    spares: NDArray[np.int64] = count(
+        "episodes that began with a spare, [N] int64",
+        *("env.num_spares", "spares_used_total"),
+        note="episodes began with a spare",
+    )
+    spares_waited: int = count(
+        "how many of these episodes waited for the reset", "learner.num_spares_waited", note="spares were not ready"
+    )
+    lease_copies: int = count(
+        "batches of all envs whose large observations were copied because no result slot was free",
+        "learner.num_lease_copies",
+        note="batches were copied because no result slot was free",
+    )
+    leased_slots: int = state("the number of result slots that arrays of the user hold now", default=0)
+    replay_log_bytes: int = state('the current size of the logs of `on_fault="replay"`', default=0)
+    nodes: tuple[NodeStats, ...] = count('the traffic with each node of backend="ray", or nothing', "", "", default=())
+    backend: str = state('the name of the backend; for "auto", of the one that was chosen', "", default="")
 
     @property
     def steps(self) -> int:
@@ -244,6 +245,11 @@ class PoolStats:
         return self.steps / max(self.elapsed_s, NS)
 
     @property
+    def spares_used(self) -> int:
+        """The number of episodes that began with a spare."""
+        return int(self.spares.sum())
+
+    @property
     def faults_by_kind(self) -> dict[str, int]:
         """The number of faults of each kind that occurred."""
         return {kind: int(num) for kind, num in zip(FAULT_KINDS, self.faults.sum(axis=0), strict=True) if num}
@@ -256,35 +262,22 @@ class PoolStats:
         is_slow = (counts > 0) & (means > 2 * np.median(means[counts > 0], axis=0)) if counts.any() else counts > 0
         return [int(server) for server in np.argsort(-means) if is_slow[server]]
 
-    def __sub__(self, earlier: PoolStats) -> PoolStats:
-        """Return the counts since earlier statistics of the same pool. States are the current ones."""
-        counts = "elapsed_s learner step reset faults spilled spares spares_used spares_waited lease_copies"
-        return replace(
-            _since(self, earlier, counts),
-            workers=tuple(now - old for now, old in zip(self.workers, earlier.workers, strict=True)),
-            nodes=tuple(now - old for now, old in zip(self.nodes, earlier.nodes, strict=True)),
-        )
+    @property
+    def totals(self) -> dict[str, float]:
+        """All numbers of the pool but durations by name, those of envs as sums."""
+        of = {each.name: getattr(self, each.name) for each in fields(self) if each.metadata["family"]}
+        sums = {name: value.sum().item() if isinstance(value, np.ndarray) else value for name, value in of.items()}
+        return {name: value for name, value in sums.items() if not isinstance(value, Durations)}
 
     def to_dict(self) -> dict[str, object]:
         """Return plain numbers, lists and dicts, which JSON can represent. The durations of all envs are merged."""
         return {
-            "elapsed_s": self.elapsed_s,
-            "num_envs": self.num_envs,
-            "steps": self.steps,
-            "resets": self.resets,
-            "steps_per_s": self.steps_per_s,
+            **self.totals,
+            **{name: getattr(self, name) for name in ("steps", "resets", "steps_per_s")},
+            **{name: getattr(self, name).to_dict() for name in ("step", "reset")},
+            **{name: [asdict(each) for each in getattr(self, name)] for name in ("workers", "nodes")},
             "learner": asdict(self.learner),
-            "workers": [asdict(worker) for worker in self.workers],
-            "step": self.step.to_dict(),
-            "reset": self.reset.to_dict(),
             "faults": self.faults_by_kind,
-            "spilled_infos": int(self.spilled.sum()),
-            "spares_used": self.spares_used,
-            "spares_waited": self.spares_waited,
-            "lease_copies": self.lease_copies,
-            "leased_slots": self.leased_slots,
-            "restarts": {"replay_log_bytes": self.replay_log_bytes},
-            "nodes": [asdict(node) for node in self.nodes],
         }
 
     def to_scalars(self) -> dict[str, float]:

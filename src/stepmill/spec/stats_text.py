@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from stepmill.spec.stats import Durations, LearnerStats, PoolStats, WorkerStats
+from stepmill.spec.stats import Durations, LearnerStats, PoolStats, WorkerStats
 
 MAX_WORKER_LINES = 16
 MAX_SLOWEST = 3  # how many env objects a summary names
-LEARNER_PARTS = ("send", "wait", "gather", "elsewhere")
-WORKER_PARTS = ("step", "reset", "publish", "wait")
+LEARNER_PARTS, WORKER_PARTS = (
+    tuple(each.name[:-2] for each in fields(kind) if each.name.endswith("_s")) for kind in (LearnerStats, WorkerStats)
+)
 BUCKETS_PER_BOUND = 4  # Prometheus gets one bucket for each doubling of the duration
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 Sample = tuple[Mapping[str, object], float]
+Labelled = Sequence[tuple[Mapping[str, object], Any]]
 
 
 def duration_text(seconds: float) -> str:
@@ -45,14 +48,15 @@ def summary(stats: PoolStats) -> str:
         lines.append(f"slow envs {named}{' and others' if len(slow) > MAX_SLOWEST else ''}")
     if faults := stats.faults_by_kind:
         lines.append(f"faults    {', '.join(f'{kind} {num}' for kind, num in faults.items())}")
-    counts = {
-        "spilled infos": int(stats.spilled.sum()),
-        "copies of lendable observations": stats.lease_copies,
-        "spares used": stats.spares_used,
-        "spares not ready": stats.spares_waited,
-    }
-    lines += [f"{num:,} {name}" for name, num in counts.items() if num]
+    lines += notes(stats)
     return "\n".join(lines)
+
+
+def notes(stats: PoolStats) -> list[str]:
+    """Return the counts of the pool that have a note and are not 0, such as `3 spares were not ready`."""
+    totals = stats.totals
+    counted = [(totals[each.name], each.metadata["note"]) for each in fields(stats) if each.metadata["note"]]
+    return [f"{num:,} {note}" for num, note in counted if num]
 
 
 def _seconds(of: LearnerStats | WorkerStats, part: str) -> float:
@@ -96,61 +100,38 @@ def scalars(stats: PoolStats) -> dict[str, float]:
 
 def prometheus(stats: PoolStats) -> str:
     """Return the text format of Prometheus, version 0.0.4."""
-    return "\n".join([*_times(stats), *_worker_counts(stats), *_totals(stats)]) + "\n"
+    learner: Labelled = [({}, stats.learner)]
+    workers: Labelled = [({"worker": worker.worker}, worker) for worker in stats.workers]
+    nodes: Labelled = [({"node": node.node}, node) for node in stats.nodes]
+    times = [
+        _times("stepmill_worker_seconds_total", "Seconds of workers, by activity.", WORKER_PARTS, workers),
+        _times("stepmill_learner_seconds_total", "Seconds of the program, by activity.", LEARNER_PARTS, learner),
+    ]
+    return "\n".join(chain(*times, *map(_families, ([({}, stats)], learner, workers, nodes)))) + "\n"
 
 
-def _times(stats: PoolStats) -> Iterator[str]:
-    yield from _family(
-        "stepmill_worker_seconds_total",
-        "counter",
-        "Time of workers, by activity.",
-        (({"worker": w.worker, "state": part}, _seconds(w, part)) for w in stats.workers for part in WORKER_PARTS),
-    )
-    yield from _family(
-        "stepmill_learner_seconds_total",
-        "counter",
-        "Time of the program that uses the pool, by activity.",
-        (({"state": part}, _seconds(stats.learner, part)) for part in LEARNER_PARTS),
-    )
-    yield from _histogram("stepmill_step_seconds", "Durations of the envs' step().", stats.step)
-    yield from _histogram("stepmill_reset_seconds", "Durations of the envs' reset().", stats.reset)
+def _times(name: str, text: str, parts: Sequence[str], of: Labelled) -> Iterator[str]:
+    samples = (({**labels, "state": part}, _seconds(stats, part)) for labels, stats in of for part in parts)
+    yield from _family(name, text, samples)
 
 
-def _worker_counts(stats: PoolStats) -> Iterator[str]:
-    families = {
-        "stepmill_steps_total": ("Steps of envs.", "steps"),
-        "stepmill_resets_total": ("Resets of envs.", "resets"),
-        "stepmill_reset_retries_total": ("Repeated attempts of resets.", "reset_retries"),
-        "stepmill_worker_restarts_total": ("How often workers were replaced.", "restarts"),
-        "stepmill_worker_recycles_total": ("Restarts by recycle_after_episodes or recycle_above_mb.", "recycles"),
-        "stepmill_worker_deaths_total": ("How often workers died or were given up.", "deaths"),
-    }
-    for name, (text, field) in families.items():
-        yield from _family(name, "counter", text, (({"worker": w.worker}, getattr(w, field)) for w in stats.workers))
+def _families(of: Labelled) -> Iterator[str]:
+    """Yield the families of the fields of statistics of one class, each with its labels."""
+    for each in fields(of[0][1]) if of else ():
+        name = f"stepmill_{each.metadata['family'].format(each.name)}"
+        text = f"{each.metadata['text'][0].upper()}{each.metadata['text'][1:]}."
+        values = [(labels, getattr(stats, each.name)) for labels, stats in of]
+        if each.name == "faults":
+            yield from _family(name, text, (({"kind": kind}, num) for kind, num in of[0][1].faults_by_kind.items()))
+        elif isinstance(values[0][1], Durations):
+            yield from _histogram(name, text, values[0][1])
+        elif each.metadata["family"]:
+            yield from _family(name, text, ((labels, np.sum(value)) for labels, value in values))
 
 
-def _totals(stats: PoolStats) -> Iterator[str]:
-    kinds = (({"kind": kind}, num) for kind, num in stats.faults_by_kind.items())
-    yield from _family("stepmill_faults_total", "counter", "Faults of envs, by kind.", kinds)
-    totals = {
-        "stepmill_sends_total": ("counter", "Sends of commands, each to one or more envs.", stats.learner.sends),
-        "stepmill_batches_total": ("counter", "Batches of results.", stats.learner.batches),
-        "stepmill_spilled_infos_total": ("counter", "Results that did not fit in the slab.", int(stats.spilled.sum())),
-        "stepmill_lease_copies_total": ("counter", "Copies because no result slot was free.", stats.lease_copies),
-        "stepmill_spares_used_total": ("counter", "Episodes that began with a spare.", stats.spares_used),
-        "stepmill_spares_waited_total": ("counter", "Spares that were not ready.", stats.spares_waited),
-        "stepmill_leased_slots": ("gauge", "Result slots that the program holds.", stats.leased_slots),
-        "stepmill_replay_log_bytes": ("gauge", "Size of the logs of episodes.", stats.replay_log_bytes),
-        "stepmill_envs": ("gauge", "Envs of the pool.", stats.num_envs),
-        "stepmill_uptime_seconds": ("gauge", "Time since the start of the pool.", stats.elapsed_s),
-    }
-    for name, (kind, text, value) in totals.items():
-        yield from _family(name, kind, text, [({}, value)])
-
-
-def _family(name: str, kind: str, text: str, samples: Iterable[Sample]) -> Iterator[str]:
+def _family(name: str, text: str, samples: Iterable[Sample]) -> Iterator[str]:
     yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} {kind}"
+    yield f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"
     for labels, value in samples:
         yield _sample(name, labels, value)
 

@@ -10,8 +10,7 @@
     channel             sends and receives messages over a Unix socket, without blocking sends
     error_records       exceptions as text
     main                the main program of a worker process
-    starter             the main program of the process that starts launchers
-    launcher            the process that starts workers and reports how they end, with code that it and the starter share
+    launcher            the processes that start workers and report how they end, and the one that starts these
     fresh_interpreter   starts a Python process that runs one of these programs
     process_setup       forks processes, and prepares them to be workers or launchers
     coroutines          runs envs whose methods are coroutines

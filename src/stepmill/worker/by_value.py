@@ -23,7 +23,8 @@ from typing import Any
 
 import cloudpickle
 
-from stepmill.worker.messages import dump, is_plain
+from stepmill._pickling import Pickler, dumps
+from stepmill.worker.messages import dump_plain, is_plain
 
 # What `make_vec_env`, `make_atari_env` and `SB3VecEnv` use in workers. This code needs nothing else of its package.
 _MODULES = (
@@ -38,6 +39,8 @@ _LOCK = threading.RLock()  # cloudpickle's list of modules is global
 
 def dump_by_value(value: object) -> bytes:
     """Return a value as bytes that a worker can load without an import of the modules above."""
+    if is_plain(value, not_named=_MODULES):
+        return dump_plain(value)
     with _LOCK, ExitStack() as at_end:
         listed = cloudpickle.list_registry_pickle_by_value()
         own = [sys.modules[name] for name in _MODULES if name in sys.modules and name not in listed]
@@ -45,14 +48,14 @@ def dump_by_value(value: object) -> bytes:
             cloudpickle.register_pickle_by_value(module)
             at_end.callback(cloudpickle.unregister_pickle_by_value, module)
         with suppress(Exception):  # a changed module may hold what cannot be pickled: then by name
-            if own and not is_plain(value):
+            if own:
                 file = io.BytesIO()
                 _Pickler(file, {module.__name__ for module in own}).dump(value)
                 return file.getvalue()
-    return dump(value)
+    return dumps(value)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(Pickler):
     """Sends each class of some modules together with its name."""
 
     def __init__(self, file: io.BytesIO, modules: Collection[str]) -> None:
@@ -61,7 +64,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) and obj.__module__ in self._modules:
-            return take_class, (obj.__module__, obj.__qualname__, cloudpickle.dumps(obj))
+            return take_class, (obj.__module__, obj.__qualname__, dumps(obj))
         return super().reducer_override(obj)
 
 

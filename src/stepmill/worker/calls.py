@@ -11,12 +11,11 @@ from typing import Any, Protocol
 from stepmill import _native, timers
 from stepmill.spec.errors import UsageError
 from stepmill.worker.error_records import RaisePredicate, describe_error, raise_none
-from stepmill.worker.messages import ErrorRecord, Outcome, Reply, Request, RequestKind, Value, dump
+from stepmill.worker.messages import ErrorRecord, Outcome, Reply, Request, RequestKind, Value, dump, load
 
 RESERVED_NAMES = {"reset": "reset()", "step": "step() or send()", "close": "close()"}
 SETTING_KINDS = (RequestKind.SET_ATTR, RequestKind.SET_PROPERTY, RequestKind.SET_RESET_OPTIONS)
 MODIFYING_KINDS = (RequestKind.CALL, *SETTING_KINDS)
-_PHASES = {RequestKind.RENDER: "render"}
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,31 @@ def set_payload(name: str | Callable[..., object], values: Sequence[object]) -> 
     return (name, tuple(values))
 
 
+# ---- between processes -----------------------------------------------------------------------------------------------
+
+
+def load_payload(request: Request) -> Request:
+    """Return a request that another process has packed, with its payload. Serving it raises what loading it has raised."""
+    assert isinstance(request.payload, bytes)  # made by `pack_request`
+    try:
+        return request._replace(payload=load(request.payload))
+    except BaseException as exc:  # loading runs code of the user's classes
+        return request._replace(payload=UnreadablePayload(exc))
+
+
+def dump_outcome(outcome: Outcome) -> Outcome:
+    """Return an outcome for another process: its value is bytes."""
+    if not isinstance(outcome, Value):
+        return outcome
+    try:
+        return Value(dump(outcome.value))
+    except BaseException as exc:
+        kind = type(outcome.value)
+        error = TypeError(f"a {kind.__module__}.{kind.__qualname__} cannot be sent to another process: {exc}")
+        error.__cause__ = exc
+        return describe_error(error, "call")
+
+
 # ---- serving them ----------------------------------------------------------------------------------------------------
 
 
@@ -115,41 +139,57 @@ def apply_request(loop: ServingLoop, envs: Sequence[object], request: Request) -
 
 
 def _phase(request: Request) -> str:
-    return _PHASES.get(request.kind, "call")
+    return "render" if request.kind is RequestKind.RENDER else "call"
 
 
 def _outcome(loop: ServingLoop, env: object, request: Request, index: int, should_raise: RaisePredicate) -> Outcome:
     try:
-        if request.kind is RequestKind.RESTORE:
-            _restore_state(loop, env, request, index)
-            return Value(None)
-        if request.kind in SETTING_KINDS:
-            return Value(finish(apply_setting(loop, env, request, index), env))
-        return Value(finish(_perform(env, request, index), env))
+        return Value(finish(perform(loop, env, request, index), env))
     except BaseException as exc:  # an env may also raise SystemExit, which must not end the worker
         if should_raise(exc):
             raise
         return describe_error(exc, _phase(request), should_raise=should_raise)
 
 
-def apply_setting(loop: ServingLoop, env: object, request: Request, index: int) -> object:
-    """Repeat the part of a request of SETTING_KINDS for one env. Return an awaitable if there is one to await."""
-    if request.kind is not RequestKind.SET_RESET_OPTIONS:
-        return _perform(env, request, index)
-    _set_reset_options(loop, request, index)
-    return None
-
-
-def _restore_state(loop: ServingLoop, env: Any, request: Request, index: int) -> None:
-    """Reset an env, because wrappers require it, and then set its state."""
+def perform(loop: ServingLoop, env: Any, request: Request, index: int) -> object:
+    """Do the part of a request for one env. Return the result, which may be an awaitable of the env."""
     payload: Any = request.payload
     if isinstance(payload, UnreadablePayload):
         raise payload.cause
-    set_state, values = payload
-    value, position = values[index]
-    finish(env.reset() if position["reset_seed"] is None else env.reset(seed=position["reset_seed"]), env)
-    finish(set_state(env, value), env)
-    loop.restore(request.servers[index], position)
+    match request.kind:
+        case RequestKind.CALL:
+            name, args, kwargs = payload
+            if callable(name):
+                return name(env, *args, **kwargs)
+            attribute: Any = get_attr(env, name)
+            return attribute(*args, **kwargs) if callable(attribute) else attribute
+        case RequestKind.GET_ATTR:
+            return get_attr(env, payload)
+        case RequestKind.SET_ATTR:
+            set_attr(env, payload[0], payload[1][index])
+        case RequestKind.RENDER:
+            render: Any = get_attr(env, "render")
+            return render()
+        case RequestKind.SET_RESET_OPTIONS:
+            options = payload[1][index]
+            options = None if options is None else _native.encode(options, dump)
+            loop.set_default_options(request.servers[index], options)
+        case RequestKind.SET_PROPERTY:
+            set_property(env, payload[0], payload[1][index])
+        case RequestKind.GET_PROPERTIES:
+            return get_properties(env)
+        case RequestKind.TIMERS:
+            return timers.snapshot()
+        case RequestKind.RESTORE:
+            set_state, values = payload
+            value, position = values[index]
+            seed = position["reset_seed"]
+            finish(env.reset() if seed is None else env.reset(seed=seed), env)  # because wrappers require it
+            finish(set_state(env, value), env)
+            loop.restore(request.servers[index], position)
+        case RequestKind.END:
+            raise TypeError("a request to end is not for an env")
+    return None
 
 
 def finish(value: object, env: object) -> object:
@@ -159,31 +199,6 @@ def finish(value: object, env: object) -> object:
     from stepmill.worker.coroutines import run_here  # most workers need no asyncio, which takes 40 ms to import
 
     return run_here(value, env)
-
-
-def _perform(env: object, request: Request, index: int) -> object:
-    payload = request.payload
-    if isinstance(payload, UnreadablePayload):
-        raise payload.cause
-    if request.kind is RequestKind.CALL and isinstance(payload, tuple):
-        name, args, kwargs = payload
-        if callable(name):
-            return name(env, *args, **kwargs)
-        attribute = get_attr(env, name)
-        return attribute(*args, **kwargs) if callable(attribute) else attribute
-    if request.kind is RequestKind.RENDER:
-        return get_attr(env, "render")()  # type: ignore[operator]
-    if request.kind is RequestKind.GET_PROPERTIES:
-        return get_properties(env)
-    if request.kind is RequestKind.TIMERS:
-        return timers.snapshot()
-    if request.kind is RequestKind.GET_ATTR and (isinstance(payload, str) or callable(payload)):
-        return get_attr(env, payload)
-    if request.kind in _SETTERS and isinstance(payload, tuple):
-        name, values = payload
-        _SETTERS[request.kind](env, name, values[index])
-        return None
-    raise TypeError(f"a request of kind {request.kind!r} cannot have a payload of type {type(payload).__name__}")
 
 
 def get_attr(env: object, name: str | Callable[[object], object]) -> object:
@@ -257,16 +272,3 @@ def _properties_of(env: object) -> MutableMapping[str, object]:
             f"the attribute `properties` of {inner} is not a dict; give the env a method set_property(name, value)"
         )
     return found
-
-
-def _set_reset_options(loop: ServingLoop, request: Request, index: int) -> None:
-    if isinstance(request.payload, UnreadablePayload):
-        raise request.payload.cause
-    options = request.payload[1][index]  # type: ignore[index]  # made by set_payload
-    loop.set_default_options(request.servers[index], None if options is None else _native.encode(options, dump))
-
-
-_SETTERS: dict[RequestKind, Callable[[object, str, object], None]] = {
-    RequestKind.SET_ATTR: set_attr,
-    RequestKind.SET_PROPERTY: set_property,
-}

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import array
 import contextlib
+import math
 import select
 import socket
 import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from stepmill._native import OwnedFd
@@ -62,6 +63,7 @@ class Channel:
         """
         sock.setblocking(False)
         self._sock = sock
+        self.fd = sock.fileno()  # the descriptor to poll; NO_FD after `close`
         self._use_thread = use_thread
         self._lock = threading.Lock()  # guards _backlog, _pusher, _is_broken
         # The parts of each frame, and duplicates of its descriptors, which are closed once they are sent.
@@ -82,11 +84,6 @@ class Channel:
         return cls(own), peer
 
     @property
-    def fd(self) -> int:
-        """The descriptor to poll, or NO_FD after `close`."""
-        return self._sock.fileno()
-
-    @property
     def has_backlog(self) -> bool:
         """Whether bytes that were passed to `send` have not left this process yet."""
         return bool(self._backlog)
@@ -101,7 +98,7 @@ class Channel:
             OSError: a descriptor cannot be duplicated. Nothing is sent.
         """
         header = HEADER.pack(MAGIC, len(fds), len(data))
-        duplicates = [OwnedFd.duplicate(fd) for fd in fds]
+        duplicates = list(map(OwnedFd.duplicate, fds))
         with self._lock:
             if self._is_closed or self._is_broken:
                 raise ChannelClosed
@@ -132,31 +129,26 @@ class Channel:
     def _push_backlog(self) -> None:
         try:
             while self._backlog:
-                self._send_part(*self._backlog[0])
-                if not self._backlog[0][0]:
+                parts, fds = self._backlog[0]
+                some, rights = fds[:MAX_FDS_PER_CALL], []
+                if some:
+                    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", map(OwnedFd.fileno, some)))]
+                # If the kernel does not allow all descriptors at once, they are sent with one byte of the header each time.
+                sent = self._sock.sendmsg(parts if len(some) == len(fds) else [parts[0][:1]], rights)
+                del fds[: len(some)]
+                for fd in some:
+                    fd.close()
+                while parts and sent >= len(parts[0]):
+                    sent -= len(parts.pop(0))
+                if parts:
+                    parts[0] = memoryview(parts[0])[sent:]
+                else:
                     self._backlog.popleft()
         except BlockingIOError:
             return
         except OSError:
             self._is_broken = True
             self._drop_backlog()
-
-    def _send_part(self, parts: list[bytes | memoryview], fds: list[OwnedFd]) -> None:
-        if fds:
-            # Each call carries one byte of the header and as many descriptors as the kernel allows.
-            some = fds[:MAX_FDS_PER_CALL]
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd.fileno() for fd in some]))]
-            self._sock.sendmsg([parts[0][:1]], rights)
-            parts[0] = parts[0][1:]
-            del fds[: len(some)]
-            for fd in some:
-                fd.close()
-            return
-        sent = self._sock.sendmsg(parts)
-        while parts and sent >= len(parts[0]):
-            sent -= len(parts.pop(0))
-        if parts:
-            parts[0] = memoryview(parts[0])[sent:]
 
     def _drop_backlog(self) -> None:
         for _, fds in self._backlog:
@@ -181,12 +173,43 @@ class Channel:
         Raises:
             ChannelClosed: the peer is gone, and every frame that it sent whole has been returned.
         """
+        header = self._header
         try:
-            return self._read_frame()
+            while len(header) < HEADER.size:
+                data, ancillary, flags, _ = self._sock.recvmsg(
+                    HEADER.size - len(header), _ANCILLARY_SIZE, socket.MSG_CMSG_CLOEXEC
+                )
+                if ancillary:
+                    self._take_fds(ancillary)
+                self._has_lost_fds |= bool(flags & socket.MSG_CTRUNC)
+                if not data:
+                    raise ChannelClosed
+                header += data
+            magic, num_fds, size = HEADER.unpack(header)
+            if magic != MAGIC or (num_fds != len(self._fds) and not self._has_lost_fds):
+                raise ChannelGarbled
+            if self._body is None:
+                self._body, self._filled = bytearray(size), 0
+            while self._filled < size:
+                count = self._sock.recv_into(memoryview(self._body)[self._filled :])
+                if count == 0:
+                    raise ChannelClosed
+                self._filled += count
         except BlockingIOError:
             return None
         except OSError as exc:
             raise ChannelClosed from exc
+        frame = Frame(self._body, () if self._has_lost_fds else tuple(self._fds))
+        header.clear()
+        self._body, self._fds, self._has_lost_fds = None, [], False
+        return frame
+
+    def _take_fds(self, ancillary: Iterable[tuple[int, int, bytes]]) -> None:
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received = array.array("i")
+                received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
+                self._fds.extend(map(OwnedFd, received))
 
     def receive(self, deadline: float | None, *, peer_fd: int = NO_FD) -> Frame | None:
         """Wait for the next frame; return None at the deadline.
@@ -206,37 +229,6 @@ class Channel:
             ready = wait_ready({self.fd: select.POLLIN, peer_fd: select.POLLIN}, deadline)
             if peer_fd in ready and self.fd not in ready:
                 raise ChannelClosed
-
-    def _read_frame(self) -> Frame | None:
-        while len(self._header) < HEADER.size:
-            self._header += self._receive_header(HEADER.size - len(self._header))
-        magic, num_fds, size = HEADER.unpack(self._header)
-        if magic != MAGIC or (num_fds != len(self._fds) and not self._has_lost_fds):
-            raise ChannelGarbled
-        if self._body is None:
-            self._body, self._filled = bytearray(size), 0
-        with memoryview(self._body) as view:
-            while self._filled < size:
-                count = self._sock.recv_into(view[self._filled :])
-                if count == 0:
-                    raise ChannelClosed
-                self._filled += count
-        frame = Frame(self._body, () if self._has_lost_fds else tuple(self._fds))
-        self._header.clear()
-        self._body, self._fds, self._has_lost_fds = None, [], False
-        return frame
-
-    def _receive_header(self, size: int) -> bytes:
-        data, ancillary, flags, _ = self._sock.recvmsg(size, _ANCILLARY_SIZE, socket.MSG_CMSG_CLOEXEC)
-        for level, kind, payload in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                received = array.array("i")
-                received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
-                self._fds.extend(map(OwnedFd, received))
-        self._has_lost_fds |= bool(flags & socket.MSG_CTRUNC)
-        if not data:
-            raise ChannelClosed
-        return data
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
@@ -259,30 +251,26 @@ class Channel:
 
     def close_local_copy(self) -> None:
         """Close the descriptors in this process only. Other processes that inherited them can still use the connection."""
-        self._is_closed = True
+        self._is_closed, self.fd = True, NO_FD
         self._sock.close()
         for fd in self._fds:
             fd.close()
         self._fds.clear()
 
 
-def wait_ready(wanted: dict[int, int], deadline: float | None) -> set[int]:
-    """Wait until a descriptor is ready for its poll events, has an error or hangs up. Return the ready descriptors.
+def wait_ready(wanted: Mapping[int, int], deadline: float | None, slice_s: float = POLL_SLICE_S) -> Mapping[int, int]:
+    """Wait until a descriptor is ready for its poll events, has an error or hangs up. Return the events of the ready descriptors.
 
-    The wait takes at most POLL_SLICE_S, and may then return an empty set. NO_FD is ignored.
+    The wait takes at most `slice_s`, which may be infinity, and may then return nothing. NO_FD is ignored.
     """
-    return poll_ready(wanted, POLL_SLICE_S if deadline is None else min(POLL_SLICE_S, deadline - time.monotonic()))
-
-
-def poll_ready(wanted: Mapping[int, int], timeout_s: float | None) -> set[int]:
-    """Do the same as `wait_ready`, but wait for `timeout_s`, or without limit if that is None."""
     poller = select.poll()
     for fd, events in wanted.items():
         if fd != NO_FD:
             poller.register(fd, events)
-    return {fd for fd, _ in poller.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000)}
+    left_s = slice_s if deadline is None else max(0.0, min(slice_s, deadline - time.monotonic()))
+    return dict(poller.poll(None if left_s == math.inf else left_s * 1000))
 
 
 def deadline_after(timeout_s: float | None) -> float:
     """Return the end of a timeout that begins now, on the clock of time.monotonic. It is infinity for None."""
-    return float("inf") if timeout_s is None else time.monotonic() + timeout_s
+    return math.inf if timeout_s is None else time.monotonic() + timeout_s

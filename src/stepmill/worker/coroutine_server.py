@@ -264,7 +264,7 @@ class CoroutineServer:
         self._envs[server] = new = self._make_again(server)
         rename_task(old, new)
         for request, index in self._settings[server].values():
-            value = calls.apply_setting(self, new, request, index)
+            value = calls.perform(self, new, request, index)
             if inspect.isawaitable(value):
                 await value
         self._stale.discard(server)

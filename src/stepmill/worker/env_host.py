@@ -5,8 +5,8 @@ A worker builds envs, runs the native loop over them, answers its requests, and 
     build_envs(plan)               calls worker_init, returns BuiltEnvs: envs, specs, faults
     make_loop(slab, …)             returns the loop over those envs
     apply_requests(…)              applies requests that must come before the first command; returns faults
-    serve(loop, …)                 runs the loop, answers requests that it cannot handle, returns when the stop word is
-    set close_envs(…)                  returns the faults of envs that raised an exception in close()
+    serve(loop, …)                 runs the loop, answers requests that it cannot handle, returns when the stop word is set
+    close_envs(…)                  returns the faults of envs that raised an exception in close()
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
 from stepmill import _native
+from stepmill.spec.choices import AutoresetMode
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, EngineBug, UsageError
 from stepmill.spec.remote_env import CallLimits, set_limits
@@ -32,10 +33,6 @@ from stepmill.worker.native_settings import native_settings
 from stepmill.worker.shared_state import Shares, StateWatch
 from stepmill.worker.signals import allow_signals
 
-if TYPE_CHECKING:
-    from stepmill.worker.coroutine_server import CoroutineServer
-
-WorkerLoop: TypeAlias = "_native.Loop | CoroutineServer"
 Fault = tuple[int | None, ErrorRecord]  # env_id, or None for the whole worker, and the error
 Owners: TypeAlias = dict[int, tuple[int, object]]  # by id of an innermost env: its env_id, and the object
 
@@ -52,6 +49,16 @@ class AdapterPackage(Protocol):
     def describe(self, env: object, like: EnvSpec | None = None) -> EnvSpec: ...
     def adapt(self, env: object) -> object: ...
     def innermost(self, env: object) -> object: ...
+
+
+class WorkerLoop(calls.ServingLoop, Protocol):
+    """The loop of a worker with a thread of its own. If it has a method `begin(mailbox, num_requests)`, it is itself a Mailbox."""
+
+    def run(self) -> int:
+        """Run commands until there is a request or the worker must stop. Return LOOP_REQUEST or LOOP_STOP."""
+
+    def requests_seen(self, count: int) -> object:
+        """Record that the first `count` requests were served."""
 
 
 class Mailbox(Protocol):
@@ -235,7 +242,8 @@ def loop_settings(spec: EnvSpec, settings: WorkerSettings) -> dict[str, object]:
     return {
         **native_settings(spec, settings.autoreset, settings.seeding),
         "time_step": spec.time_step,
-        "overlap": settings.overlap_resets,
+        "overlap": settings.overlap_resets and settings.autoreset is AutoresetMode.NEXT_STEP and not spec.is_batched,
+        "inline": False,
         "reset_retries": settings.reset_retries,
         "retry_wait_ns": int(1e9 * settings.reset_retry_wait_s),
         "measures_memory": settings.measures_memory,
@@ -254,11 +262,12 @@ def serve(loop: WorkerLoop, envs: Sequence[object], mailbox: Mailbox, *, num_req
     """
     num_seen = num_requests
     own_pid = os.getpid()
-    if isinstance(loop, _native.Loop):
+    begin = getattr(loop, "begin", None)
+    if begin is None:
         loop.requests_seen(num_seen)
     else:
-        loop.begin(mailbox, num_seen)
-        mailbox = loop
+        begin(mailbox, num_seen)
+        mailbox = cast("Mailbox", loop)
     while loop.run() == _native.LOOP_REQUEST:
         request = mailbox.next()
         if request is None:
@@ -278,13 +287,15 @@ def serve(loop: WorkerLoop, envs: Sequence[object], mailbox: Mailbox, *, num_req
 def apply_requests(
     loop: calls.ServingLoop, env_ids: Sequence[int], envs: Sequence[object], requests: Iterable[Request]
 ) -> tuple[Fault, ...]:
-    """Apply requests to new envs before the loop starts. Return the faults of envs that raised an exception."""
+    """Apply requests to new envs before the loop runs, which then reads their methods. Return the faults of envs that raised."""
     faults: list[Fault] = []
     for request in requests:
         if keep_settings := getattr(loop, "keep_settings", None):
             keep_settings(request)
         records = calls.apply_request(loop, envs, request)
         faults += [(env_ids[server], record) for server, record in zip(request.servers, records, strict=True) if record]
+    if not faults:
+        loop.refresh()
     return tuple(faults)
 
 

@@ -11,6 +11,7 @@ import errno
 import os
 import socket
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from stepmill import _native, timers
 from stepmill._native import OwnedFd
 from stepmill.worker import by_value, module_contents, process_setup
 from stepmill.worker.build_progress import BUILT, BuildProgress
-from stepmill.worker.calls import UnreadablePayload
+from stepmill.worker.calls import dump_outcome, load_payload
 from stepmill.worker.channel import Channel, ChannelClosed
 from stepmill.worker.env_host import (
     BuiltEnvs,
@@ -44,7 +45,6 @@ from stepmill.worker.messages import (
     Build,
     Closed,
     Failed,
-    Outcome,
     PackedPlan,
     Ready,
     Reply,
@@ -110,8 +110,13 @@ class _Lane:
         """Start the thread, which `submit` then uses."""
         from concurrent.futures import ThreadPoolExecutor  # most workers have one thread, and do not need this module
 
-        self._thread = ThreadPoolExecutor(1, f"stepmill-lane-{self.number}")
-        self._thread.submit(int).result()
+        thread = ThreadPoolExecutor(1, f"stepmill-lane-{self.number}")
+        thread.submit(int).result()
+        self._thread = thread
+
+    @property
+    def has_thread(self) -> bool:
+        return self._thread is not None
 
     def submit(self, work: Callable[[_Lane], T]) -> Future[T]:
         """Call `work(self)` in the thread. The process ends if this raises an exception."""
@@ -126,10 +131,11 @@ class _Lane:
 
     def next(self) -> Request | None:
         request = self._worker.receive_request(self)
-        return None if request is None else _load_payload(request)
+        return None if request is None else load_payload(request)
 
     def reply(self, reply: Reply) -> None:
-        self._worker.send((reply.id, *map(_dump_value, reply.outcomes)))
+        outcomes = map(dump_outcome, reply.outcomes)
+        self._worker.send((reply.id, *[each.value if type(each) is Value else each for each in outcomes]))
 
     def close_envs(self) -> tuple[Fault, ...]:
         """Close the envs once. Return the faults of those that raised an exception."""
@@ -157,14 +163,11 @@ class _Worker:
         process_setup.seed_global_generators(build_message.settings.entropy, build_message.worker)
         process_setup.limit_threads(build_message.settings.worker_threads)
         self._lanes = [_Lane(number, env_ids, self) for number, env_ids in build_message.lanes.items()]
-        faults, modules = self._build(build_message, plan, fds[0] if fds else None)
+        answer = self._build(build_message, plan, fds[0] if fds else None)
         process_setup.limit_threads(build_message.settings.worker_threads)  # for libraries that an env has imported
-        if faults:
-            return self._fail(Failed(tuple(faults)))
-        ready_or_failed = _make_ready(self._lanes, modules)
-        if isinstance(ready_or_failed, Failed):
-            return self._fail(ready_or_failed)
-        self.send(ready_or_failed)
+        if isinstance(answer, Failed):
+            return self._fail(answer)
+        self.send(answer)
         return self._attach_and_serve(build_message.settings)
 
     def _for_lanes(self, work: Callable[[_Lane], T], *, is_serial: bool = False) -> list[T]:
@@ -174,8 +177,8 @@ class _Worker:
         others = [lane.submit(work) for lane in self._lanes[1:]]
         return [work(self._lanes[0]), *(other.result() for other in others)]
 
-    def _build(self, message: Build, inherited: WorkerPlan | None, fd: OwnedFd | None) -> tuple[list[Fault], Contents]:
-        """Build the envs. Return the faults, and the contents of the user's modules (none in a fork of the learner).
+    def _build(self, message: Build, inherited: WorkerPlan | None, fd: OwnedFd | None) -> Ready | Failed:
+        """Build the envs, and return the answer to Build.
 
         `fd` is the descriptor of the pool's BuildProgress, or None if this process may open no more files.
         """
@@ -188,7 +191,7 @@ class _Worker:
 
             loaded = _load_plan(message, inherited, partial(begin, self._lanes[0]))
             if loaded.plan is None:
-                return list(loaded.faults), {}
+                return Failed(loaded.faults)
             env_fns = dict(zip(loaded.plan.env_ids, loaded.plan.env_fns, strict=True))
             registering = threading.Lock()
             owners: Owners = {}
@@ -213,14 +216,17 @@ class _Worker:
                 for lane in self._lanes[1:]:
                     lane.start()
             except RuntimeError as exc:  # the system refuses more threads
-                return list(worker_fault(exc, "launch")), {}
+                return Failed(worker_fault(exc, "launch"))
             self._for_lanes(build, is_serial=message.settings.start_serially)
-        faults = [fault for lane in self._lanes for fault in lane.built.faults]
-        # An env may have imported more; its own changes do not count as differences.
-        if not faults and inherited is None:
+        faults = tuple(fault for lane in self._lanes for fault in lane.built.faults)
+        if faults:
+            return Failed(faults)
+        modules = loaded.modules
+        if inherited is None:
+            # An env may have imported more; its own changes do not count as differences.
             envs = () if loaded.has_init else [env for lane in self._lanes for env in lane.built.envs]
-            return [], module_contents.read_contents(loaded.modules, envs)
-        return faults, loaded.modules
+            modules = module_contents.read_contents(modules, envs)
+        return _make_ready(self._lanes, modules, loaded.load_s)
 
     def _attach_and_serve(self, settings: WorkerSettings) -> int:
         try:
@@ -238,13 +244,10 @@ class _Worker:
                 num_envs = sum(len(each.env_ids) for each in self._lanes)
                 shares = Shares.of(num_envs, is_watched=is_watched, has_threads=has_threads)
                 lane.loop = make_loop(slabs[at], lane.number, lane.built, settings, shares)
-                requests = [_load_payload(each) for each in message.settings_requests if each.lane == at]
-                faults = apply_requests(lane.loop, lane.env_ids, lane.built.envs, requests)
-                if not faults:
-                    lane.loop.refresh()
+                requests = [load_payload(each) for each in message.settings_requests if each.lane == at]
+                return apply_requests(lane.loop, lane.env_ids, lane.built.envs, requests)
             except Exception as exc:
                 return _attach_fault(exc)
-            return faults
 
         def serve_lane(lane: _Lane) -> tuple[Fault, ...]:
             assert lane.loop is not None  # made by `attach`
@@ -310,6 +313,7 @@ class _Worker:
         self._channel.send(dump(message))
 
     def _fail(self, message: Failed) -> int:
+        self._lanes[1:] = [lane for lane in self._lanes[1:] if lane.has_thread]  # the others have built nothing
         self._for_lanes(_Lane.close_envs)
         self.send(message)
         self._channel.flush(_FINAL_FLUSH_S)
@@ -336,6 +340,7 @@ class _LoadedPlan(NamedTuple):
         modules: the contents of the user's modules; empty in a fork of the learner.
         register_all: see `ProgramState.load_registries`.
         has_init: whether a function of the user was called.
+        load_s: see `Ready`.
     """
 
     plan: WorkerPlan | None
@@ -343,6 +348,7 @@ class _LoadedPlan(NamedTuple):
     modules: Contents = {}
     register_all: Callable[[], None] = lambda: None
     has_init: bool = False
+    load_s: float = 0.0
 
 
 def _load_plan(message: Build, inherited: WorkerPlan | None, begin: Callable[[int | None], None]) -> _LoadedPlan:
@@ -365,7 +371,9 @@ def _load_plan(message: Build, inherited: WorkerPlan | None, begin: Callable[[in
             return _LoadedPlan(None, faults)
         begin(None)
         by_value.adopt_on_import()
+        begun_s = time.thread_time()
         plan = packed.unpack()
+        load_s = time.thread_time() - begun_s
         program.apply_filters()  # a second time, because loading has imported modules to which filters refer
         register_all = program.load_registries()
         # The changes that worker_init has made on purpose do not count as differences.
@@ -373,10 +381,10 @@ def _load_plan(message: Build, inherited: WorkerPlan | None, begin: Callable[[in
     except BaseException as exc:
         return _LoadedPlan(None, worker_fault(exc, phase))
     # A function of the user may change packages on purpose.
-    return _LoadedPlan(plan, (), modules, register_all, has_init=packed.plan.init is not None)
+    return _LoadedPlan(plan, (), modules, register_all, packed.plan.init is not None, load_s)
 
 
-def _make_ready(lanes: Sequence[_Lane], modules: Contents) -> Ready | Failed:
+def _make_ready(lanes: Sequence[_Lane], modules: Contents, load_s: float) -> Ready | Failed:
     """Return the specs of the envs as bytes, or the fault of the first env whose spec cannot be rebuilt from its bytes."""
     # Equal specs of one lane are one object (see `build_envs`), so they can be compared by identity.
     packed: dict[int, bytes] = {}
@@ -392,24 +400,4 @@ def _make_ready(lanes: Sequence[_Lane], modules: Contents) -> Ready | Failed:
             text = f"its spaces or metadata cannot be sent to another process: {record['message']}"
             return Failed(((env_id, {**record, "message": text}),))
     indices = {key: index for index, key in enumerate(packed)}
-    return Ready(os.getpid(), tuple(packed.values()), tuple(indices[id(spec)] for spec in specs), modules)
-
-
-def _load_payload(request: Request) -> Request:
-    assert isinstance(request.payload, bytes)  # made by `pack_request`
-    try:
-        return request._replace(payload=load(request.payload))
-    except BaseException as exc:  # loading runs code of the user's classes
-        return request._replace(payload=UnreadablePayload(exc))
-
-
-def _dump_value(outcome: Outcome) -> object:
-    if not isinstance(outcome, Value):
-        return outcome
-    try:
-        return dump(outcome.value)
-    except BaseException as exc:
-        kind = type(outcome.value)
-        error = TypeError(f"a {kind.__module__}.{kind.__qualname__} cannot be sent to another process: {exc}")
-        error.__cause__ = exc
-        return describe_error(error, "call")
+    return Ready(os.getpid(), tuple(packed.values()), tuple(indices[id(spec)] for spec in specs), modules, load_s)

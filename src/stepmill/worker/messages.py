@@ -15,6 +15,7 @@ Requests and replies are sent as plain tuples, because pickle takes longer for t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import pickle
 import sys
@@ -44,17 +45,23 @@ _START_SHARE = 0.9  # an env that says why it is late says more than the backend
 
 def dump(message: object) -> bytes:
     """Return a message, or any other value, as bytes that another process of this pool can load."""
-    if is_plain(message):
-        return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    return dumps(message)
+    return dump_plain(message) if is_plain(message) else dumps(message)
 
 
-def is_plain(value: Any, depth: int = 4) -> bool:
-    """Return whether a value is small, and pickle writes the same as cloudpickle, in a tenth of the time."""
+def dump_plain(message: object) -> bytes:
+    """Return a value for which `is_plain` is true, or a message of such values, as bytes."""
+    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+
+
+def is_plain(value: Any, depth: int = 4, not_named: Sequence[str] = ()) -> bool:
+    """Return whether a value is small, and pickle writes the same as cloudpickle, in a tenth of the time.
+
+    Functions of the modules `not_named` are not plain, because pickle sends their names.
+    """
     kind = type(value)
     if kind in _PLAIN:
         return True
-    if kind is FunctionType and value.__module__ != "__main__":
+    if kind is FunctionType and value.__module__ != "__main__" and value.__module__ not in not_named:
         # Cloudpickle sends it by its name, too, unless a module is registered to be sent by value.
         is_found = getattr(sys.modules.get(value.__module__), value.__qualname__, None) is value
         return is_found and not cloudpickle.list_registry_pickle_by_value()
@@ -62,13 +69,12 @@ def is_plain(value: Any, depth: int = 4) -> bool:
         return value.dtype.kind in "biufc"
     if kind not in _CONTAINERS or depth == 0 or len(value) > MAX_PLAIN_ITEMS:
         return False
-    return all([is_plain(part, depth - 1) for part in ((*value, *value.values()) if kind is dict else value)])  # noqa: C419 - faster
+    parts = (*value, *value.values()) if kind is dict else value
+    return all([is_plain(part, depth - 1, not_named) for part in parts])  # noqa: C419 - faster
 
 
-def load(data: bytes | bytearray) -> object:
-    """Return the message from bytes of a process of this pool. Loading bytes from elsewhere could run any code."""
-    message: object = cloudpickle.loads(data)
-    return message
+load: Callable[[bytes | bytearray], object] = pickle.loads
+"""Returns the message from bytes of a process of this pool. Loading bytes from elsewhere could run any code."""
 
 
 # ---- settings and plans ----------------------------------------------------------------------------------------------
@@ -153,7 +159,7 @@ class WorkerPlan:
     first_lane: int | None = None
     num_lanes: int = 1
 
-    @property
+    @functools.cached_property
     def lanes(self) -> dict[int, tuple[int, ...]]:
         """The envs of each lane of the worker, by the number of the lane, in contiguous ranges of almost equal size."""
         first = self.worker if self.first_lane is None else self.first_lane
@@ -190,11 +196,12 @@ def server_locations(plans: Sequence[WorkerPlan]) -> tuple[ServerLocation, ...]:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """The envs that a worker has built: one spec per env, in the order of the plan. Equal specs are one object."""
+    """The envs that a worker has built: one spec per env, in the order of the plan. Equal specs are one object. `load_s` is as in Ready."""
 
     worker: int
     pid: int
     specs: tuple[EnvSpec, ...]
+    load_s: float = 0.0
 
 
 # ---- slow requests ---------------------------------------------------------------------------------------------------
@@ -296,13 +303,15 @@ class Attach(NamedTuple):
 class Ready(NamedTuple):
     """All envs are built. Env i has the spec `distinct_specs[spec_indices[i]]`. Specs are bytes made by `dump`.
 
-    `modules` has the contents of the user's modules that the worker has imported. It is empty in a fork of the learner.
+    `modules` has the contents of the user's modules that the worker has imported. `load_s` is the processor time in seconds for loading the
+    env_fns, which imports modules. A fork of the learner has neither.
     """
 
     pid: int
     distinct_specs: tuple[bytes, ...]
     spec_indices: tuple[int, ...]
     modules: Contents
+    load_s: float
 
 
 class Failed(NamedTuple):
@@ -341,12 +350,14 @@ class LauncherSetup(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Start a process: the worker of this number, or a launcher with this setup and a number that is unique for the starter.
+    """Start a process: a worker, or a launcher with this setup.
 
-    The socket of the process's channel comes with the message, and then, for a launcher, the learner's files of `stdio`.
+    The socket of the process's channel comes with the message, and then, for a launcher, the learner's files of `stdio`. The number is
+    that of the request: a worker that could not be restarted may be reported after the request for its successor.
     """
 
     number: int
+    worker: int = 0
     setup: LauncherSetup | None = None
 
 
@@ -372,7 +383,6 @@ class Exited(NamedTuple):
     """A process has ended. `code` is its exit status, or the negative number of the signal that ended it."""
 
     number: int
-    pid: int
     code: int
 
 

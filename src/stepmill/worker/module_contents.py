@@ -176,25 +176,28 @@ def find_differences(workers: Sequence[Contents]) -> list[str]:
     A name that differs between two workers, such as the time of the import, is left out.
     """
     merged = {key: text for contents in reversed(workers) for key, text in contents.items()}
-    common = {key for key, text in merged.items() if all(each.get(key, text) == text for each in workers)}
-    return [each for key in merged if key in common for each in _differences_at(*key, merged)]
+    differing = {key for contents in workers for key, text in contents.items() if text != merged[key]}
+    names = {module: names_of(sys.modules.get(module)) for module in {module for module, _ in merged}}
+    return [each for key in merged if key not in differing for each in _differences_at(*key, merged, names[key[0]])]
 
 
-def _differences_at(module: str, name: str, workers: Contents) -> Iterator[str]:
-    names, theirs = names_of(sys.modules.get(module)), workers[module, name]
-    *classes, own = name.split(".", 1)
-    if any(_text_of(names.get(each), names) != workers.get((module, each), "") for each in classes):
-        return  # the program has replaced the class, which is a difference of its own
-    holder = vars(names[classes[0]]) if classes else names
+def _differences_at(module: str, name: str, workers: Contents, names: Mapping[str, Any]) -> Iterator[str]:
+    theirs, (class_name, dot, own) = workers[module, name], name.partition(".")
+    owner, own = (names.get(class_name), own) if dot else (None, name)
+    holder = names if not dot else vars(owner) if issubclass(type(owner), type) else {}
     text = _text_of(holder.get(own), names)
     if own not in holder or (text is None and theirs == "None"):  # None is often a cache that is filled later
         return
     ours = text or f"a {type(holder[own]).__name__}"
+    if ours != theirs and dot and _text_of(owner, names) != workers.get((module, class_name), ""):
+        return  # the program has replaced the class, which is a difference of its own
     if ours != theirs and (_is_users(module) or not _is_as_written(names, name, holder[own])):
         yield f"{module}.{name} ({_shorten(ours)} in the program, {_shorten(theirs)} in the workers)"
     for added, item in list(vars(holder[own]).items()) if ours == theirs == f"{_CODE[1]}{name}" else ():
-        key, text = f"{name}.{added}", str(_text_of(item, names))
-        if (module, key) not in workers and text.startswith(_CODE[0]) and not _is_as_written(names, key, item):
+        key, text = f"{name}.{added}", None
+        if (module, key) not in workers:
+            text = _text_of(item, names)
+        if text and text.startswith(_CODE[0]) and not _is_as_written(names, key, item):
             yield f"{module}.{key} ({_shorten(text)} in the program, nothing in the workers)"
 
 

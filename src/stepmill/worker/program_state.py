@@ -18,10 +18,7 @@ from typing import Literal, NamedTuple, Protocol, cast
 
 # Maps each library with a registry of envs to the module that dumps and loads the registry. This package imports
 # neither.
-_REGISTRIES = {
-    "gymnasium": "stepmill.envs.gymnasium_registry",
-    "stepmill.envs.registered": "stepmill.envs.registered",
-}
+_REGISTRIES = {"gymnasium": "stepmill.envs.gymnasium_registry", "stepmill.envs.registered": "stepmill.envs.registered"}
 
 _Action = Literal["default", "error", "ignore", "always", "module", "once"]
 

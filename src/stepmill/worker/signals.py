@@ -44,6 +44,8 @@ class _Deferral:
     Handlers are replaced because signals that are blocked in this thread would be delivered to another one. A handler that
     raises an exception can interrupt the replacement itself, which is then repeated. A deferral that has ended and is
     still installed calls the original handler.
+
+    This is a class, because if `__enter__` of a generator were interrupted, its end would run when the traceback is freed.
     """
 
     def __init__(self) -> None:
@@ -57,15 +59,23 @@ class _Deferral:
         else:
             self._arrived.append(number)
 
-    def begin(self) -> None:
-        _retry_if_interrupted(self._install)
+    def __enter__(self) -> None:
+        try:
+            self._install()
+        except BaseException:
+            self.__exit__()
+            raise
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Put the handlers back, and let them run for the signals that have arrived."""
         try:
-            _retry_if_interrupted(self._uninstall)
+            self._uninstall()
+        except BaseException:
+            self._uninstall()
+            raise
         finally:
-            self._deliver()
+            if self._arrived:
+                self._deliver()
 
     def _deliver(self) -> None:
         while self._arrived:
@@ -91,30 +101,25 @@ class _Deferral:
                 _setsignal(number, handler)
 
 
-def _retry_if_interrupted(exchange: Callable[[], None]) -> None:
-    try:
-        exchange()
-    except BaseException:
-        exchange()
-        raise
+class _Pause:
+    """The part of a deferral's block in which handlers run."""
 
-
-class _SignalBlock:
-    """A block as a class. If `__enter__` of a generator were interrupted, its end would run when the traceback is freed."""
-
-    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
-        self._begin = begin
-        self._end = end
+    def __init__(self, deferral: _Deferral) -> None:
+        self._deferral = deferral
 
     def __enter__(self) -> None:
         try:
-            self._begin()
+            self._deferral.__exit__()
         except BaseException:
-            self._end()
+            self.__exit__()
             raise
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        try:
+            self._deferral._install()
+        except BaseException:
+            self._deferral._install()
+            raise
 
 
 def defer_signals() -> contextlib.AbstractContextManager[None]:
@@ -122,16 +127,15 @@ def defer_signals() -> contextlib.AbstractContextManager[None]:
 
     Keep the block short, and wait only in `allow_signals`, so that the program reacts to Ctrl-C.
     """
-    if not _is_main_thread() or _find_deferral() is not None:
-        return contextlib.nullcontext()
-    deferral = _Deferral()
-    return _SignalBlock(deferral.begin, deferral.end)
+    is_main = threading.get_ident() == threading.main_thread().ident
+    return _Deferral() if is_main and _find_deferral() is None else contextlib.nullcontext()
 
 
 def allow_signals() -> contextlib.AbstractContextManager[None]:
     """Let signal handlers run, and raise, in this part of all enclosing blocks of `defer_signals`."""
-    deferral = _find_deferral() if _is_main_thread() else None
-    return contextlib.nullcontext() if deferral is None else _SignalBlock(deferral.end, deferral.begin)
+    is_main = threading.get_ident() == threading.main_thread().ident
+    deferral = _find_deferral() if is_main else None
+    return contextlib.nullcontext() if deferral is None else _Pause(deferral)
 
 
 def wait_event(event: threading.Event, seconds: float) -> bool:
@@ -144,10 +148,6 @@ def wait_event(event: threading.Event, seconds: float) -> bool:
         with allow_signals():
             pass
     return is_set
-
-
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def _find_deferral() -> _Deferral | None:

@@ -14,15 +14,7 @@ import stepmill
 from stepmill.frontends.alf import FastParallelEnvironment
 from stepmill.testing.gates import Gate
 from tests.harness import leaks
-from tests.harness.alf_envs import (
-    FIRST,
-    AlfCounter,
-    GatedAlf,
-    ProgressAlf,
-    RandomAlf,
-    TimeStep,
-    assert_same,
-)
+from tests.harness.alf_envs import FIRST, AlfCounter, GatedAlf, ProgressAlf, RandomAlf, TimeStep, assert_same
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.scripts import run_source
 

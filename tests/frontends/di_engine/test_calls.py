@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepmill.frontends.di_engine import (
-    AsyncSubprocessEnvManager,
-    BaseEnvManager,
-    SyncSubprocessEnvManager,
-)
+from stepmill.frontends.di_engine import AsyncSubprocessEnvManager, BaseEnvManager, SyncSubprocessEnvManager
 from stepmill.spec.errors import EnvError
 from stepmill.testing.gates import Gate
 from tests.frontends.di_engine.envs import ding_envs

@@ -274,9 +274,7 @@ def test_a_reset_that_hangs_is_a_failed_attempt(make_manager: MakeManager, cfg: 
 
 
 @pytest.mark.covers("D-18", "D-3")
-def test_a_reset_that_always_fails_closes_the_manager_with_the_env_s_traceback(
-    make_manager: MakeManager,
-) -> None:
+def test_a_reset_that_always_fails_closes_the_manager_with_the_env_s_traceback(make_manager: MakeManager) -> None:
     manager = make_manager(SyncSubprocessEnvManager, ding_envs(2), **QUICK)
     text = r"Env 1 reset has exceeded max retries\(3\), and the latest exception is: env 1 raised RuntimeError"
     with pytest.raises(RuntimeError, match=text) as caught:

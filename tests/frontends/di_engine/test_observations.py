@@ -10,9 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from stepmill.frontends.di_engine import (
-    SyncSubprocessEnvManager,
-)
+from stepmill.frontends.di_engine import SyncSubprocessEnvManager
 from tests.frontends.di_engine.envs import LateSpaces, ObjectEnv, TreeEnv
 from tests.frontends.di_engine.test_managers import act
 

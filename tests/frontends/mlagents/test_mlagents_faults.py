@@ -68,6 +68,37 @@ def test_subprocess_env_raises_errors_of_the_factory_at_reset(manager_of, num_en
     assert "raise CustomError" in caught.value.__cause__.remote_traceback
 
 
+class Late(ScriptedBehaviors):
+    """Has no specs before its first reset, and never if `is_broken`."""
+
+    is_broken = False
+
+    @property
+    def behavior_specs(self) -> Any:
+        if not self.counts["reset"] or self.is_broken:
+            raise UnityEnvironmentException("no specs yet")
+        return super().behavior_specs
+
+
+class Never(Late):
+    is_broken = True
+
+
+@pytest.mark.covers("U-13")
+def test_an_env_that_has_specs_only_after_its_first_reset_can_be_used(manager_of):
+    manager = manager_of(lambda worker_id, channels: Late())
+    assert manager.training_behaviors == {}
+    assert manager.reset() == 1
+    assert list(manager.training_behaviors) == ["walk"]
+
+
+@pytest.mark.covers("U-13")
+def test_what_an_env_raises_when_it_is_asked_for_its_specs_is_raised_as_itself(manager_of):
+    manager = manager_of(lambda worker_id, channels: Never())
+    with pytest.raises(UnityEnvironmentException, match="no specs yet"):
+        manager.reset()
+
+
 @pytest.mark.covers("U-13", "U-B2")
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_subprocess_failing_step_reaches_the_top_as_itself(manager_of, script, num_envs):

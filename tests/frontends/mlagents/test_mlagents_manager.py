@@ -19,18 +19,10 @@ from stepmill.frontends.mlagents import (
     SimpleEnvManager,
     StepResponse,
     UnityCommunicationException,
-    optional_imports,
+    failures,
 )
 from stepmill.frontends.mlagents.channels import EnvironmentParametersChannel, FloatPropertiesChannel, with_methods
-from tests.frontends.mlagents.parts import (
-    AgentManager,
-    Policy,
-    decided,
-    deciding,
-    ended,
-    given_action,
-    wait,
-)
+from tests.frontends.mlagents.parts import AgentManager, Policy, decided, deciding, ended, given_action, wait
 from tests.harness.unity_envs import ScriptedBehaviors
 
 WALK = {"walk": [[1, 2], [2], [2, 3]]}
@@ -376,5 +368,5 @@ def test_a_step_looks_for_no_package(manager_of, script, monkeypatch):
     def refuse(name: str) -> None:
         raise AssertionError(f"a step has imported {name}")
 
-    monkeypatch.setattr(optional_imports, "import_module", refuse)
+    monkeypatch.setattr(failures, "import_module", refuse)
     assert len(manager.get_steps()) == 1

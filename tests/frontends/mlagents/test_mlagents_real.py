@@ -28,7 +28,7 @@ from stepmill.frontends.mlagents import (
     UnityTimeOutException,
 )
 from stepmill.frontends.mlagents.channels import EngineConfig, EngineConfigurationChannel, RawBytesChannel
-from stepmill.frontends.mlagents.optional_imports import load
+from stepmill.frontends.mlagents.failures import load
 from stepmill.spec.errors import UsageError
 from tests.frontends.mlagents import protocol
 from tests.frontends.mlagents.parts import Policy, deciding, ended

@@ -10,8 +10,8 @@ import pytest
 
 import stepmill
 from stepmill.frontends.mlagents import BatchedStepResult, DecisionSteps, RestartLimits, TerminalSteps
-from stepmill.frontends.mlagents.brain_parameters import brain_parameters
 from stepmill.frontends.mlagents.failures import UnityWorkerDied, pack, rebuild
+from stepmill.frontends.mlagents.manager import brain_parameters
 from stepmill.frontends.mlagents.workers import EngineWorker, EngineWorkerState, LiveAgents, RestartQuota
 from stepmill.testing.faulty import ERRORS, MuteError
 from tests.harness.unity_envs import ActionSpec, AgentGroupSpec, BehaviorSpec, ObservationSpec

@@ -238,6 +238,8 @@ def test_the_envs_are_at_hand_on_the_serial_backend_and_elsewhere_named_as_unrea
         envs.envs[1].unwrapped.note = "own"
         assert envs.get_attr("note") == ["hello", "own"]
         assert envs.envs[0].action_space is envs.action_space
+        with pytest.raises(TypeError):  # the pool would not notice it
+            envs.envs[0] = envs.envs[1]
     else:
         with pytest.raises(AttributeError, match=r"no attribute 'envs'.*get_attr\(name\).*backend='serial'"):
             envs.envs  # noqa: B018

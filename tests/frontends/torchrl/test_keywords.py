@@ -46,7 +46,9 @@ def test_arguments_of_parallel_env_that_are_options_here_do_what_they_say():
     env = StepmillEnv([make], serial_for_single=True, daemon=True, metadata_from_workers=True, use_buffers=None)
     assert env.pool.options.backend == "serial"
     env.close()
-    env = StepmillEnv([make] * 2, serial_for_single=True, shared_memory=True, memmap=False, pin_memory=False)
+    env = StepmillEnv(
+        [make] * 2, serial_for_single=True, shared_memory=True, memmap=False, pin_memory=False, backend="process"
+    )
     assert env.pool.options.backend != "serial"
     with pytest.raises(UsageError, match="the workers have been started; give use_buffers to StepmillEnv"):
         env.configure_parallel(use_buffers=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from functools import partial
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -32,6 +34,29 @@ def test_parallel_env_takes_torchrls_arguments():
     ):
         assert other.rollout(3).batch_size == (2, 3)
         other.close()
+
+
+@pytest.mark.covers("T-17")
+def test_a_pickled_env_is_closed_and_its_copy_has_the_present_arguments_and_device():
+    class Limited(ParallelEnv):
+        def __init__(self, num_steps):
+            function = lambda **kwargs: gymnasium.make("CartPole-v1", **kwargs)  # noqa: E731
+            super().__init__(2, function, backend="serial", create_env_kwargs={"max_episode_steps": num_steps})
+
+    env = Limited(9)
+    env.update_kwargs([{"max_episode_steps": 3}, {"max_episode_steps": 4}])
+    env.to("cpu:1")
+    copied = pickle.loads(cloudpickle.dumps(env))
+    assert (type(copied).__name__, env.is_closed, copied.is_closed, str(copied.device)) == (
+        "Limited",
+        True,
+        False,
+        "cpu:1",
+    )
+    again = pickle.loads(cloudpickle.dumps(copied.to("cpu")))
+    truncated = again.rollout(4, break_when_any_done=False)["next", "truncated"]
+    assert truncated.squeeze(-1).tolist() == [[False, False, True, False], [False, False, False, True]]
+    again.close()
 
 
 @pytest.mark.covers("T-17")
@@ -76,8 +101,7 @@ def test_a_collector_saves_the_state_of_a_parallel_env():
 
 @pytest.mark.covers("T-17")
 @pytest.mark.parametrize(
-    ("cls", "name"),
-    [(ParallelEnv, "_start_workers"), (MultiThreadedEnv, "_build_env"), (AsyncStepmillEnv, "_setup")],
+    ("cls", "name"), [(ParallelEnv, "_start_workers"), (MultiThreadedEnv, "_build_env"), (AsyncStepmillEnv, "_setup")]
 )
 def test_overrides_of_methods_that_are_not_called_are_refused(cls, name):
     sub = type("Own", (cls,), {name: lambda self: None})

@@ -27,6 +27,8 @@ from torchrl.envs.utils import check_env_specs
 
 import stepmill
 from stepmill.frontends.torchrl import AsyncStepmillEnv, StepmillEnv
+from stepmill.pool.auto_backend import choose_backend
+from stepmill.spec.options import BackendName
 from tests.frontends.torchrl.makers import BACKENDS
 
 pytestmark = [
@@ -227,3 +229,42 @@ def test_rewards_have_torchs_default_dtype(maker):
         env.close()
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+class LouderStep(GymEnv):
+    """Adds 100 to each reward, as the next two do in another method."""
+
+    def step(self, tensordict):
+        after = super().step(tensordict)
+        after["next", "reward"] += 100
+        return after
+
+
+class LouderInnerStep(GymEnv):
+    def _step(self, tensordict):
+        after = super()._step(tensordict)
+        after["reward"] += 100
+        return after
+
+
+class LouderData(GymEnv):
+    def _step_proc_data(self, tensordict):
+        after = super()._step_proc_data(tensordict)
+        after["reward"] += 100
+        return after
+
+
+@pytest.mark.parametrize("cls", [LouderStep, LouderInnerStep, LouderData])
+def test_methods_of_a_subclass_of_gym_env_are_called(cls):
+    env = StepmillEnv([partial(cls, "CartPole-v1")] * 2, backend="serial")
+    env.set_seed(0)
+    assert env.rollout(3)["next", "reward"].flatten().tolist() == [101.0] * 6
+    env.close()
+
+
+def test_few_gym_envs_of_tiny_envs_run_in_line():
+    for make in (partial(GymEnv, "CartPole-v1"), lambda: GymEnv("CartPole-v1")):
+        assert choose_backend([make] * 8, stepmill.PoolOptions()) is BackendName.SERIAL
+    rendered = partial(GymEnv, "CartPole-v1", from_pixels=True)
+    for make in (rendered, lambda: GymEnv("CartPole-v1", from_pixels=True), partial(GymEnv, "HalfCheetah-v5")):
+        assert choose_backend([make] * 8, stepmill.PoolOptions()) is BackendName.PROCESS

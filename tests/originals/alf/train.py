@@ -1,7 +1,7 @@
 """ALF's own actor-critic on CartPole: `python -m tests.originals.alf.train WHOSE ITERATIONS`, in an empty folder.
 
 WHOSE is "ours" or "original". The settings are those of ALF's example ac_cart_pole. Prints, as its last line, JSON: what
-was trained, env steps, the average return at the end and seconds. Fails if the return did not rise.
+was trained, env steps, the average return at the end, seconds, and the learning curve. Fails if the return did not rise.
 """
 
 from __future__ import annotations
@@ -90,17 +90,30 @@ def main(whose: str, num_iterations: int) -> None:
     trainer = RLTrainer(TrainerConfig(root_dir=str(Path.cwd())))
     alf = importlib.import_module("alf")
     assert isinstance(alf.get_env(), cls), alf.get_env()
+    curve: list[tuple[int, float]] = []
+    train_iter = trainer._algorithm.train_iter
+
+    def average_return() -> float:
+        metrics = {type(metric).__name__: metric for metric in trainer._algorithm.get_metrics()}
+        return float(metrics["AverageReturnMetric"].result())
+
+    def train_and_note() -> Any:
+        found = train_iter()
+        curve.append(((len(curve) + 1) * UNROLL * NUM_ENVS, average_return()))
+        return found
+
+    trainer._algorithm.train_iter = train_and_note
     began = time.perf_counter()
     trainer.train()
     seconds = time.perf_counter() - began
-    metrics = {type(metric).__name__: metric for metric in trainer._algorithm.get_metrics()}
-    reward = float(metrics["AverageReturnMetric"].result())
+    reward = average_return()
     assert reward > LEARNED, f"the average return is {reward}"
     result = {
         "what": f"actor-critic on CartPole-v1, {NUM_ENVS} envs in processes",
         "steps": num_iterations * UNROLL * NUM_ENVS,
         "reward": round(reward, 1),
         "seconds": seconds,
+        "curve": curve,
     }
     print(json.dumps(result))
 

@@ -13,7 +13,7 @@ import pytest
 
 from stepmill.frontends import di_engine
 from tests.frontends.di_engine.envs import DingEnv, ding_envs
-from tests.originals.di_engine.sides import ASYNC, MARKS, SUBPROCESS, Maker, class_of, close_all
+from tests.originals.di_engine.sides import ASYNC, MARKS, SUBPROCESS, Maker, class_of, close_all, until
 from tests.originals.rows import ORIGINAL, OURS
 
 pytestmark = MARKS
@@ -76,6 +76,26 @@ def test_corners_of_managers(make: Any, whose: str) -> None:
     manager.launch()
     with pytest.raises(AttributeError if is_ours else TypeError):
         manager.step(None)
+
+
+class Counts(DingEnv):
+    def reset(self, **kwargs: Any) -> Any:
+        self.num_resets = getattr(self, "num_resets", 0) + 1
+        return super().reset(**kwargs)
+
+
+def test_corners_of_resets(make: Any, whose: str) -> None:
+    is_ours = whose == OURS
+    manager = make(SUBPROCESS, [partial(Counts, length=1)])
+    manager.launch()
+    with pytest.raises(AttributeError) if not is_ours else contextlib.nullcontext():
+        assert manager.num_resets == [1]
+    manager.step({0: 1})
+    if is_ours:
+        assert manager._env_states[0].name == "RESET"
+        until(lambda: manager.ready_obs_id == [0])
+    else:
+        until(lambda: manager._env_states[0].name == "RUN")
 
 
 def test_corners_of_the_supervisor(whose: str) -> None:

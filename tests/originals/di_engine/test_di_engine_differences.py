@@ -456,6 +456,8 @@ for text in (
     '`EnvSupervisor("process", ...)`',
     "`EnvSupervisor.seed(...)` after `launch`",
     "A method of the envs that is not",
+    "An attribute that envs get in",
+    "`_env_states` after an automatic reset",
 ):
     row(text)(test_di_engine_corners)
 

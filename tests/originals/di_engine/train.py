@@ -2,7 +2,7 @@
 
 WHOSE is "ours" or "original"; MANAGER a name of DI-engine's registry; ITERATIONS how long to train. Of dizoo's config
 only the manager's name is changed, and how often it evaluates. Prints, as its last line, JSON: class of the manager, what was trained, env steps, the mean
-return of the last evaluation, seconds.
+return of the last evaluation, seconds, and the learning curve: env steps and the mean return of each evaluation.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ def main(whose: str, manager: str, num_iterations: int) -> None:
         importlib.import_module("stepmill.frontends.di_engine")
     cls = get_env_manager_cls(create_cfg.env_manager)
     returns: list[float] = []
+    curve: list[tuple[int, float]] = []
     num_steps = [0]
     evaluate, collect = InteractionSerialEvaluator.eval, SampleSerialCollector.collect
 
     def noting_eval(self: Any, *args: Any, **keywords: Any) -> Any:
         found = evaluate(self, *args, **keywords)
         returns.append(sum(found[1]["eval_episode_return"]) / len(found[1]["eval_episode_return"]))
+        curve.append((num_steps[0], returns[-1]))
         return found
 
     def noting_collect(self: Any, *args: Any, **keywords: Any) -> Any:
@@ -58,6 +60,7 @@ def main(whose: str, manager: str, num_iterations: int) -> None:
         "steps": num_steps[0],
         "reward": ", ".join(f"{value:.1f}" for value in (returns[0], max(returns))) + " (first evaluation, best)",
         "seconds": seconds,
+        "curve": curve,
     }
     print(json.dumps(result))
 

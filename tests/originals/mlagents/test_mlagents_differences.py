@@ -21,7 +21,7 @@ import stepmill
 from stepmill.frontends.mlagents import EngineConfig, EnvironmentCommand, UnityCommunicationException
 from stepmill.testing.gates import Gate, wait_at
 from tests.frontends.mlagents.parts import BatchPolicy, Policy, deciding, die, once, raise_, wait
-from tests.originals.mlagents import test_mlagents_trainers
+from tests.originals.mlagents import test_mlagents_programs, test_mlagents_trainers
 from tests.originals.mlagents.sides import (
     MANAGER,
     MARKS,
@@ -421,6 +421,8 @@ def test_string_commands(whose: str) -> None:
     assert EnvironmentCommand.STEP.value == class_of(ORIGINAL, "EnvironmentCommand").STEP.value
 
 
+row("Results of another form")(test_mlagents_programs.test_results_of_another_form)
+row("Actions that cannot be pickled")(test_mlagents_programs.test_actions_that_cannot_be_pickled)
 row("Timers in `timers.json`")(
     test_mlagents_trainers.test_the_timers_of_workers_are_among_mlagents_own_once_it_is_closed
 )

@@ -15,6 +15,7 @@ import pytest
 from stepmill.frontends.mlagents import ActionInfo
 from stepmill.testing.gates import Gate
 from tests.frontends.mlagents.parts import Policy, raise_, wait
+from tests.originals.either import assert_same_with_either
 from tests.originals.mlagents.sides import (
     MARKS,
     WALK,
@@ -28,7 +29,6 @@ from tests.originals.mlagents.sides import (
     speed_message,
     step_until,
 )
-from tests.originals.rows import ORIGINAL, OURS
 
 pytestmark = MARKS
 NEVER = -1  # no worker
@@ -236,9 +236,4 @@ SAME += [workers_in_processes, simple_manager, timers]
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("program", SAME)
 def test_this_program_gives_the_same_with_either(program: Callable[[Maker], Any]) -> None:
-    found = []
-    for whose in (ORIGINAL, OURS):
-        make = Maker(whose)
-        found.append(program(make))
-        make.close()
-    assert found[0] == found[1]
+    assert_same_with_either(program, Maker)

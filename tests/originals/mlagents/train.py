@@ -1,8 +1,8 @@
 """ML-Agents' own PPO: `python -m tests.originals.mlagents.train WHOSE STEPS`, in an empty folder.
 
 WHOSE is "ours" or "original". `mlagents-learn`'s own function trains two players over gRPC; only its SubprocessEnvManager is
-replaced. Prints, as its last line, JSON: what was trained, agents' steps, mean reward at the end, seconds, and the names of the
-timers below "workers" in timers.json.
+replaced. Prints, as its last line, JSON: what was trained, agents' steps, mean reward at the end, seconds, the learning curve, and
+the names of the timers below "workers" in timers.json.
 """
 
 from __future__ import annotations
@@ -73,11 +73,13 @@ def main(whose: str, num_steps: int) -> None:
     from mlagents.trainers.torch_entities.model_serialization import ModelSerializer
 
     means: list[float] = []
+    curve: list[tuple[int, float]] = []
 
     class Rewards(StatsWriter):  # type: ignore[misc, unused-ignore]
         def write_stats(self, category: str, values: Any, step: int) -> None:
             if "Environment/Cumulative Reward" in values:
                 means.append(values["Environment/Cumulative Reward"].mean)
+                curve.append((step, means[-1]))
 
     # The packages that export to ONNX do not exist for this NumPy and protobuf. Checkpoints of PyTorch are still written.
     ModelSerializer.export_policy_model = lambda self, path: Path(f"{path}.onnx").touch()
@@ -99,6 +101,7 @@ def main(whose: str, num_steps: int) -> None:
         "steps": num_steps,
         "reward": f"{means[-1]:.1f} (first summary {means[0]:.1f})",
         "seconds": seconds,
+        "curve": curve,
         "worker_timers": sorted(workers["children"]["worker_root"].get("children", {})),
     }
     print(json.dumps(result))

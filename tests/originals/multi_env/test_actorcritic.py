@@ -75,6 +75,7 @@ def test_lists_and_skipped_envs(envs: Any) -> None:
 def test_one_env_returns_what_the_env_returns(one: Any) -> None:
     assert one.reset(level=3) == {"episode": 1, "t": 0, "kwargs": {"level": 3}}
     assert one.step(5) == ({"episode": 1, "t": 1, "action": 5}, 1.0, False, {"t": 1})
+    assert one.render(None) == one.render()
     assert (one.render(), one.render("human"), one.render(mode="rgb_array")) == (
         ["human", 1],
         ["human", 1],
@@ -194,6 +195,20 @@ class Plain:
         return action(), 1.0, False, {}
 
     def close(self) -> None: ...
+
+
+class Giver(Walk):
+    def step(self, action: Any) -> Any:
+        return (lambda: 4), 1.0, False, {}
+
+
+def test_an_observation_that_only_cloudpickle_can_pickle(module: Any) -> None:
+    make = Maker(module)
+    (env,) = make([Giver])
+    env.reset()
+    with contextlib.nullcontext() if make.is_ours else pytest.raises(EOFError):
+        assert env.step(0)[0]() == 4
+    make.close()
 
 
 def test_arguments_that_cannot_work(module: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -158,3 +159,28 @@ def wrap(env_fn: Callable[[], Any], keywords: Any) -> Any:
 def act(env: Any, tensordict: Any) -> Any:
     """Step envs with random actions."""
     return env.step(env.rand_action(tensordict))["next"]
+
+
+def scaled() -> Any:
+    """Return an env that has a state."""
+    return TransformedEnv(GymEnv("CartPole-v1"), torchrl.envs.RewardScaling(0.0, 1.0))
+
+
+def filled(state: Any, value: float) -> Any:
+    """Return a state whose tensors have one value."""
+    if isinstance(state, torch.Tensor):
+        return torch.full_like(state, value)
+    return {key: filled(part, value) for key, part in state.items()}
+
+
+class Fails(Plain):
+    """Dies, or raises, in its first step."""
+
+    def __init__(self, *, dies: bool) -> None:
+        super().__init__()
+        self.dies = dies
+
+    def step(self, action: Any) -> Any:
+        if self.dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise KeyError("on purpose")

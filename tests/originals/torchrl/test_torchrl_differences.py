@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
-import signal
+import pickle
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ pytest.importorskip("torchrl")
 import torchrl.envs  # noqa: E402 - only if TorchRL is there
 from tensordict import TensorDict  # noqa: E402
 from torchrl.data import Unbounded  # noqa: E402
-from torchrl.envs import GymEnv, SerialEnv, TransformedEnv, set_gym_backend  # noqa: E402
+from torchrl.envs import SerialEnv, TransformedEnv, set_gym_backend  # noqa: E402
 from torchrl.testing.mocking_classes import CountingEnv, CountingEnvWithString  # noqa: E402
 
 from stepmill.frontends import torchrl as frontend  # noqa: E402
@@ -30,6 +29,7 @@ from stepmill.spec.errors import EnvError, EnvTimeout, SpecMismatch, UsageError,
 from tests.originals.rows import Rows  # noqa: E402
 from tests.originals.torchrl.sides import (  # noqa: E402
     MARKS,
+    Fails,
     Maker,
     NoTruncation,
     Plain,
@@ -37,7 +37,9 @@ from tests.originals.torchrl.sides import (  # noqa: E402
     act,
     cartpole,
     counted,
+    filled,
     of,
+    scaled,
     use_gymnasium,
 )
 
@@ -118,6 +120,7 @@ def test_parts_of_multi_threaded_envs(make: Maker) -> None:
 @row("`shutdown_timeout`")
 @row("`share_individual_td`, `shared_memory`")
 @row("`configure_parallel()`")
+@row("Pickling an env")
 def test_arguments_of_processes(make: Maker) -> None:
     env = make.module.ParallelEnv(2, cartpole, mp_start_method="fork", num_sub_threads=1, daemon=True)
     make.made.append(env)
@@ -126,11 +129,15 @@ def test_arguments_of_processes(make: Maker) -> None:
         assert frontend.ParallelEnv(1, cartpole, options=None, envs_per_worker=1).pool.options.context == "forkserver"
     with make.refuses(match="shutdown_timeout"):
         make.parallel(cartpole, shutdown_timeout=3.0)
+    make.parallel(cartpole, share_individual_td=False)
     for keywords in ({"share_individual_td": True}, {"use_buffers": False}, {"num_threads": 2}, {"consolidate": False}):
         with make.refuses(match=next(iter(keywords))):
             make.parallel(cartpole, **keywords)
     with make.refuses(match="the workers have been started"):
         env.configure_parallel(num_threads=2)
+    env.reset()
+    with make.only_ours(TypeError):
+        make.made.append(pickle.loads(cloudpickle.dumps(env)))
 
 
 @row("`serial_for_single`")
@@ -198,8 +205,30 @@ def test_seeds() -> None:
     assert following[0] == following[1] != following[2]
     assert torch.equal(observations[0], observations[1])
     assert not torch.equal(observations[0], observations[2])
-    for env in envs:
+    seeds_torch = [SerialEnv(2, CountingEnv), frontend.ParallelEnv(2, CountingEnv, backend="serial")]
+    for env in seeds_torch:  # the set_seed of this env calls torch.manual_seed
+        env.set_seed(3)
+        torch.manual_seed(4)
+        env.reset()
+    assert torch.initial_seed() != 4
+    torch.manual_seed(4)
+    seeds_torch[0].set_seed(3)
+    torch.manual_seed(4)
+    seeds_torch[0].reset()
+    assert torch.initial_seed() == 4
+    for env in envs + seeds_torch:
         env.close()
+
+
+@row("An attribute that the envs do not have")
+def test_an_attribute_that_does_not_exist(make: Maker) -> None:
+    env = make.parallel(cartpole)
+    env.reset()
+    assert hasattr(env, "no_such") is not make.is_ours
+    with pytest.raises(AttributeError if make.is_ours else EOFError):
+        env.no_such()
+    with make.only_ours(Exception):  # BrokenPipeError or RuntimeError
+        assert env.reset().shape == (2,)
 
 
 @row("`BATCHED_PIPE_TIMEOUT`")
@@ -283,18 +312,6 @@ def test_infos(make: Maker) -> None:
 def test_devices(make: Maker) -> None:
     env = make.here(cartpole)
     assert (env.device, env.reset().device) == ((torch.device("cpu"),) * 2 if make.is_ours else (None, None))
-
-
-def scaled() -> Any:
-    """Return an env that has a state."""
-    return TransformedEnv(GymEnv("CartPole-v1"), torchrl.envs.RewardScaling(0.0, 1.0))
-
-
-def filled(state: Any, value: float) -> Any:
-    """Return a state whose tensors have one value."""
-    if isinstance(state, torch.Tensor):
-        return torch.full_like(state, value)
-    return {key: filled(part, value) for key, part in state.items()}
 
 
 @row("Loaded state of envs")
@@ -386,12 +403,6 @@ def test_functions_that_return_one_env(make: Maker) -> None:
     assert act(env, env.reset())["reward"].tolist() == [[1.0], [1.0]]
 
 
-@row("Pickling an env")
-def test_an_env_cannot_be_pickled(make: Maker) -> None:
-    with make.refuses(TypeError, "cannot pickle"):
-        assert cloudpickle.dumps(make.here(cartpole))
-
-
 @row("Envs with text")
 def test_envs_with_text(make: Maker) -> None:
     with make.refuses(EnvError, match="string of CountingEnvWithString is a NonTensor"):
@@ -415,19 +426,6 @@ def test_another_number_of_arguments(make: Maker) -> None:
     with pytest.raises(RuntimeError, match="mismatch") as caught:
         make.here(counted, create_env_kwargs=[{}])
     assert isinstance(caught.value, UsageError) is make.is_ours
-
-
-class Fails(Plain):
-    """Dies, or raises, in its first step."""
-
-    def __init__(self, *, dies: bool) -> None:
-        super().__init__()
-        self.dies = dies
-
-    def step(self, action: Any) -> Any:
-        if self.dies:
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise KeyError("on purpose")
 
 
 @row("A worker dies")

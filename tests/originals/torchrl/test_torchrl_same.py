@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,11 +14,12 @@ pytest.importorskip("torchrl")
 
 import torchrl.envs  # noqa: E402 - only if TorchRL is there
 from tensordict import TensorDict  # noqa: E402
-from torchrl.collectors import Collector  # noqa: E402
+from torchrl.collectors import Collector, MultiSyncCollector  # noqa: E402
 from torchrl.envs import Compose, GymEnv, RewardSum, StepCounter, TransformedEnv  # noqa: E402
 from torchrl.envs.utils import check_env_specs  # noqa: E402
 
 from stepmill.frontends import torchrl as frontend  # noqa: E402
+from tests.originals.either import assert_same_with_either  # noqa: E402
 from tests.originals.rows import ORIGINAL, OURS  # noqa: E402
 from tests.originals.signatures import check_protected  # noqa: E402
 from tests.originals.torchrl.sides import MARKS, Maker, act, cartpole, counted, use_gymnasium  # noqa: E402
@@ -149,7 +151,22 @@ def classes(make: Maker) -> Any:
     return [*found, stepped["next", "reward"].tolist(), following.batch_size]
 
 
-SAME = (rollouts, collected, specs, integers, seeds, masks, ends, parts, classes)
+def copies(make: Maker) -> Any:
+    env = make.parallel(counted, create_env_kwargs={"max_steps": 4})
+    copied = pickle.loads(pickle.dumps(env))
+    make.made.append(copied)
+    found = [type(copied) is type(env), env.is_closed, copied.create_env_kwargs]
+    for one in (env, copied):
+        one.set_seed(3)
+        torch.manual_seed(0)
+        found.append(described(one.rollout(6, break_when_any_done=False)))
+    functions = make.here(counted)
+    collector = MultiSyncCollector([functions] * 2, frames_per_batch=8, total_frames=8, cat_results="stack")
+    found += [(batch.shape, batch["next", "step_count"].max().item()) for batch in collector]
+    return found
+
+
+SAME = (rollouts, collected, specs, integers, seeds, masks, ends, parts, classes, copies)
 
 
 @pytest.mark.covers("T-6", "T-12", "T-17")
@@ -158,12 +175,7 @@ def test_this_program_gives_the_same_with_either(
     program: Callable[[Maker], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_gymnasium(monkeypatch)
-    found = []
-    for whose in (ORIGINAL, OURS):
-        make = Maker(whose)
-        found.append(program(make))
-        make.close()
-    assert found[0] == found[1]
+    assert_same_with_either(program, Maker)
 
 
 @pytest.mark.covers("T-6")

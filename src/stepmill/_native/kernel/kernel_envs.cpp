@@ -5,7 +5,6 @@
 #include <cstring>
 #include <new>
 
-#include "shared/seeds.hpp"
 
 namespace stepmill {
 
@@ -30,10 +29,6 @@ KernelEnvs::KernelEnvs(std::shared_ptr<Slab> slab, KernelPlan plan, std::uint32_
     stride_ = bytes;
     memory_.reset(static_cast<std::byte*>(std::aligned_alloc(CACHE_LINE, stride_ * num_envs_)));
     if (!memory_) throw std::bad_alloc();
-    clear();
-}
-
-void KernelEnvs::clear() noexcept {
     std::memset(memory_.get(), 0, stride_ * num_envs_);
     for (std::uint32_t local = 0; local < num_envs_; ++local) stepmill_rng_seed(&record(local).rng, derive_seed(plan_.entropy, local, 0));
 }
@@ -74,8 +69,8 @@ void KernelEnvs::run_range(std::uint32_t first, std::uint32_t num, std::uint32_t
 }
 
 void KernelEnvs::count(std::uint32_t num_steps, std::uint32_t num_resets) noexcept {
-    if (num_resets != 0) add(control_->num_resets, num_resets);
-    if (num_steps != 0) add(control_->num_steps, num_steps);
+    if (num_resets != 0) add(control_->own.counters.num_resets, num_resets);
+    if (num_steps != 0) add(control_->own.counters.num_steps, num_steps);
 }
 
 inline bool KernelEnvs::run_env(std::uint32_t local, const EnvCommand& command, Outcome& outcome) noexcept {
@@ -92,25 +87,14 @@ inline bool KernelEnvs::run_env(std::uint32_t local, const EnvCommand& command, 
     }
     if (obs_at_ != 0) write_obs(slab_->plan.observation, command.slot, command.row, obs);
     if (has_infos_) [[unlikely]] write_infos(local, command.row);
-    if (slab_->pool->hashing.load(std::memory_order_relaxed) != 0) write_hash(local, obs);
+    if (slab_->pool->own.hashing.load(std::memory_order_relaxed) != 0) write_hash(local, obs);
     return true;
 }
 
 // The generator is seeded as reset(seed=...) of an env in Python is: by the command, or by the pool's policy.
 bool KernelEnvs::begin_episode(std::uint32_t local, std::uint8_t flags, void* obs, Outcome& outcome) noexcept {
     KernelEnvRecord& env = record(local);
-    auto reseed = [&] {
-        stepmill_rng_seed(&env.rng, seed_of_episode(plan_.seeding == Seeding::FIXED, env.base_seed, env_id(local), env.episode));
-    };
-    if (flags & FLAG_SEED) {
-        env.base_seed = words_.seed[local];
-        env.has_seed = true;
-        env.episode = (flags & FLAG_EPISODE) ? words_.episode[local] : 0;
-        reseed();
-    } else if (env.has_seed && plan_.seeding != Seeding::CONTINUE) {
-        ++env.episode;
-        reseed();
-    }
+    if (env.seeds.begin(flags, words_.seed[local], words_.episode[local], plan_.seeding)) stepmill_rng_seed(&env.rng, env.seeds.of(env_id(local), plan_.seeding));
     outcome.is_reset = true;
     if (has_infos_) [[unlikely]] std::memset(state(local), 0, plan_.info_bytes);
     outcome.result.reward = 0.0, outcome.result.terminated = outcome.result.truncated = 0, outcome.result.message[0] = 0;

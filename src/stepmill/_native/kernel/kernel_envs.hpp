@@ -13,6 +13,7 @@
 
 #include "../include/stepmill_kernel.h"
 #include "kernel/kernel_threads.hpp"
+#include "shared/seeds.hpp"
 #include "shared/slab.hpp"
 
 namespace stepmill {
@@ -47,8 +48,7 @@ struct KernelEnvRecord {
     stepmill_rng rng{};
     double episode_return = 0.0;
     std::int64_t episode_length = 0;
-    std::uint64_t base_seed = 0, episode = 0;  // base_seed: of the last reset that had a seed; episode: resets since then
-    bool has_seed = false;
+    EpisodeSeeds seeds;
     bool needs_reset = false;                  // its last step ended an episode; the next step begins another
 };
 
@@ -94,7 +94,6 @@ class KernelEnvs final : public KernelWork {
     std::size_t saved_bytes() const noexcept { return sizeof(KernelEnvRecord) + plan_.saved_bytes; }
     void save(std::uint32_t local, std::byte* target) noexcept;
     void restore(std::uint32_t local, const std::byte* source) noexcept;
-    void clear() noexcept;  // makes all envs as the constructor left them
 
    private:
     static constexpr std::size_t RECORD_BYTES = align_line(sizeof(KernelEnvRecord));

@@ -84,7 +84,7 @@ KernelLoop::KernelLoop(std::shared_ptr<Slab> slab, nb::dict settings)
     plan.num_envs = envs_->num_envs();
     plan.num_threads = num_runners - 1;
     plan.cores = nb::cast<std::vector<int>>(settings["cores"]);
-    plan.spin_ns = slab_->pool->spin_ns.load(std::memory_order_relaxed);
+    plan.spin_ns = slab_->pool->own.spin_ns.load(std::memory_order_relaxed);
     threads_ = std::make_unique<KernelThreads>(envs_, std::move(plan));
     for (std::uint32_t local = 0; local < envs_->num_envs(); ++local) queued_tickets_.push_back(words_.done[local].load(std::memory_order_acquire));
     new_envs_.reserve(queued_tickets_.size());

@@ -72,7 +72,6 @@ class KernelLoop {
     nb::tuple save(std::uint32_t local);               // (memory, memory outside the state or None)
     void check_saved(const nb::object& saved) const;   // throws invalid_argument if restore() cannot take it
     void restore(std::uint32_t local, const nb::object& saved);
-    void clear() { envs_->clear(); }
     void release();
     int traverse(visitproc visit, void* arg) const;
 

@@ -113,13 +113,13 @@ void CommandWriter::issue_reserved(std::uint32_t server) {
 // reads the tickets; with the fence, either it sees these tickets or this function sees `dead`.
 void CommandWriter::check_deaths_of(std::uint32_t worker) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (is_restarting_[worker] || slab_.workers[worker]->dead.load(std::memory_order_seq_cst) == 0) return;
+    if (is_restarting_[worker] || slab_.workers[worker]->learner.dead.load(std::memory_order_seq_cst) == 0) return;
     abort_commands(slab_, worker, Fault::DIED);
 }
 
 void CommandWriter::post_request(std::uint32_t worker) {
     WorkerControl& control = *slab_.workers.at(worker);
-    control.requests.store(++num_posted_[worker], std::memory_order_release);
+    control.learner.requests.store(++num_posted_[worker], std::memory_order_release);
     ring_worker(control);
 }
 
@@ -145,13 +145,13 @@ void CommandWriter::end_restart(std::uint32_t worker) {
 void CommandWriter::rewrite_control_words(std::uint32_t worker, bool is_closed) {
     WorkerControl& control = *slab_.workers.at(worker);
     const ServerWords& words = slab_.words[worker];
-    control.requests.store(num_posted_[worker], std::memory_order_relaxed);
-    control.stop.store(is_closed, std::memory_order_relaxed);
-    control.parked.store(0, std::memory_order_relaxed);
-    control.serving.store(0, std::memory_order_relaxed);
-    control.current.store(NO_SERVER, std::memory_order_relaxed);
-    control.num_ended.store(0, std::memory_order_relaxed);
-    control.resident_bytes.store(0, std::memory_order_relaxed);
+    control.learner.requests.store(num_posted_[worker], std::memory_order_relaxed);
+    control.learner.stop.store(is_closed, std::memory_order_relaxed);
+    control.own.parked.store(0, std::memory_order_relaxed);
+    control.own.serving.store(0, std::memory_order_relaxed);
+    control.own.current.store(NO_SERVER, std::memory_order_relaxed);
+    control.own.num_ended.store(0, std::memory_order_relaxed);
+    control.own.resident_bytes.store(0, std::memory_order_relaxed);
     const std::vector<std::uint32_t>& servers = slab_.plan.servers[worker];
     for (std::uint32_t local = 0; local < servers.size(); ++local) {
         const std::uint32_t ticket = published(servers[local]);

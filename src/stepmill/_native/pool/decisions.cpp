@@ -71,7 +71,7 @@ Decision PoolState::prepare(nb::handle object) {
 bool PoolState::is_stale(const Decision& decision) const {
     if (!decision.is_of_env()) {
         const bool needs_restart = decision.kind == Decision::Kind::SERVE_WORKER || decision.kind == Decision::Kind::CANCEL_RESTART;
-        return process_words(decision.id).num_restarts.load() != decision.key || (needs_restart && !is_restarting(decision.id));
+        return process_words(decision.id).learner.num_restarts.load() != decision.key || (needs_restart && !is_restarting(decision.id));
     }
     const EnvRecord& env = envs_[decision.id];
     const bool has_result = env.phase() == EnvPhase::PENDING && is_done(decision.id);  // never of a suspended env

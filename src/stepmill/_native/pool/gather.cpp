@@ -63,7 +63,7 @@ nb::object PoolState::collect_rows(nb::handle env_ids) {
 
 // Nothing has changed before receive(). If a later line fails, for example by Ctrl-C in a callback, restore_unclaimed() repairs it.
 nb::object PoolState::gather(const Ids& ids, Ids rest, const std::vector<nb::object>* outs, bool has_ids) {
-    LearnerCounters& counters = slab_->pool->counters;
+    LearnerCounters& counters = slab_->pool->own.counters;
     const SampledTime timed(gather_sampler_, counters.gather_ns, unclaimed_time_, TraceKind::GATHER, slab_->learner_trace());
     add_to(counters.num_batches, 1);
     Payloads payloads;

@@ -34,20 +34,18 @@ void PoolState::sync_records() {
 
 // Steps all envs without commands. Returns null, and does nothing, if the step needs commands.
 nb::object PoolState::step_uniform(nb::handle actions) {
-    const int target = is_copy_ ? leases_->find_private(slab_->plan.private_slots) : leases_->find_free(slab_->plan.private_slots);
-    if (target < 0 || unclaimed_.is_any() || !kernel_->is_soon_done()) return {};
+    if (unclaimed_.is_any() || !kernel_->is_soon_done()) return {};
     write_all_actions(actions);
-    const auto slot = static_cast<std::uint32_t>(target);
-    add_to(slab_->pool->counters.num_sends, 1);
-    if (!is_copy_ && slab_->plan.num_slots > slab_->plan.private_slots && slot < slab_->plan.private_slots) add_to(slab_->pool->counters.num_lease_copies, 1);
+    const auto slot = static_cast<std::uint32_t>(find_common_slot(true));  // not -1, since all newest results are in one slot
+    add_to(slab_->pool->own.counters.num_sends, 1);
     if (!run_kernel(slot)) return write_commands_after(slot), nb::none();
     leases_->unpin(static_cast<std::uint32_t>(uniform_slot_), num_envs_);
     leases_->pin(slot, num_envs_);
-    uniform_slot_ = target;
+    uniform_slot_ = static_cast<int>(slot);
     are_records_stale_ = true;
     unclaimed_.remember(all_, {}, true);
-    add_to(slab_->pool->counters.num_batches, 1);
-    const SampledTime timed(gather_sampler_, slab_->pool->counters.gather_ns, unclaimed_time_, TraceKind::GATHER, slab_->learner_trace());
+    add_to(slab_->pool->own.counters.num_batches, 1);
+    const SampledTime timed(gather_sampler_, slab_->pool->own.counters.gather_ns, unclaimed_time_, TraceKind::GATHER, slab_->learner_trace());
     nb::object obs = gather_obs(all_, nullptr);
     nb::object reward = gather_rows(reward_, all_);
     nb::object terminated = gather_rows(terminated_, all_);
@@ -57,7 +55,7 @@ nb::object PoolState::step_uniform(nb::handle actions) {
 }
 
 bool PoolState::run_kernel(std::uint32_t slot) {
-    const SampledTime timed(run_sampler_, slab_->pool->counters.wait_ns, unclaimed_time_, TraceKind::WAIT, slab_->learner_trace());
+    const SampledTime timed(run_sampler_, slab_->pool->own.counters.wait_ns, unclaimed_time_, TraceKind::WAIT, slab_->learner_trace());
     return kernel_->step_all(slot);
 }
 

@@ -80,7 +80,7 @@ PoolState::PoolState(std::shared_ptr<Slab> slab, nb::dict settings)
     for (const char* name : EVENT_NAMES) event_types_.push_back(settings["event_types"].attr(name));
     for (const char* name : Decision::NAMES) decision_types_.push_back(settings["event_types"].attr(name));
     view_type_ = settings["event_types"].attr("ServerView");
-    for (const auto& [lane, pid] : nb::dict(settings["pids"])) slab_->workers.at(nb::cast<std::size_t>(lane))->pid.store(nb::cast<std::uint32_t>(pid));
+    for (const auto& [lane, pid] : nb::dict(settings["pids"])) slab_->workers.at(nb::cast<std::size_t>(lane))->learner.pid.store(nb::cast<std::uint32_t>(pid));
     envs_.resize(num_envs_);
     ended_.resize(std::size_t{num_envs_} * batch_size_);
     was_alive_.resize(ended_.size() * slab_->plan.outcome.alive.row_bytes);
@@ -88,7 +88,7 @@ PoolState::PoolState(std::shared_ptr<Slab> slab, nb::dict settings)
         all_.push_back(i);
         assign_server(i, i);
     }
-    slab_->pool->hashing.store(log_.is_on(), std::memory_order_relaxed);
+    slab_->pool->own.hashing.store(log_.is_on(), std::memory_order_relaxed);
     leases_->pin(0, num_envs_);
     pending_.reserve(num_envs_), suspended_.reserve(num_envs_);
 }
@@ -143,7 +143,7 @@ void PoolState::close() {
     if (fork_generation_ != fork_count.load() || !slab_) return;
     is_closed_.store(true, std::memory_order_release);
     for (WorkerControl* worker : slab_->workers) {
-        worker->stop.store(1, std::memory_order_release);
+        worker->learner.stop.store(1, std::memory_order_release);
         ring_worker(*worker);
     }
     ring_pool(*slab_->pool);

@@ -110,6 +110,7 @@ class PoolState {
     void visit_obs(std::uint32_t id, std::uint32_t slot, Copy copy) const {
         for (const Leaf& leaf : obs_.leaves) copy(slab_->base + leaf.column.at(slot, row_of(id)), leaf.row_bytes * batch_size_);
     }
+    void copy_obs(std::uint32_t id, std::uint32_t from, std::uint32_t to) const;  // between two slots
     nb::dict position_of(std::uint32_t id);
     SavedPosition read_position(nb::handle fields) const;
     void restore_position(std::uint32_t id, const SavedPosition& saved);
@@ -125,6 +126,7 @@ class PoolState {
     void write_opaque_action(std::uint32_t id, const nb::list& opaques);
     nb::object plain_actions(const Leaf& leaf, PyObject* value, npy_intp rows) const;
     void write_reset_seed(std::uint32_t id, ServerWords& words, std::uint32_t local, nb::handle seed) const;
+    int find_common_slot(bool is_for_all) const;
     void choose_slots(const Ids& ids);
     void dispatch(const Ids& ids, Command command);
     bool is_done(std::uint32_t env_id) const { return envs_[env_id].done->load(std::memory_order_acquire) == *envs_[env_id].ticket; }
@@ -152,7 +154,8 @@ class PoolState {
     const Ids& lanes_of(std::uint32_t worker) const { return slab_->lanes[worker]; }
     WorkerControl& process_words(std::uint32_t worker) const { return *slab_->workers[lanes_of(worker).front()]; }  // its first lane has the counts of the process
     bool is_restarting(std::uint32_t worker) const { return commands_.is_restarting(lanes_of(worker).front()); }
-    bool is_dead(std::uint32_t worker) const { return std::ranges::any_of(lanes_of(worker), [&](std::uint32_t lane) { return slab_->workers[lane]->dead.load() != 0; }); }
+    bool is_dead(std::uint32_t worker) const { return is_dead(lanes_of(worker)); }
+    bool is_dead(const Ids& lanes) const { return std::ranges::any_of(lanes, [&](std::uint32_t lane) { return slab_->workers[lane]->learner.dead.load() != 0; }); }
     bool was_at_reset(std::uint32_t env_id) const;
     void free_overflow(std::uint32_t lane);
     void resume_env(std::uint32_t id);
@@ -230,7 +233,7 @@ class PoolState {
     nb::object gather_rows(const Leaf& leaf, const Ids& ids) const;  // of a leaf with one slot
     nb::object fixed_info(const Ids& ids) const;
     nb::object episodes(const Ids& ids) const;
-    // By address: a user's list of all envs is another one, and its results are copied.
+    // Whether `ids` is the pool's own list of all envs, whose results may be lent. Those for a list of the user are copied.
     bool is_all(const Ids& ids) const { return &ids == &all_; }
     std::uint32_t row_of(std::uint32_t env_id) const { return env_id * batch_size_; }
     std::uint32_t result_row(std::uint32_t id) const { return envs_[id].uses_staged() ? (num_envs_ + envs_[id].server) * batch_size_ : row_of(id); }

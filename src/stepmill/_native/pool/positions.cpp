@@ -208,7 +208,7 @@ void PoolState::restore_positions(nb::handle env_ids, nb::list saved, nb::object
         restore_position(ids[i], position);
         const EnvRecord& env = envs_[ids[i]];
         const bool has_episode = env.phase() == EnvPhase::PENDING || env.phase() == EnvPhase::EXHAUSTED || (env.phase() == EnvPhase::IDLE && !spares_.is_staged(env.server));
-        if (position.rest.is_replayed && has_episode && env.object() == ObjectPhase::CURRENT) suspend(ids[i], make_replay(ids[i]));
+        if (position.rest.is_replayed && has_episode && env.object() == ObjectPhase::CURRENT) suspend(ids[i], make_replay(ids[i])), env.replay->is_restored = true;
     }
     std::ranges::sort(pending);
     for (const auto& each : pending) pending_.push_back(each.second);

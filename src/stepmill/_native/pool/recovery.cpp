@@ -5,7 +5,6 @@
 #define NO_IMPORT_ARRAY
 #include <algorithm>
 #include <cstring>
-#include <ranges>
 #include <utility>
 
 #include <nanobind/stl/vector.h>
@@ -36,7 +35,7 @@ void PoolState::count_fault(std::uint32_t id, std::uint32_t kind) {
 // moves their envs or workers on. A death comes with the faults of all its commands: the reaper writes it before them, lane by lane.
 nb::list PoolState::drain(bool acknowledge) {
     const InUse in_use(*this);
-    const auto count_dead = [&] { return std::ranges::count_if(std::views::iota(0U, num_workers_), [&](std::uint32_t worker) { return is_dead(worker); }); };
+    const auto count_dead = [&] { return std::ranges::count_if(slab_->lanes, [&](const Ids& lanes) { return is_dead(lanes); }); };
     nb::list events;
     for (std::ptrdiff_t num_dead = -1; num_dead != count_dead();) {
         num_dead = count_dead();
@@ -69,13 +68,13 @@ nb::list PoolState::events_of_now() {
 // Counts each death once.
 nb::object PoolState::death_of(std::uint32_t worker) {
     WorkerControl& control = process_words(worker);
-    const std::uint32_t life = control.num_restarts.load() + 1;
-    control.num_deaths += std::exchange(counted_lives_[worker], life) != life;
+    const std::uint32_t life = control.learner.num_restarts.load() + 1;
+    control.learner.num_deaths += std::exchange(counted_lives_[worker], life) != life;
     nb::list running, faults;
     const Ids ids = spares_.envs_of(worker);
     for (const std::uint32_t id : ids) {
         const ServerLocation location = slab_->server_locations[envs_[id].server];
-        if (slab_->workers[location.worker]->current.load(std::memory_order_acquire) == location.local) running.append(id);
+        if (slab_->workers[location.worker]->own.current.load(std::memory_order_acquire) == location.local) running.append(id);
         if (is_lost(id)) faults.append(failure_of(id));
     }
     return event_types_[static_cast<std::size_t>(Event::WORKER_DIED)](worker, life - 1, ids, running, faults);
@@ -115,8 +114,8 @@ void PoolState::discard_results(nb::handle env_ids) {
 bool PoolState::was_at_reset(std::uint32_t env_id) const {
     const ServerLocation location = slab_->server_locations[envs_.at(env_id).server];
     const WorkerControl& control = *slab_->workers[location.worker];
-    const auto running = static_cast<Activity>(control.running.load(std::memory_order_acquire));
-    if (running != Activity::GIVEN_UP && control.current.load(std::memory_order_acquire) == location.local) return running != Activity::STEP;
+    const auto running = static_cast<Activity>(control.own.running.load(std::memory_order_acquire));
+    if (running != Activity::GIVEN_UP && control.own.current.load(std::memory_order_acquire) == location.local) return running != Activity::STEP;
     return get_command(slab_->words[location.worker], location.local) == Command::RESET;
 }
 
@@ -236,11 +235,7 @@ void PoolState::retry_reset(std::uint32_t id) {
     const auto [words, local] = slab_->server_words(env.server);
     const bool is_automatic = get_command(words, local) == Command::STEP;
     if (is_automatic) words.flags[local] = 0;
-    if (!(words.flags[local] & FLAG_SEED) && env.has_seed && seeding_ != Seeding::CONTINUE) {
-        words.flags[local] = static_cast<std::uint8_t>(words.flags[local] | FLAG_SEED | FLAG_EPISODE);
-        words.seed[local] = env.base_seed;
-        words.episode[local] = env.episode;
-    }
+    if (!(words.flags[local] & FLAG_SEED) && env.has_seed && seeding_ != Seeding::CONTINUE) words.set_episode(local, env.base_seed, env.episode);
     envs_.move(id, ObjectPhase::CURRENT);
     issue(id, Command::RESET, env.target);
 }
@@ -263,10 +258,7 @@ void PoolState::begin_episode(std::uint32_t id, ServerWords& words, std::uint32_
         return;
     }
     words.flags[local] = autoreset_ == Autoreset::SAME_STEP ? FLAG_AUTO : 0;
-    if (!env.has_seed || (seeding_ == Seeding::CONTINUE && !env.is_recycled)) return;
-    words.flags[local] = static_cast<std::uint8_t>(words.flags[local] | FLAG_SEED | FLAG_EPISODE);
-    words.seed[local] = env.base_seed;
-    words.episode[local] = env.episode + 1;
+    if (env.has_seed && (seeding_ != Seeding::CONTINUE || env.is_recycled)) words.set_episode(local, env.base_seed, env.episode + 1);
 }
 
 // ---- dead workers -----------------------------------------------------------------------------------------------
@@ -321,7 +313,7 @@ bool PoolState::is_between_episodes(std::uint32_t server) const {
 
 std::uint64_t PoolState::num_ended(std::uint32_t worker) const {
     std::uint64_t total = 0;
-    for (const std::uint32_t lane : lanes_of(worker)) total += slab_->workers[lane]->num_ended.load(std::memory_order_relaxed);
+    for (const std::uint32_t lane : lanes_of(worker)) total += slab_->workers[lane]->own.num_ended.load(std::memory_order_relaxed);
     return total;
 }
 
@@ -331,7 +323,7 @@ void PoolState::add_workers_to_recycle(Ids& found) const {
         std::uint64_t resident_bytes = 0;
         bool is_between = !is_dead(worker) && !is_restarting(worker);
         for (const std::uint32_t lane : lanes_of(worker)) {
-            resident_bytes = std::max<std::uint64_t>(resident_bytes, slab_->workers[lane]->resident_bytes.load(std::memory_order_relaxed));
+            resident_bytes = std::max<std::uint64_t>(resident_bytes, slab_->workers[lane]->own.resident_bytes.load(std::memory_order_relaxed));
         }
         if (!is_between || (num_ended(worker) < recycle_episodes_ && resident_bytes <= recycle_bytes_)) continue;
         for (const std::uint32_t lane : lanes_of(worker)) {
@@ -345,7 +337,7 @@ void PoolState::add_workers_to_recycle(Ids& found) const {
 // come first.
 void PoolState::begin_restart(Decision& decision) {
     if (decision.remedy == Remedy::RAISE) fail_worker(decision);
-    process_words(decision.id).num_recycles += decision.is_recycling;
+    process_words(decision.id).learner.num_recycles += decision.is_recycling;
     const bool is_replayed = decision.remedy == Remedy::KEEP;
     for (const std::uint32_t lane : lanes_of(decision.id)) {
         commands_.begin_restart(lane);
@@ -383,9 +375,9 @@ void PoolState::finish_restart(Decision& decision) {
     for (const std::uint32_t lane : lanes_of(decision.id)) {
         commands_.end_restart(lane);
         commands_.check_deaths_of(lane);
-        slab_->workers[lane]->pid.store(decision.pid);
+        slab_->workers[lane]->learner.pid.store(decision.pid);
     }
-    ++process_words(decision.id).num_restarts;
+    ++process_words(decision.id).learner.num_restarts;
 }
 
 // There is no successor: pending commands become faults.

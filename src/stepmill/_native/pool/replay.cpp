@@ -55,8 +55,8 @@ nb::object PoolState::view_of(std::uint32_t server) const {
     const auto [lane, local] = slab_->server_locations.at(server);
     const std::uint32_t worker = slab_->worker_of[lane], id = spares_.env_of(server), ticket = commands_.ticket(server);
     const WorkerControl& control = *slab_->workers[lane];
-    const std::uint32_t current = control.current.load(std::memory_order_acquire), num_requests = control.requests.load(std::memory_order_acquire);
-    const bool has_run_last = current == local, is_in_request = current == NO_SERVER && control.serving.load(std::memory_order_acquire) != 0;
+    const std::uint32_t current = control.own.current.load(std::memory_order_acquire), num_requests = control.learner.requests.load(std::memory_order_acquire);
+    const bool has_run_last = current == local, is_in_request = current == NO_SERVER && control.own.serving.load(std::memory_order_acquire) != 0;
     if (id == NO_ENV) {
         return view_type_(server, worker, nb::none(), ticket, name_of(ObjectPhase::CURRENT), false, spares_.num_begun(server), 0, UINT64_MAX, 0, false, true, spares_.is_staged(server),
                           has_run_last, is_in_request, num_requests);
@@ -76,7 +76,7 @@ nb::object PoolState::view_of(std::uint32_t server) const {
 nb::object PoolState::seed_of(std::uint32_t id, std::uint64_t episode) const {
     const EnvRecord& env = envs_[id];
     if (!env.has_seed || (seeding_ == Seeding::CONTINUE && episode != 0)) return nb::none();
-    return nb::int_(seed_of_episode(seeding_ == Seeding::FIXED, env.base_seed, env.server, episode));
+    return nb::int_(seed_of_episode(seeding_, env.base_seed, env.server, episode));
 }
 
 // Returns the log of the newest episode and the outstanding command. If that is a reset, the log is that of the previous episode, which
@@ -233,9 +233,8 @@ void PoolState::begin_replay(Decision& decision) {
     replay.step = 0;
     replay.places = std::move(decision.places);
     replay.is_finished_here = decision.is_finished_here;
-    words.flags[local] = static_cast<std::uint8_t>(FLAG_SEED | FLAG_EPISODE | (log_.of(id).reset_blob ? FLAG_BLOB : 0));  // prepare() has written the blob
-    words.seed[local] = env.base_seed;
-    words.episode[local] = env.episode;
+    words.flags[local] = log_.of(id).reset_blob ? FLAG_BLOB : 0;  // prepare() has written the blob
+    words.set_episode(local, env.base_seed, env.episode);
     issue_replayed(id);
 }
 
@@ -246,6 +245,7 @@ void PoolState::issue_replayed(std::uint32_t id) {
     Replay& replay = *env.replay;
     if (!episode.is_whole) return pause(id, ReplayEvent::FAILED);  // dropped since the replay began: Python sees that and cuts the episode short
     if (replay.step == episode.outcomes.size()) {
+        if (replay.is_restored && replay.step != 0) copy_obs(id, replay.slot, env.latest);
         if (!replay.is_finished_here) return pause(id, ReplayEvent::PLAYED);
         has_news_ |= waits_for_replays_;
         return finish_replay(id);
@@ -258,6 +258,10 @@ void PoolState::issue_replayed(std::uint32_t id) {
     while (replay.slot == env.latest || replay.slot == env.target) ++replay.slot;
     envs_.move(id, ObjectPhase::REPLAYING);
     issue(id, replay.step == 0 ? Command::RESET : Command::STEP, replay.slot);
+}
+
+void PoolState::copy_obs(std::uint32_t id, std::uint32_t from, std::uint32_t to) const {
+    for (const Leaf& leaf : obs_.leaves) std::memcpy(slab_->base + leaf.column.at(to, row_of(id)), slab_->base + leaf.column.at(from, row_of(id)), leaf.row_bytes * batch_size_);
 }
 
 void PoolState::pause(std::uint32_t id, ReplayEvent event) {
@@ -273,7 +277,7 @@ void PoolState::advance_replays() {
         Replay& replay = *envs_[id].replay;
         if (envs_[id].object() == ObjectPhase::PAUSED && replay.event != ReplayEvent::FAILED) {
             const std::uint32_t lane = lane_of(id);
-            if (!commands_.is_restarting(lane) && slab_->workers[lane]->reaped.load(std::memory_order_acquire) != 0) pause(id, ReplayEvent::FAILED);
+            if (!commands_.is_restarting(lane) && slab_->workers[lane]->learner.reaped.load(std::memory_order_acquire) != 0) pause(id, ReplayEvent::FAILED);
         }
         if (envs_[id].object() != ObjectPhase::REPLAYING || !commands_.is_done(envs_[id].server)) continue;
         if (has_fault(id) || !log_.of(id).is_whole) pause(id, ReplayEvent::FAILED);

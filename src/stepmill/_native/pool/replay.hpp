@@ -22,6 +22,7 @@ struct Replay {
     bool was_ended = false;            // the newest result received ended the episode
     bool is_sent = false;              // the pending command, a step, was sent while the env was suspended
     bool was_last = false;             // this episode is the last one of the env's budget
+    bool is_restored = false;          // the newest observation comes from a saved position: that of the replay replaces it
     std::size_t step = 0;              // index in the log of the newest command
     std::uint32_t slot = 0;            // a private slot, neither the env's latest nor its target
     ReplayEvent event = ReplayEvent::PLAYED;  // of a PAUSED env

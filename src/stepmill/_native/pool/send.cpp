@@ -149,7 +149,7 @@ void PoolState::trace_envs(TraceKind kind, const Ids& ids) const {
 }
 
 void PoolState::send_steps(nb::handle actions, const Ids& ids, CommandKind kind) {
-    const SampledTime timed(send_sampler_, slab_->pool->counters.send_ns, unclaimed_time_, TraceKind::SEND, slab_->learner_trace());
+    const SampledTime timed(send_sampler_, slab_->pool->own.counters.send_ns, unclaimed_time_, TraceKind::SEND, slab_->learner_trace());
     check_idle(ids, kind);
     std::vector<nb::list> opaques;
     write_actions(actions, ids, opaques);
@@ -159,7 +159,7 @@ void PoolState::send_steps(nb::handle actions, const Ids& ids, CommandKind kind)
 // Steps all envs and waits; returns false if there is a fault. The caller holds InUse.
 bool PoolState::step_all(nb::handle actions) {
     send_steps(actions, all_, CommandKind::STEP_ALL);
-    slab_->pool->eager.store(0, std::memory_order_relaxed);
+    slab_->pool->own.eager.store(0, std::memory_order_relaxed);
     return wait_until_done(pending_, num_envs_, nb::handle()) == WaitResult::READY;
 }
 
@@ -178,8 +178,8 @@ nb::object PoolState::step_obs(nb::handle actions) {
     if (!step_all(actions)) return nb::none();
     // Gathers payloads only if restore_unclaimed() could not do so later.
     const bool is_special = obs_.num_opaques != 0 || spares_.has_spares() || std::ranges::any_of(envs_, [](const EnvRecord& env) { return env.is_from_pool(); });
-    const SampledTime timed(gather_sampler_, slab_->pool->counters.gather_ns, unclaimed_time_, TraceKind::GATHER, slab_->learner_trace());
-    add_to(slab_->pool->counters.num_batches, 1);
+    const SampledTime timed(gather_sampler_, slab_->pool->own.counters.gather_ns, unclaimed_time_, TraceKind::GATHER, slab_->learner_trace());
+    add_to(slab_->pool->own.counters.num_batches, 1);
     Payloads payloads;
     if (is_special && !gather_payloads(all_, false, payloads)) return nb::none();
     receive(all_, {}, std::move(payloads), is_special);
@@ -236,9 +236,7 @@ void PoolState::write_reset_seed(std::uint32_t id, ServerWords& words, std::uint
     }
     const bool is_new = env.phase() != EnvPhase::IDLE || env.begins_episode_next();
     if (!is_new || !env.has_seed || (seeding_ == Seeding::CONTINUE && !env.is_recycled) || spares_.has_spares()) return;
-    words.flags[local] = FLAG_SEED | FLAG_EPISODE;
-    words.seed[local] = env.base_seed;
-    words.episode[local] = env.episode + (env.has_blob_seed() ? 0 : 1);
+    words.set_episode(local, env.base_seed, env.episode + (env.has_blob_seed() ? 0 : 1));
 }
 
 void PoolState::check_idle(const Ids& ids, CommandKind kind) const {
@@ -271,7 +269,7 @@ void PoolState::check_workers(const Ids& ids, Command command) const {
     for (const std::uint32_t id : ids) {
         if (command == Command::STEP && envs_[id].phase() == EnvPhase::EXHAUSTED) continue;  // it gets no command
         const std::uint32_t lane = lane_of(id), worker = slab_->worker_of[lane];
-        if (slab_->workers[lane]->dead.load(std::memory_order_acquire) == 0 || commands_.is_restarting(lane)) continue;
+        if (slab_->workers[lane]->learner.dead.load(std::memory_order_acquire) == 0 || commands_.is_restarting(lane)) continue;
         if (std::ranges::count(dead, worker) == 0) dead.push_back(worker);
     }
     if (recycles_) add_workers_to_recycle(dead);
@@ -280,23 +278,31 @@ void PoolState::check_workers(const Ids& ids, Command command) const {
     throw nb::python_error();
 }
 
-// Chooses the slots for the results: not a slot that a lease holds, and not the slot of the env's newest result.
+// Returns a slot that no lease holds and that has no env's newest result; -1 if there is none. If all envs are commanded, results in a slot
+// that can be lent need no copy.
+int PoolState::find_common_slot(bool is_for_all) const {
+    const std::uint32_t num_private = slab_->plan.private_slots, num_slots = slab_->plan.num_slots;
+    if (is_for_all && !is_copy_ && num_slots > num_private) {
+        if (const int slot = leases_->find_free(num_private, num_slots); slot >= 0) return slot;
+        add_to(slab_->pool->own.counters.num_lease_copies, 1);
+    }
+    return leases_->find_free(0, num_private);
+}
+
+// Chooses the slots for the results: one for all, or else for each env one of the first two, in which it does not have its newest result.
 void PoolState::choose_slots(const Ids& ids) {
-    const std::uint32_t num_private = slab_->plan.private_slots;
-    const bool is_whole = is_all(ids) && !is_copy_;
-    const bool may_lend = is_whole && slab_->plan.num_slots > num_private;
-    const int common = is_whole ? leases_->find_free(num_private) : leases_->find_private(num_private);
-    if (may_lend && common < static_cast<int>(num_private)) add_to(slab_->pool->counters.num_lease_copies, 1);
+    const int common = find_common_slot(is_all(ids));
     for (const std::uint32_t id : ids) {
         EnvRecord& env = envs_[id];
-        env.target = common >= 0 ? static_cast<std::uint8_t>(common) : static_cast<std::uint8_t>(env.latest == 0 ? 1 : 0);
+        const int own = env.latest == 0 ? 1 : 0;
+        env.target = static_cast<std::uint8_t>(common >= 0 ? common : own);
         leases_->pin(env.target);
     }
 }
 
 void PoolState::dispatch(const Ids& ids, Command command) {
     uniform_slot_ = NO_SLOT;
-    add_to(slab_->pool->counters.num_sends, 1);
+    add_to(slab_->pool->own.counters.num_sends, 1);
     if (commands_.is_any_restarting()) mark_lost_late(ids);
     if (command == Command::STEP) store_final_obs(ids);
     flush_deferred_resets();

@@ -40,7 +40,7 @@ std::vector<std::uint32_t> SpareQueue::envs_of(std::uint32_t worker) const {
 // Whether the staged episode is lost: its object died with its worker, and no successor has begun it again.
 bool SpareQueue::is_gone(std::uint32_t server) const {
     const std::uint32_t lane = slab_.server_locations[server].worker;
-    const bool is_dead = commands_.is_restarting(lane) || slab_.workers[lane]->dead.load(std::memory_order_acquire) != 0;
+    const bool is_dead = commands_.is_restarting(lane) || slab_.workers[lane]->learner.dead.load(std::memory_order_acquire) != 0;
     return is_dead && records_[server].deferred.empty() && commands_.is_done(server);
 }
 
@@ -225,9 +225,7 @@ void SpareQueue::stage_all(nb::handle seeds) {
 
 ResetSeed SpareQueue::use_staged(std::uint32_t server) {
     records_[server].is_drawn = false;
-    LearnerCounters& counters = slab_.pool->counters;
-    add_to(counters.num_spares_used, 1);
-    if (!commands_.is_done(server)) add_to(counters.num_spares_waited, 1);
+    if (!commands_.is_done(server)) add_to(slab_.pool->own.counters.num_spares_waited, 1);
     return records_[server].next;
 }
 

@@ -11,7 +11,8 @@ namespace stepmill {
 namespace {
 
 constexpr std::uint64_t PARENT_SLICE_NS = 100'000'000;  // a signal that arrives just before the wait is handled after at most this time
-class Restored {  // has a value until the end of a scope
+// Gives a flag a value, and at the end of the scope the value that it had.
+class Restored {
    public:
     Restored(bool& flag, bool value) : flag_(flag), before_(std::exchange(flag, value)) {}
     ~Restored() { flag_ = before_; }
@@ -57,7 +58,7 @@ int PoolState::wait(nb::handle timeout_s, std::optional<std::uint32_t> num_envs,
     if (num_envs && num_wanted > num_pending) {
         raise(errors().usage, "cannot wait for " + std::to_string(num_wanted) + " envs: only " + std::to_string(num_pending) + " are stepping; send() actions to more envs first");
     }
-    slab_->pool->eager.store(num_wanted < num_envs_, std::memory_order_relaxed);
+    slab_->pool->own.eager.store(num_wanted < num_envs_, std::memory_order_relaxed);
     if (num_envs) return static_cast<int>(wait_until_done(pending_, *num_envs - std::min(*num_envs, num_unclaimed_ready()), timeout_s));
     std::ranges::copy_if(storage, std::back_inserter(busy), [&](std::uint32_t id) { return is_busy(id); });
     return static_cast<int>(wait_until_done(busy, static_cast<std::uint32_t>(busy.size()), timeout_s));
@@ -96,8 +97,8 @@ std::optional<WaitResult> PoolState::prepare_wait(const Ids& ids, std::uint32_t 
     PoolControl& pool = *slab_->pool;
     for (;;) {
         // This order sees every result or is woken by it: bell, count, deferred resets, rows, `ring_at`, count again, wait.
-        seen = pool.bell.load(std::memory_order_acquire);
-        const std::uint32_t count = pool.count.load(std::memory_order_seq_cst);
+        seen = pool.shared.bell.load(std::memory_order_acquire);
+        const std::uint32_t count = pool.shared.count.load(std::memory_order_seq_cst);
         flush_deferred_resets();
         if (has_event()) return WaitResult::EVENT;
         bool is_fault = false;
@@ -106,8 +107,8 @@ std::optional<WaitResult> PoolState::prepare_wait(const Ids& ids, std::uint32_t 
         if (num_ready >= num_needed) return WaitResult::READY;
         if (abort_commands_of_dead_workers(ids)) continue;
         if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed during this call; make a new one");
-        pool.ring_at.store(count + (is_replaying() ? 1 : num_needed - num_ready), std::memory_order_seq_cst);
-        if (pool.count.load(std::memory_order_seq_cst) == count) return std::nullopt;
+        pool.own.ring_at.store(count + (is_replaying() ? 1 : num_needed - num_ready), std::memory_order_seq_cst);
+        if (pool.shared.count.load(std::memory_order_seq_cst) == count) return std::nullopt;
     }
 }
 
@@ -116,7 +117,7 @@ std::optional<WaitResult> PoolState::prepare_wait(const Ids& ids, std::uint32_t 
 bool PoolState::watch(std::uint32_t num_envs) {
     const InUse in_use(*this);
     PoolControl& pool = *slab_->pool;
-    pool.eager.store(1, std::memory_order_relaxed);
+    pool.own.eager.store(1, std::memory_order_relaxed);
     num_envs -= std::min(num_envs, num_unclaimed_ready());
     if (!pending_.empty()) num_envs = std::min(num_envs, static_cast<std::uint32_t>(pending_.size()));
     std::uint32_t seen = 0;
@@ -130,7 +131,7 @@ bool PoolState::watch(std::uint32_t num_envs) {
 // Aborts outstanding commands of dead workers. Only after the reaper has finished with them: before that it is about to do the same.
 // Returns whether it aborted any.
 bool PoolState::abort_commands_of_dead_workers(const Ids& ids) {
-    auto is_reaped = [&](std::uint32_t lane) { return slab_->workers[lane]->reaped.load(std::memory_order_seq_cst) != 0 && !commands_.is_restarting(lane); };
+    auto is_reaped = [&](std::uint32_t lane) { return slab_->workers[lane]->learner.reaped.load(std::memory_order_seq_cst) != 0 && !commands_.is_restarting(lane); };
     const auto num_lanes = static_cast<std::uint32_t>(slab_->workers.size());
     std::uint32_t first = 0;
     while (first < num_lanes && !is_reaped(first)) ++first;
@@ -146,17 +147,17 @@ void PoolState::wait_for_bell(std::uint32_t seen, std::uint64_t until_ns) {
     const std::uint64_t began = now_ns();
     std::uint64_t lost_ns = 0;
     const bool may_spin = spin_policy_.may_spin(spin_ns_, began);
-    bool is_rung = may_spin && holds_gil_ && spin_for(pool, PARENT, pool.bell, seen, std::min(GIL_SPIN_NS, spin_ns_), lost_ns);
+    bool is_rung = may_spin && holds_gil_ && spin_for(pool, PARENT, pool.shared.bell, seen, std::min(GIL_SPIN_NS, spin_ns_), lost_ns);
     if (!is_rung) {
         PyThreadState* thread = PyEval_SaveThread();
-        if (may_spin) is_rung = spin_for(pool, PARENT, pool.bell, seen, spin_ns_, lost_ns);
+        if (may_spin) is_rung = spin_for(pool, PARENT, pool.shared.bell, seen, spin_ns_, lost_ns);
         const std::uint64_t now = now_ns();
-        if (!is_rung) park(pool.bell, pool.parked, seen, until_ns > now ? std::min(PARENT_SLICE_NS, until_ns - now) : 0);
+        if (!is_rung) park(pool.shared.bell, pool.own.parked, seen, until_ns > now ? std::min(PARENT_SLICE_NS, until_ns - now) : 0);
         PyEval_RestoreThread(thread);
     }
     const std::uint64_t ended = now_ns();
     spin_policy_.record_wait(ended - began, lost_ns, spin_ns_, ended);
-    add_to(pool.counters.wait_ns, unclaimed_time_.claim(ended - began, ended));
+    add_to(pool.own.counters.wait_ns, unclaimed_time_.claim(ended - began, ended));
     if (LearnerTrace* trace = slab_->learner_trace()) trace->add(TraceKind::WAIT, 0, began, ended);
 }
 
@@ -196,8 +197,8 @@ WaitResult PoolState::wait_inline(const Ids& ids, std::uint32_t num_needed, nb::
         ++num_ready, ++i;
     }
     const std::uint64_t ended = now_ns();
-    add_to(control.busy_ns, ended - began);
-    add_to(slab_->pool->counters.wait_ns, unclaimed_time_.claim(ended - began, ended));
+    add_to(control.own.counters.busy_ns, ended - began);
+    add_to(slab_->pool->own.counters.wait_ns, unclaimed_time_.claim(ended - began, ended));
     if (LearnerTrace* trace = slab_->learner_trace()) trace->add(TraceKind::WAIT, 0, began, ended);
     return is_fault ? WaitResult::FAULT : WaitResult::READY;
 }
@@ -219,7 +220,7 @@ WaitResult PoolState::wait_by_advancing(const Ids& ids, std::uint32_t num_needed
         if (num_ready >= num_needed) return WaitResult::READY;
         if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed during this call; make a new one");
         if (has_advanced && now_ns() >= deadline) return WaitResult::TIMED_OUT;
-        const SampledTime timed(run_sampler_, slab_->pool->counters.wait_ns, unclaimed_time_, TraceKind::WAIT, slab_->learner_trace());
+        const SampledTime timed(run_sampler_, slab_->pool->own.counters.wait_ns, unclaimed_time_, TraceKind::WAIT, slab_->learner_trace());
         if (!nb::cast<bool>(commands_.advance()(true))) raise(errors().bug, "the pool waits for envs that are not stepping; please report this bug");
     }
 }

@@ -64,8 +64,8 @@ std::uint32_t NodeRelay::apply_commands(nb::handle message) {
     Cursor cursor = open_message(message, storage);
     const CommandHeader& header = read_header<CommandHeader>(cursor);
     const CommandColumns columns(cursor, slab_->plan, header.num, header.blob_bytes);
-    slab_->pool->eager.store(header.is_eager, std::memory_order_relaxed);
-    slab_->pool->hashing.store(header.is_hashing, std::memory_order_relaxed);
+    slab_->pool->own.eager.store(header.is_eager, std::memory_order_relaxed);
+    slab_->pool->own.hashing.store(header.is_hashing, std::memory_order_relaxed);
     std::vector<std::uint8_t> has_commands(slab_->workers.size());
     std::uint32_t num_new = 0;
     std::size_t blob_at = 0;
@@ -100,7 +100,7 @@ std::uint32_t NodeRelay::apply_commands(nb::handle message) {
         ring_worker(*slab_->workers[worker]);
         // As CommandWriter::check_deaths_of: either the reaper sees these tickets, or this thread sees `dead`.
         std::atomic_thread_fence(std::memory_order_seq_cst);
-        if (slab_->workers[worker]->dead.load(std::memory_order_seq_cst) != 0) abort_commands(*slab_, worker, Fault::DIED);
+        if (slab_->workers[worker]->learner.dead.load(std::memory_order_seq_cst) != 0) abort_commands(*slab_, worker, Fault::DIED);
     }
     return num_new;
 }
@@ -115,11 +115,11 @@ bool NodeRelay::wait(bool is_for_all, double timeout_s) {
     const std::uint64_t deadline = now_ns() + static_cast<std::uint64_t>(std::clamp(timeout_s, 0.0, 1e9) * 1e9);
     for (;;) {
         // This order sees every result or is woken by it, as in PoolState::wait_until_done.
-        const std::uint32_t seen = pool.bell.load(std::memory_order_acquire);
-        const std::uint32_t count = pool.count.load(std::memory_order_seq_cst);
+        const std::uint32_t seen = pool.shared.bell.load(std::memory_order_acquire);
+        const std::uint32_t count = pool.shared.count.load(std::memory_order_seq_cst);
         if (is_woken_.exchange(false, std::memory_order_seq_cst)) return false;
         for (std::uint32_t worker = 0; worker < slab_->workers.size(); ++worker) {
-            if (slab_->workers[worker]->dead.load(std::memory_order_seq_cst) != 0 && !is_death_collected_[worker]) return true;
+            if (slab_->workers[worker]->learner.dead.load(std::memory_order_seq_cst) != 0 && !is_death_collected_[worker]) return true;
         }
         std::uint32_t num_outstanding = 0, num_done = 0;
         for (const Server& server : servers_) {
@@ -131,11 +131,11 @@ bool NodeRelay::wait(bool is_for_all, double timeout_s) {
         if (num_outstanding != 0 && num_done >= num_needed) return true;
         const std::uint64_t now = now_ns();
         if (now >= deadline) return false;
-        pool.ring_at.store(count + std::max(num_needed, num_done + 1) - num_done, std::memory_order_seq_cst);
-        if (pool.count.load(std::memory_order_seq_cst) != count) continue;
+        pool.own.ring_at.store(count + std::max(num_needed, num_done + 1) - num_done, std::memory_order_seq_cst);
+        if (pool.shared.count.load(std::memory_order_seq_cst) != count) continue;
         {
             const nb::gil_scoped_release no_gil;
-            park(pool.bell, pool.parked, seen, std::min(SLICE_NS, deadline - now));
+            park(pool.shared.bell, pool.own.parked, seen, std::min(SLICE_NS, deadline - now));
         }
         if (PyErr_CheckSignals() != 0) throw nb::python_error();
     }
@@ -150,10 +150,10 @@ nb::object NodeRelay::collect_results() {
     // Deaths first: the faults that they cause are then in this message or in a later one.
     for (std::uint32_t worker = 0; worker < slab_->workers.size(); ++worker) {
         const WorkerControl& control = *slab_->workers[worker];
-        const std::uint32_t dead = control.dead.load(std::memory_order_seq_cst);
+        const std::uint32_t dead = control.learner.dead.load(std::memory_order_seq_cst);
         is_death_collected_[worker] = dead != 0;
-        workers.push_back({control.busy_ns.load(), control.wait_ns.load(), control.num_steps.load(), control.num_resets.load(), control.num_retries.load(), control.num_ended.load(), control.resident_bytes.load(),
-                           generations_[worker], dead, control.current.load(), control.running.load(), control.serving.load(), 0});
+        workers.push_back({read_counters(control.own.counters), control.own.num_ended.load(), control.own.resident_bytes.load(), generations_[worker], dead,
+                           control.own.current.load(), control.own.running.load(), control.own.serving.load(), 0});
     }
     for (Server& server : servers_) {
         if (!server.is_outstanding || !is_done(server)) continue;
@@ -216,7 +216,7 @@ nb::object NodeRelay::ticket_after(std::uint32_t worker, std::uint32_t local, st
 
 void NodeRelay::post_request(std::uint32_t worker) {
     WorkerControl& control = *slab_->workers.at(worker);
-    control.requests.store(++num_posted_[worker], std::memory_order_release);
+    control.learner.requests.store(++num_posted_[worker], std::memory_order_release);
     ring_worker(control);
 }
 
@@ -227,11 +227,11 @@ void NodeRelay::set_tickets(std::uint32_t worker, const std::vector<std::uint32_
 void NodeRelay::clear_worker(std::uint32_t worker) {
     WorkerControl& control = *slab_->workers.at(worker);
     const ServerWords& words = slab_->words[worker];
-    control.requests.store(num_posted_[worker], std::memory_order_relaxed);
-    control.stop.store(0, std::memory_order_relaxed);
-    control.parked.store(0, std::memory_order_relaxed);
-    control.serving.store(0, std::memory_order_relaxed);
-    control.current.store(NO_SERVER, std::memory_order_relaxed);
+    control.learner.requests.store(num_posted_[worker], std::memory_order_relaxed);
+    control.learner.stop.store(0, std::memory_order_relaxed);
+    control.own.parked.store(0, std::memory_order_relaxed);
+    control.own.serving.store(0, std::memory_order_relaxed);
+    control.own.current.store(NO_SERVER, std::memory_order_relaxed);
     for (std::uint32_t local = 0; local < slab_->plan.servers[worker].size(); ++local) {
         Server& server = servers_[first_server_[worker] + local];
         server.is_outstanding = false;
@@ -245,14 +245,14 @@ void NodeRelay::clear_worker(std::uint32_t worker) {
 void NodeRelay::begin_generation(std::uint32_t worker) {
     ++generations_.at(worker);
     is_death_collected_[worker] = 0;
-    for (std::atomic<std::uint64_t>* counter : {&slab_->workers[worker]->busy_ns, &slab_->workers[worker]->wait_ns, &slab_->workers[worker]->num_steps,
-                                                &slab_->workers[worker]->num_resets, &slab_->workers[worker]->num_retries,
-                                                &slab_->workers[worker]->num_ended, &slab_->workers[worker]->resident_bytes}) counter->store(0);
+    WorkerWords& own = slab_->workers[worker]->own;
+    write_counters(own.counters, {});
+    own.num_ended.store(0), own.resident_bytes.store(0);
 }
 
 void NodeRelay::stop() {
     for (WorkerControl* worker : slab_->workers) {
-        worker->stop.store(1, std::memory_order_release);
+        worker->learner.stop.store(1, std::memory_order_release);
         ring_worker(*worker);
     }
     wake();

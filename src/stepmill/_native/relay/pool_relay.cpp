@@ -13,7 +13,7 @@ PoolRelay::PoolRelay(std::shared_ptr<Slab> slab, std::vector<std::uint32_t> work
     slab_->check();
     for (const std::uint32_t worker : workers) {
         const auto index = static_cast<std::uint32_t>(workers_.size());
-        workers_.push_back({worker, 0, {}, {}});
+        workers_.push_back({worker, 0, {}});
         payloads_.emplace_back(*slab_, worker);
         for (std::uint32_t local = 0; local < slab_->plan.servers.at(worker).size(); ++local) {
             servers_.push_back({{worker, local}, slab_->plan.servers[worker][local], slab_->words[worker].done[local].load(std::memory_order_acquire)});
@@ -49,8 +49,8 @@ nb::object PoolRelay::collect_commands() {
         blobs.insert(blobs.end(), buffer_.begin(), buffer_.end());
     }
     if (places.empty()) return nb::none();
-    const CommandHeader header{MESSAGE_VERSION, static_cast<std::uint32_t>(places.size()), slab_->pool->eager.load(std::memory_order_relaxed),
-                               slab_->pool->hashing.load(std::memory_order_relaxed), blobs.size()};
+    const CommandHeader header{MESSAGE_VERSION, static_cast<std::uint32_t>(places.size()), slab_->pool->own.eager.load(std::memory_order_relaxed),
+                               slab_->pool->own.hashing.load(std::memory_order_relaxed), blobs.size()};
     Cursor measure;
     measure.take<CommandHeader>(1);
     CommandColumns(measure, slab_->plan, places.size(), blobs.size());
@@ -103,21 +103,18 @@ nb::tuple PoolRelay::publish_results(nb::handle message) {
 void PoolRelay::update_worker(Worker& worker, const RelayedWorker& report, nb::list& dead) {
     if (report.generation != worker.generation) return;  // sent before its successor served
     WorkerControl& control = *slab_->workers[worker.worker];
-    worker.newest = report;
-    control.busy_ns.store(worker.before.busy_ns + report.busy_ns, std::memory_order_relaxed);
-    control.wait_ns.store(worker.before.wait_ns + report.wait_ns, std::memory_order_relaxed);
-    control.num_steps.store(worker.before.num_steps + report.num_steps, std::memory_order_relaxed);
-    control.num_resets.store(worker.before.num_resets + report.num_resets, std::memory_order_relaxed);
-    control.num_retries.store(worker.before.num_retries + report.num_retries, std::memory_order_relaxed);
-    control.num_ended.store(report.num_ended, std::memory_order_relaxed);
-    control.resident_bytes.store(report.resident_bytes, std::memory_order_relaxed);
+    CounterValues sums = worker.before;
+    for (std::size_t index = 0; index < sums.size(); ++index) sums[index] += report.counters[index];
+    write_counters(control.own.counters, sums);
+    control.own.num_ended.store(report.num_ended, std::memory_order_relaxed);
+    control.own.resident_bytes.store(report.resident_bytes, std::memory_order_relaxed);
     if (report.dead == static_cast<std::uint32_t>(Death::NONE)) return;
     // Before its faults are published: who handles a fault finds the death.
-    control.running.store(report.running, std::memory_order_release);
-    control.current.store(report.current, std::memory_order_release);
-    control.serving.store(report.serving, std::memory_order_release);
+    control.own.running.store(report.running, std::memory_order_release);
+    control.own.current.store(report.current, std::memory_order_release);
+    control.own.serving.store(report.serving, std::memory_order_release);
     std::uint32_t none = static_cast<std::uint32_t>(Death::NONE);
-    control.dead.compare_exchange_strong(none, report.dead, std::memory_order_seq_cst);
+    control.learner.dead.compare_exchange_strong(none, report.dead, std::memory_order_seq_cst);
     dead.append(worker.worker);
 }
 
@@ -170,16 +167,14 @@ bool PoolRelay::is_published(std::uint32_t worker, std::uint32_t local, std::uin
 }
 
 void PoolRelay::mark_serving(std::uint32_t worker) {
-    slab_->workers.at(worker)->current.store(NO_SERVER, std::memory_order_release);
-    slab_->workers.at(worker)->serving.store(1, std::memory_order_release);
+    slab_->workers.at(worker)->own.current.store(NO_SERVER, std::memory_order_release);
+    slab_->workers.at(worker)->own.serving.store(1, std::memory_order_release);
 }
 
 void PoolRelay::expect_worker(std::uint32_t worker, std::uint32_t generation) {
     for (Worker& each : workers_) {
         if (each.worker != worker) continue;
-        const WorkerControl& control = *slab_->workers[worker];
-        each.before = {control.busy_ns.load(), control.wait_ns.load(), control.num_steps.load(), control.num_resets.load(), control.num_retries.load(), 0, 0, 0, 0, 0, 0, 0, 0};
-        each.newest = {};
+        each.before = read_counters(slab_->workers[worker]->own.counters);
         each.generation = generation;
     }
 }

@@ -27,7 +27,8 @@ namespace nb = nanobind;
 
 // One worker in a message of results.
 struct RelayedWorker {
-    std::uint64_t busy_ns, wait_ns, num_steps, num_resets, num_retries, num_ended, resident_bytes;
+    CounterValues counters;
+    std::uint64_t num_ended, resident_bytes;
     std::uint32_t generation;  // how often the node has restarted it
     std::uint32_t dead;        // a Death
     std::uint32_t current;     // the server (within the worker) whose command it runs or ran last, or NO_SERVER
@@ -58,8 +59,7 @@ class PoolRelay {
     struct Worker {
         std::uint32_t worker;
         std::uint32_t generation;
-        RelayedWorker before;  // counters of its predecessors
-        RelayedWorker newest;
+        CounterValues before;  // counters of its predecessors
     };
     void publish_row(const struct ResultColumns& columns, std::size_t row, std::size_t final_row, const std::uint8_t* payload);
     void update_worker(Worker& worker, const RelayedWorker& report, nb::list& dead);

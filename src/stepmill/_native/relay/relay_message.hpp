@@ -10,7 +10,7 @@
 
 namespace stepmill {
 
-constexpr std::uint32_t MESSAGE_VERSION = 2;
+constexpr std::uint32_t MESSAGE_VERSION = 3 + STATISTICS_HASH;
 constexpr std::size_t ALIGN_BYTES = 8;
 
 // Places columns in a message one after another. Without a base it only computes the size.

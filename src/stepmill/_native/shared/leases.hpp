@@ -45,17 +45,10 @@ class LeaseTable final : AtFork {
         return held;
     }
 
-    // Returns a slot for the rows of all envs: the first free lease slot, else a private slot that no env uses, else -1.
-    int find_free(std::uint32_t private_slots) const noexcept {
-        for (std::uint32_t slot = private_slots; slot < num_slots(); ++slot) {
+    // Returns the first of these slots that may be written for all envs; -1 if there is none.
+    int find_free(std::uint32_t begin, std::uint32_t end) const noexcept {
+        for (std::uint32_t slot = begin; slot < end; ++slot) {
             if (!is_held(slot) && !is_pinned(slot)) return static_cast<int>(slot);
-        }
-        return find_private(private_slots);
-    }
-
-    int find_private(std::uint32_t private_slots) const noexcept {
-        for (std::uint32_t slot = 0; slot < private_slots; ++slot) {
-            if (!is_pinned(slot)) return static_cast<int>(slot);
         }
         return -1;
     }

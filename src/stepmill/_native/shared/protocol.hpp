@@ -25,7 +25,7 @@ namespace stepmill {
 
 constexpr std::size_t CACHE_LINE = 64;
 constexpr std::uint64_t LAYOUT_MAGIC = 0x6c6c696d70657473;  // "stepmill"
-constexpr std::uint32_t LAYOUT_VERSION = 4;
+constexpr std::uint32_t LAYOUT_VERSION = 5 + STATISTICS_HASH;
 
 // How episodes follow each other; mirrors PoolOptions.
 enum class Autoreset : int { NEXT_STEP = 0, SAME_STEP = 1, DISABLED = 2 };
@@ -67,9 +67,7 @@ constexpr std::uint8_t RESULT_REMOTE = 2;  // the payload is in the result memfd
 // Tickets and the like are counted up and wrap around: of two numbers, the later one is less than 2^31 above the other.
 constexpr bool is_later(std::uint32_t number, std::uint32_t other) noexcept { return static_cast<std::int32_t>(number - other) > 0; }
 
-using Word = std::atomic<std::uint32_t>;
 using ObsHash = std::uint16_t;  // few bits, since the learner reads all of them in each step (docs/decisions/0017)
-static_assert(Word::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
 
 // The learner's words of the pool. Workers map them read-only.
 struct alignas(CACHE_LINE) PoolWords {
@@ -89,7 +87,6 @@ struct alignas(CACHE_LINE) PoolWords {
     Word tracing;                   // 1: all threads write what they do to their TraceRing
     LearnerCounters counters;
 };
-static_assert(sizeof(PoolWords) == 3 * CACHE_LINE);
 
 // Words that all workers write, by atomic read-modify-write. They are the only words that a faulty worker can damage for others. All
 // three are hints: whatever they contain, no wait hangs and no array that the user holds changes.
@@ -98,7 +95,6 @@ struct alignas(CACHE_LINE) SharedWords {
     alignas(CACHE_LINE) Word count;  // all add: results published since the start
     alignas(CACHE_LINE) std::atomic<std::uint64_t> spinners;  // one bit per spinning thread, set and cleared by that thread; the reaper clears the bit of a dead worker
 };
-static_assert(sizeof(SharedWords) == 3 * CACHE_LINE);
 
 // The learner's words of one worker, which maps them read-only.
 struct alignas(CACHE_LINE) LearnerWords {
@@ -106,12 +102,12 @@ struct alignas(CACHE_LINE) LearnerWords {
     Word requests;  // slow requests posted so far
     Word stop;      // 1: close the envs and end
     Word pid;       // of the worker's newest process
-    Word num_restarts, num_deaths, num_recycles;
+#define PROCESS_COUNTER(name) Word name;
+#include "shared/statistics.def"
     // Written by the reaper.
     alignas(CACHE_LINE) Word dead;
     Word reaped;  // 1: the reaper has finished with a dead worker; until a successor is watched only the learner's thread writes these words
 };
-static_assert(sizeof(LearnerWords) == 2 * CACHE_LINE);
 
 // A worker's own words.
 struct alignas(CACHE_LINE) WorkerWords {
@@ -120,53 +116,23 @@ struct alignas(CACHE_LINE) WorkerWords {
     Word running;   // the Activity there
     Word serving;   // 1: runs a slow request, which has its own deadline
     std::atomic<std::uint64_t> progress;  // grows at the begin and at the end of each activity
-    alignas(CACHE_LINE) std::atomic<std::uint64_t> busy_ns;  // running commands and publishing their results
-    std::atomic<std::uint64_t> wait_ns;
-    std::atomic<std::uint64_t> num_steps;
-    std::atomic<std::uint64_t> num_resets;
-    std::atomic<std::uint64_t> num_retries;  // repeated attempts of resets
+    alignas(CACHE_LINE) WorkerCounters counters;
     // Of this process, not of its predecessors:
-    std::atomic<std::uint64_t> num_ended;       // episodes that ended
-    std::atomic<std::uint64_t> resident_bytes;  // at the end of an episode, if that is measured
+    Counter num_ended;       // episodes that ended
+    Counter resident_bytes;  // at the end of an episode, if that is measured
 };
-static_assert(sizeof(WorkerWords) == 2 * CACHE_LINE);
 
 // References to all words of a pool.
 struct PoolControl {
-    std::uint64_t& magic;
-    std::uint32_t& version;
-    std::uint32_t& num_workers;
-    std::uint64_t& size_bytes;
-    std::uint64_t &description_offset, &description_bytes;
-    Word &ring_at, &eager, &parked;
-    std::atomic<std::int32_t>& max_spinners;
-    Word &spin_ns, &num_spin_workers, &hashing;
-    Word& tracing;
-    LearnerCounters& counters;
-    Word &bell, &count;
-    std::atomic<std::uint64_t>& spinners;
+    PoolWords& own;
+    SharedWords& shared;
     const int event;  // the pool's eventfd in this process, which the slab owns; -1 if there is none
-
-    PoolControl(PoolWords& own, SharedWords& shared, int event) noexcept
-        : magic(own.magic), version(own.version), num_workers(own.num_workers), size_bytes(own.size_bytes),
-          description_offset(own.description_offset), description_bytes(own.description_bytes),
-          ring_at(own.ring_at), eager(own.eager), parked(own.parked), max_spinners(own.max_spinners),
-          spin_ns(own.spin_ns), num_spin_workers(own.num_spin_workers), hashing(own.hashing), tracing(own.tracing), counters(own.counters),
-          bell(shared.bell), count(shared.count), spinners(shared.spinners), event(event) {}
 };
 
 // References to all words of one worker.
 struct WorkerControl {
+    LearnerWords& learner;
     WorkerWords& own;
-    Word &bell, &requests, &stop, &pid, &num_restarts, &num_deaths, &num_recycles, &dead, &reaped;
-    Word &parked, &current, &running, &serving;
-    std::atomic<std::uint64_t>&progress, &busy_ns, &wait_ns, &num_steps, &num_resets, &num_retries, &num_ended, &resident_bytes;
-
-    WorkerControl(LearnerWords& learner, WorkerWords& own) noexcept
-        : own(own), bell(learner.bell), requests(learner.requests), stop(learner.stop), pid(learner.pid), num_restarts(learner.num_restarts), num_deaths(learner.num_deaths), num_recycles(learner.num_recycles), dead(learner.dead), reaped(learner.reaped),
-          parked(own.parked), current(own.current), running(own.running), serving(own.serving),
-          progress(own.progress), busy_ns(own.busy_ns), wait_ns(own.wait_ns), num_steps(own.num_steps),
-          num_resets(own.num_resets), num_retries(own.num_retries), num_ended(own.num_ended), resident_bytes(own.resident_bytes) {}
 };
 
 constexpr std::uint32_t NO_SERVER = UINT32_MAX;
@@ -231,7 +197,12 @@ struct ServerWords {
         return words;
     }
 
-    // Neither a payload nor a final observation.
+    // The reset begins episode `number` of those whose first has the seed `base`.
+    void set_episode(std::uint32_t local, std::uint64_t base, std::uint64_t number) const noexcept {
+        flags[local] = static_cast<std::uint8_t>(flags[local] | FLAG_SEED | FLAG_EPISODE), seed[local] = base, episode[local] = number;
+    }
+
+    // The result has neither a payload nor a final observation.
     void clear_result(std::uint32_t local) const noexcept { result[local] = 0, payload_bytes[local] = 0; }
 
     static std::size_t learner_bytes(std::uint32_t num_servers) noexcept { return ServerWords{}.place_learners(nullptr, num_servers); }
@@ -298,19 +269,19 @@ inline void ring(Word& bell, Word& parked) noexcept {
     if (parked.load(std::memory_order_seq_cst) != 0) futex_wake_all(bell);
 }
 
-inline void ring_worker(WorkerControl& worker) noexcept { ring(worker.bell, worker.parked); }
+inline void ring_worker(WorkerControl& worker) noexcept { ring(worker.learner.bell, worker.own.parked); }
 
 inline void ring_pool(PoolControl& pool) noexcept {
-    pool.bell.fetch_add(1, std::memory_order_seq_cst);
-    const auto parked = static_cast<Parked>(pool.parked.load(std::memory_order_seq_cst));
-    if (parked == Parked::ON_BELL) futex_wake_all(pool.bell);
+    pool.shared.bell.fetch_add(1, std::memory_order_seq_cst);
+    const auto parked = static_cast<Parked>(pool.own.parked.load(std::memory_order_seq_cst));
+    if (parked == Parked::ON_BELL) futex_wake_all(pool.shared.bell);
     if (parked == Parked::ON_EVENT) set_event(pool.event);
 }
 
 // Adds to the count of published results, and rings the learner if the count crosses `ring_at`. The `done` words must be stored before.
 inline void count_results(PoolControl& pool, std::uint32_t group) noexcept {
-    const std::uint32_t before = pool.count.fetch_add(group, std::memory_order_seq_cst);
-    const std::uint32_t ring_at = pool.ring_at.load(std::memory_order_seq_cst);
+    const std::uint32_t before = pool.shared.count.fetch_add(group, std::memory_order_seq_cst);
+    const std::uint32_t ring_at = pool.own.ring_at.load(std::memory_order_seq_cst);
     if (is_later(ring_at, before) && !is_later(ring_at, before + group)) ring_pool(pool);
 }
 
@@ -326,14 +297,14 @@ constexpr std::uint64_t spin_bit(std::uint32_t worker) noexcept { return std::ui
 // At most max_spinners threads of a pool spin at a time, so that envs have enough cores.
 // One instruction takes the permit and records its owner, so that the reaper can return the permit of a dead worker.
 inline bool acquire_spin(PoolControl& pool, std::uint32_t worker) noexcept {
-    std::uint64_t spinners = pool.spinners.load(std::memory_order_relaxed);
+    std::uint64_t spinners = pool.shared.spinners.load(std::memory_order_relaxed);
     for (;;) {
-        if ((spinners & spin_bit(worker)) != 0 || std::popcount(spinners) >= pool.max_spinners.load(std::memory_order_relaxed)) return false;
-        if (pool.spinners.compare_exchange_weak(spinners, spinners | spin_bit(worker), std::memory_order_acq_rel)) return true;
+        if ((spinners & spin_bit(worker)) != 0 || std::popcount(spinners) >= pool.own.max_spinners.load(std::memory_order_relaxed)) return false;
+        if (pool.shared.spinners.compare_exchange_weak(spinners, spinners | spin_bit(worker), std::memory_order_acq_rel)) return true;
     }
 }
 
-inline void release_spin(PoolControl& pool, std::uint32_t worker) noexcept { pool.spinners.fetch_and(~spin_bit(worker), std::memory_order_acq_rel); }
+inline void release_spin(PoolControl& pool, std::uint32_t worker) noexcept { pool.shared.spinners.fetch_and(~spin_bit(worker), std::memory_order_acq_rel); }
 
 // Yields the core between looks, since the thread that we wait for may need it. Raises `lost_ns` to the longest time until the core
 // came back.
@@ -392,13 +363,13 @@ inline Woken park(Word& bell, Word& parked, std::uint32_t seen, std::uint64_t ti
 
 // Makes the pool's event readable with the next ring. Returns false if the bell has moved from `seen`.
 inline bool watch_bell(PoolControl& pool, std::uint32_t seen) noexcept {
-    pool.parked.store(static_cast<std::uint32_t>(Parked::ON_EVENT), std::memory_order_seq_cst);
-    return pool.bell.load(std::memory_order_seq_cst) == seen;
+    pool.own.parked.store(static_cast<std::uint32_t>(Parked::ON_EVENT), std::memory_order_seq_cst);
+    return pool.shared.bell.load(std::memory_order_seq_cst) == seen;
 }
 
 // Before the bell is read for the next wait: an event that comes later belongs to that wait.
 inline void stop_watching(PoolControl& pool) noexcept {
-    pool.parked.store(static_cast<std::uint32_t>(Parked::NO), std::memory_order_seq_cst);
+    pool.own.parked.store(static_cast<std::uint32_t>(Parked::NO), std::memory_order_seq_cst);
     clear_event(pool.event);
 }
 
@@ -406,13 +377,13 @@ inline void stop_watching(PoolControl& pool) noexcept {
 inline std::uint64_t sleep_on_bell(PoolControl& pool, WorkerControl& control, std::uint32_t worker, std::uint32_t seen, SpinPolicy& spin_policy) noexcept {
     constexpr std::uint64_t SLICE_NS = 1'000'000'000;  // how often a parked worker looks for signals
     const std::uint64_t began = now_ns();
-    const std::uint64_t spin_ns = pool.spin_ns.load(std::memory_order_relaxed);
-    const bool may_spin = spin_policy.may_spin(spin_ns, began) && worker < pool.num_spin_workers.load(std::memory_order_relaxed);
+    const std::uint64_t spin_ns = pool.own.spin_ns.load(std::memory_order_relaxed);
+    const bool may_spin = spin_policy.may_spin(spin_ns, began) && worker < pool.own.num_spin_workers.load(std::memory_order_relaxed);
     std::uint64_t lost_ns = 0;
-    bool is_rung = may_spin && spin_for(pool, worker, control.bell, seen, spin_ns, lost_ns);
+    bool is_rung = may_spin && spin_for(pool, worker, control.learner.bell, seen, spin_ns, lost_ns);
     while (!is_rung) {
-        const Woken woken = park(control.bell, control.parked, seen, SLICE_NS);
-        is_rung = control.bell.load(std::memory_order_acquire) != seen || woken != Woken::RUNG;
+        const Woken woken = park(control.learner.bell, control.own.parked, seen, SLICE_NS);
+        is_rung = control.learner.bell.load(std::memory_order_acquire) != seen || woken != Woken::RUNG;
     }
     const std::uint64_t ended = now_ns();
     spin_policy.record_wait(ended - began, lost_ns, spin_ns, ended);

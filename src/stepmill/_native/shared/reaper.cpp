@@ -55,7 +55,7 @@ std::uint32_t abort_commands(Slab& slab, std::uint32_t lane, Fault fault) {
     // `dead` is written before the tickets are read, both seq_cst. PoolState::dispatch writes tickets and then reads `dead`: at least one
     // side sees what the other wrote.
     WorkerControl& control = *slab.workers[lane];
-    const bool is_gone = control.dead.load(std::memory_order_seq_cst) == static_cast<std::uint32_t>(Death::DIED);
+    const bool is_gone = control.learner.dead.load(std::memory_order_seq_cst) == static_cast<std::uint32_t>(Death::DIED);
     ServerWords& words = slab.words[lane];
     const auto num_servers = static_cast<std::uint32_t>(slab.plan.servers[lane].size());
     std::uint32_t num_aborted = 0;
@@ -111,7 +111,7 @@ void Reaper::close_all() {
 void Reaper::unwatch(std::uint32_t worker) {
     for (const std::uint32_t lane : slab_->lanes[worker]) {
         // Nobody answers the requests that were posted to this lane.
-        if (watched_[lane].is_watched) watched_[lane].num_answered = slab_->workers[lane]->requests.load(std::memory_order_acquire);
+        if (watched_[lane].is_watched) watched_[lane].num_answered = slab_->workers[lane]->learner.requests.load(std::memory_order_acquire);
         watched_[lane].is_watched = false;
     }
     Watched& process = watched_[slab_->lanes[worker].front()];
@@ -149,15 +149,15 @@ void Reaper::watch(std::uint32_t worker, int pidfd) {
     for (const std::uint32_t lane : slab_->lanes[worker]) {
         WorkerControl& control = *slab_->workers[lane];
         Watched& watched = watched_[lane];
-        watched.progress = control.progress.load(std::memory_order_acquire);
+        watched.progress = control.own.progress.load(std::memory_order_acquire);
         watched.since_ns = now_ns();
         watched.untaken_ns = 0;
         watched.stuck = NO_SERVER;
         watched.is_watched = true;
         watched.is_overdue = false;
         watched.commands.assign(slab_->plan.servers[lane].size(), Outstanding{});
-        control.reaped.store(0, std::memory_order_release);
-        control.dead.store(static_cast<std::uint32_t>(Death::NONE), std::memory_order_seq_cst);
+        control.learner.reaped.store(0, std::memory_order_release);
+        control.learner.dead.store(static_cast<std::uint32_t>(Death::NONE), std::memory_order_seq_cst);
     }
 
     if (pidfd == NO_PIDFD) return;
@@ -254,9 +254,9 @@ void Reaper::mark_dead(std::uint32_t worker) {
 void Reaper::mark_lane_dead(std::uint32_t lane) {
     WorkerControl& control = *slab_->workers[lane];
     const std::uint32_t stuck = std::exchange(watched_[lane].stuck, NO_SERVER);
-    const std::uint32_t before = control.dead.exchange(static_cast<std::uint32_t>(Death::DIED), std::memory_order_seq_cst);
+    const std::uint32_t before = control.learner.dead.exchange(static_cast<std::uint32_t>(Death::DIED), std::memory_order_seq_cst);
     release_spin(*slab_->pool, lane);
-    control.parked.store(0, std::memory_order_relaxed);  // nobody sleeps there: a ring needs no system call
+    control.own.parked.store(0, std::memory_order_relaxed);  // nobody sleeps there: a ring needs no system call
     ServerWords& words = slab_->words[lane];
     if (stuck != NO_SERVER) {
         const std::uint32_t ticket = words.ticket[stuck].load(std::memory_order_seq_cst);
@@ -266,7 +266,7 @@ void Reaper::mark_lane_dead(std::uint32_t lane) {
     // After a time limit, the command that exceeded it has its fault already; the rest are its neighbours' commands.
     abort_commands(*slab_, lane, before == static_cast<std::uint32_t>(Death::OVERDUE) ? Fault::NEIGHBOUR : Fault::DIED);
     // Rings again: the learner may have looked too early, or the dead worker may have overwritten the words that it looked at.
-    control.reaped.store(1, std::memory_order_seq_cst);
+    control.learner.reaped.store(1, std::memory_order_seq_cst);
     ring_pool(*slab_->pool);
 }
 
@@ -281,7 +281,7 @@ void Reaper::check_deadline(std::uint32_t lane, std::uint64_t now) {
     if (watched.kill_at_ns != 0 && now >= watched.kill_at_ns) kill(watched);
     if (watched.is_overdue) return;
     check_outstanding(lane, now);
-    const std::uint64_t progress = control.progress.load(std::memory_order_acquire);
+    const std::uint64_t progress = control.own.progress.load(std::memory_order_acquire);
     if (progress != watched.progress) {
         watched.progress = progress;
         watched.since_ns = now;
@@ -289,7 +289,7 @@ void Reaper::check_deadline(std::uint32_t lane, std::uint64_t now) {
         return;
     }
     if (watched.is_overdue) return;
-    const std::uint32_t local = control.current.load(std::memory_order_acquire);
+    const std::uint32_t local = control.own.current.load(std::memory_order_acquire);
     // since_ns is later than `now` if the learner did not run meanwhile.
     if (local < slab_->plan.servers[lane].size() && !is_finished(lane, local)) check_current(lane, local, now - std::min(now, watched.since_ns));
     else check_untaken(lane, now);
@@ -300,7 +300,7 @@ void Reaper::check_deadline(std::uint32_t lane, std::uint64_t now) {
 void Reaper::check_outstanding(std::uint32_t lane, std::uint64_t now) {
     Watched& watched = watched_[lane];
     const ServerWords& words = slab_->words[lane];
-    const std::uint32_t num_requests = slab_->workers[lane]->requests.load(std::memory_order_acquire);
+    const std::uint32_t num_requests = slab_->workers[lane]->learner.requests.load(std::memory_order_acquire);
     for (std::uint32_t local = 0; local < watched.commands.size(); ++local) {
         Outstanding& command = watched.commands[local];
         const std::uint32_t ticket = words.ticket[local].load(std::memory_order_acquire);
@@ -331,7 +331,7 @@ std::uint64_t Reaper::longest_ns(std::uint32_t lane, std::uint32_t num_requests)
 // Whether the command in `current` is done: then the worker is between commands.
 bool Reaper::is_finished(std::uint32_t lane, std::uint32_t local) const {
     const ServerWords& words = slab_->words[lane];
-    if (slab_->workers[lane]->running.load(std::memory_order_acquire) == static_cast<std::uint32_t>(Activity::EARLY_RESET)) return false;
+    if (slab_->workers[lane]->own.running.load(std::memory_order_acquire) == static_cast<std::uint32_t>(Activity::EARLY_RESET)) return false;
     const std::uint32_t state = words.state[local].load(std::memory_order_acquire);
     return ticket_part(words.done[local].load(std::memory_order_acquire)) == state_ticket(state);
 }
@@ -339,13 +339,13 @@ bool Reaper::is_finished(std::uint32_t lane, std::uint32_t local) const {
 // Whether the worker has made no progress since the last look. Called after the other words were read: then they belong to the activity
 // that hangs.
 bool Reaper::has_stalled(std::uint32_t lane) const {
-    return slab_->workers[lane]->progress.load(std::memory_order_acquire) == watched_[lane].progress;
+    return slab_->workers[lane]->own.progress.load(std::memory_order_acquire) == watched_[lane].progress;
 }
 
 // Checks the limit of the activity in `current`, which has run for elapsed_ns.
 void Reaper::check_current(std::uint32_t lane, std::uint32_t local, std::uint64_t elapsed_ns) {
     const ServerWords& words = slab_->words[lane];
-    const auto activity = static_cast<Activity>(slab_->workers[lane]->running.load(std::memory_order_acquire));
+    const auto activity = static_cast<Activity>(slab_->workers[lane]->own.running.load(std::memory_order_acquire));
     const std::uint64_t limit = limit_ns(activity == Activity::RESET || activity == Activity::EARLY_RESET);
     if (activity != Activity::GIVEN_UP && (limit == 0 || elapsed_ns <= limit)) return;
     const std::uint32_t ticket = words.ticket[local].load(std::memory_order_acquire);
@@ -389,7 +389,7 @@ void Reaper::check_untaken(std::uint32_t lane, std::uint64_t now) {
 
 // A faulty worker may claim it although no request waits for a reply.
 bool Reaper::is_serving(std::uint32_t lane) const {
-    return slab_->workers[lane]->serving.load(std::memory_order_acquire) != 0 && slab_->workers[lane]->requests.load(std::memory_order_acquire) != watched_[lane].num_answered;
+    return slab_->workers[lane]->own.serving.load(std::memory_order_acquire) != 0 && slab_->workers[lane]->learner.requests.load(std::memory_order_acquire) != watched_[lane].num_answered;
 }
 
 // Ends a worker whose late command cannot be aborted while it lives, since its state says PUBLISHING: pickling a value of an info may
@@ -405,7 +405,7 @@ void Reaper::abandon(std::uint32_t lane, std::uint32_t local, std::uint32_t tick
     ServerWords& words = slab_->words[lane];
     // The command may have finished just now.
     if (!words.state[local].compare_exchange_strong(state, state_word(ticket, Phase::ABORTED), std::memory_order_acq_rel)) return;
-    slab_->workers[lane]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE), std::memory_order_seq_cst);
+    slab_->workers[lane]->learner.dead.store(static_cast<std::uint32_t>(Death::OVERDUE), std::memory_order_seq_cst);
     write_fault(words, local, ticket, Fault::TIMED_OUT);
     count_results(*slab_->pool, 1);
     end_overdue(lane);
@@ -414,7 +414,7 @@ void Reaper::abandon(std::uint32_t lane, std::uint32_t local, std::uint32_t tick
 void Reaper::end_overdue(std::uint32_t lane) {
     const std::vector<std::uint32_t>& lanes = slab_->lanes[slab_->worker_of[lane]];
     for (const std::uint32_t each : lanes) {
-        slab_->workers[each]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE), std::memory_order_seq_cst);
+        slab_->workers[each]->learner.dead.store(static_cast<std::uint32_t>(Death::OVERDUE), std::memory_order_seq_cst);
         watched_[each].untaken_ns = 0;
         watched_[each].is_overdue = true;
     }

@@ -19,8 +19,23 @@ inline std::uint64_t derive_seed(std::uint64_t base, std::uint64_t env, std::uin
 }
 
 // Episode 0 has the seed that the user gave.
-inline std::uint64_t seed_of_episode(bool is_fixed, std::uint64_t base, std::uint64_t env, std::uint64_t episode) {
-    return episode == 0 || is_fixed ? base : derive_seed(base, env, episode);
+inline std::uint64_t seed_of_episode(Seeding seeding, std::uint64_t base, std::uint64_t env, std::uint64_t episode) {
+    return episode == 0 || seeding == Seeding::FIXED ? base : derive_seed(base, env, episode);
 }
+
+// The seeds of one env's episodes, where its resets are made.
+struct EpisodeSeeds {
+    std::uint64_t base = 0, episode = 0;  // base: of the last reset that had a seed; episode: resets since then
+    bool has_seed = false;
+
+    // An episode begins with these words of a command; an automatic reset has none. Returns whether its reset has a seed: `of`.
+    bool begin(std::uint8_t flags, std::uint64_t seed, std::uint64_t number, Seeding seeding) noexcept {
+        if (flags & FLAG_SEED) base = seed, has_seed = true, episode = (flags & FLAG_EPISODE) ? number : 0;
+        else if (has_seed && seeding != Seeding::CONTINUE) ++episode;
+        else return false;
+        return true;
+    }
+    std::uint64_t of(std::uint64_t env, Seeding seeding) const { return seed_of_episode(seeding, base, env, episode); }
+};
 
 }  // namespace stepmill

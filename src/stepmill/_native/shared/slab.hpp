@@ -230,11 +230,11 @@ class Slab {
           event_fd(std::move(event)),
           memory(std::make_shared<SlabMemory>(fd, plan.size_bytes, writable)),
           base(memory->base()),
-          control(*reinterpret_cast<PoolWords*>(base + plan.pool_words), *reinterpret_cast<SharedWords*>(base + plan.shared_words), event_fd.at(0)) {
+          control{*reinterpret_cast<PoolWords*>(base + plan.pool_words), *reinterpret_cast<SharedWords*>(base + plan.shared_words), event_fd.at(0)} {
         for (std::size_t w = 0; w < plan.servers.size(); ++w) {
             std::byte *const learner = base + plan.learner_words.at(w), *const own = base + plan.worker_words.at(w);
             const auto num_servers = static_cast<std::uint32_t>(plan.servers[w].size());
-            controls.emplace_back(*reinterpret_cast<LearnerWords*>(learner), *reinterpret_cast<WorkerWords*>(own));
+            controls.push_back({*reinterpret_cast<LearnerWords*>(learner), *reinterpret_cast<WorkerWords*>(own)});
             words.push_back(ServerWords::at(learner + sizeof(LearnerWords), own + sizeof(WorkerWords), num_servers));
             for (std::uint32_t local = 0; local < num_servers; ++local) {
                 const std::uint32_t server = plan.servers[w][local];
@@ -252,15 +252,15 @@ class Slab {
 
     // Called once, by the pool that made the memfd, before a worker attaches.
     void format() noexcept {
-        pool->magic = LAYOUT_MAGIC;
-        pool->version = LAYOUT_VERSION;
-        pool->num_workers = static_cast<std::uint32_t>(workers.size());
-        pool->size_bytes = plan.size_bytes;
-        for (WorkerControl* worker : workers) worker->current.store(NO_SERVER);
+        pool->own.magic = LAYOUT_MAGIC;
+        pool->own.version = LAYOUT_VERSION;
+        pool->own.num_workers = static_cast<std::uint32_t>(workers.size());
+        pool->own.size_bytes = plan.size_bytes;
+        for (WorkerControl* worker : workers) worker->own.current.store(NO_SERVER);
     }
 
     void check() const {
-        if (pool->magic != LAYOUT_MAGIC || pool->version != LAYOUT_VERSION || pool->size_bytes != plan.size_bytes) {
+        if (pool->own.magic != LAYOUT_MAGIC || pool->own.version != LAYOUT_VERSION || pool->own.size_bytes != plan.size_bytes) {
             throw std::runtime_error("this memory is not a slab of this version of stepmill");
         }
     }
@@ -310,9 +310,9 @@ class Slab {
     }
     EnvCounters& env_counters(std::size_t env_id) const noexcept { return reinterpret_cast<EnvCounters*>(base + plan.env_counters)[env_id]; }
     // Null unless traces are wanted now.
-    LearnerTrace* learner_trace() const noexcept { return control.tracing.load(std::memory_order_relaxed) == 0 ? nullptr : reinterpret_cast<LearnerTrace*>(base + plan.learner_trace); }
+    LearnerTrace* learner_trace() const noexcept { return control.own.tracing.load(std::memory_order_relaxed) == 0 ? nullptr : reinterpret_cast<LearnerTrace*>(base + plan.learner_trace); }
     WorkerTrace* worker_trace(std::uint32_t worker) const noexcept {
-        return control.tracing.load(std::memory_order_relaxed) == 0 ? nullptr : reinterpret_cast<WorkerTrace*>(base + plan.worker_traces[worker]);
+        return control.own.tracing.load(std::memory_order_relaxed) == 0 ? nullptr : reinterpret_cast<WorkerTrace*>(base + plan.worker_traces[worker]);
     }
     std::byte* blob(std::size_t server) const noexcept { return cell(plan.blob, server); }
     std::byte* payload(std::size_t row) const noexcept { return cell(plan.payload, row); }

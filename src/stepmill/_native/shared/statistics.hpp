@@ -11,6 +11,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "shared/platform.hpp"
 
@@ -55,35 +56,66 @@ struct TimeHistogram {
     }
 };
 
-// The counters of one server, in the worker's segment.
-struct alignas(64) ServerCounters {
-    Counter num_spilled;   // results whose info did not fit in the payload row
-    TimeHistogram step, reset;
-};
-static_assert(sizeof(ServerCounters) % 64 == 0);
+using Word = std::atomic<std::uint32_t>;
+using NumFaults = std::array<Word, 8>;
+static_assert(Word::is_always_lock_free && Counter::is_always_lock_free);
 
-// The learner's counters of one env.
-struct alignas(64) EnvCounters {
-    std::array<std::atomic<std::uint32_t>, 8> num_faults;  // by Fault
-    std::atomic<std::uint32_t> num_spares;                 // episodes that began with a spare
-};
-static_assert(sizeof(EnvCounters) == 64, "the counters of one env fill a cache line");
-
-// The learner's own counters. Times in ns.
+// statistics.def lists the fields of these structures, and says who writes them. Times are in ns.
 struct alignas(64) LearnerCounters {
-    Counter send_ns, wait_ns, gather_ns;
-    Counter num_sends, num_batches;
-    Counter num_lease_copies;  // batches whose large observations were copied because no result slot was free
-    Counter num_spares_used, num_spares_waited;
+#define LEARNER_COUNTER(name) Counter name;
+#include "shared/statistics.def"
 };
-static_assert(sizeof(LearnerCounters) == 64);
+
+struct alignas(64) EnvCounters {
+#define ENV_COUNTER(name, type) type name;
+#include "shared/statistics.def"
+};
+
+struct WorkerCounters {
+#define WORKER_COUNTER(name) Counter name;
+#include "shared/statistics.def"
+};
+
+struct alignas(64) ServerCounters {
+#define SERVER_COUNTER(name, type) type name;
+#include "shared/statistics.def"
+};
+
+// All counters of a worker, in the order of the table.
+using CounterValues = std::array<std::uint64_t, sizeof(WorkerCounters) / sizeof(Counter)>;
+inline CounterValues read_counters(const WorkerCounters& worker) noexcept {
+    return {
+#define WORKER_COUNTER(name) worker.name.load(std::memory_order_relaxed),
+#include "shared/statistics.def"
+    };
+}
+inline void write_counters(WorkerCounters& worker, const CounterValues& values) noexcept {
+    const std::uint64_t* value = values.data();
+#define WORKER_COUNTER(name) worker.name.store(*value++, std::memory_order_relaxed);
+#include "shared/statistics.def"
+}
+
+// Differs if the table does: a program that attaches to a pool, or a node of a Ray cluster, refuses another table.
+constexpr std::uint32_t hash_of(std::string_view names) {
+    std::uint32_t hash = 0x811c9dc5;
+    for (const char letter : names) hash = (hash ^ static_cast<std::uint8_t>(letter)) * 0x01000193;
+    return hash;
+}
+constexpr std::uint32_t STATISTICS_HASH = hash_of(
+#define LEARNER_COUNTER(name) "learner." #name " "
+#define ENV_COUNTER(name, type) "env." #name " "
+#define PROCESS_COUNTER(name) "process." #name " "
+#define WORKER_COUNTER(name) "worker." #name " "
+#define SERVER_COUNTER(name, type) "server." #name " "
+#include "shared/statistics.def"
+);
 
 // What a trace shows. SENT and RECEIVED are moments of one env; they connect the learner's events with those of workers.
 enum class TraceKind : std::uint32_t { STEP = 1, RESET = 2, WAIT = 3, SEND = 4, GATHER = 5, SENT = 6, RECEIVED = 7 };
 
 struct TraceEvent {
     std::uint64_t begin_ns, end_ns;
-    std::uint32_t server;  // or env; 0 where none is meant
+    std::uint32_t server;  // the server of the env, for STEP, RESET, SENT and RECEIVED; 0 for the other kinds
     TraceKind kind;
 };
 static_assert(sizeof(TraceEvent) == 24);

@@ -17,7 +17,7 @@ constexpr std::uint64_t WATCH_NS = 100'000'000;  // how long the native thread s
 }  // namespace
 
 CoroutineLoop::CoroutineLoop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::dict settings)
-    : Loop(std::move(slab), worker, envs, settings), calls_(envs_.size()), event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), swept_(control_->bell.load()) {
+    : Loop(std::move(slab), worker, envs, settings), calls_(envs_.size()), event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), swept_(control_->learner.bell.load()) {
     for (std::uint32_t local = 0; local < calls_.size(); ++local) calls_[local].ticket = envs_[local].done;
     const int error = event_.number() < 0 ? errno : start_native_thread(watcher_, &CoroutineLoop::watch_bell, this);
     if (error != 0) throw std::system_error(error, std::generic_category(), "the thread that waits for commands cannot be started");
@@ -34,8 +34,8 @@ void* CoroutineLoop::watch_bell(void* self) {
     WorkerControl& control = *loop.control_;
     while (!loop.is_stopping_.load(std::memory_order_acquire)) {
         const std::uint32_t swept = loop.swept_.load(std::memory_order_acquire);
-        if (control.bell.load(std::memory_order_acquire) == swept) {
-            park(control.bell, control.parked, swept, WATCH_NS);
+        if (control.learner.bell.load(std::memory_order_acquire) == swept) {
+            park(control.learner.bell, control.own.parked, swept, WATCH_NS);
         } else {
             set_event(loop.event_.number());
             futex_wait(loop.swept_, swept, WATCH_NS);
@@ -48,7 +48,7 @@ void CoroutineLoop::stop() {
     if (!std::exchange(is_watching_, false) || fork_generation_ != fork_count.load(std::memory_order_relaxed)) return;
     is_stopping_.store(true, std::memory_order_release);
     const nb::gil_scoped_release no_gil;
-    futex_wake_all(control_->bell);
+    futex_wake_all(control_->learner.bell);
     futex_wake_all(swept_);
     pthread_join(watcher_, nullptr);
 }
@@ -57,18 +57,18 @@ void CoroutineLoop::stop() {
 // LOOP_CALLS. The arguments are an action, or the keyword arguments of a reset.
 nb::tuple CoroutineLoop::receive_calls() {
     clear_event(event_.number());
-    swept_.store(control_->bell.load(std::memory_order_acquire), std::memory_order_release);
+    swept_.store(control_->learner.bell.load(std::memory_order_acquire), std::memory_order_release);
     futex_wake_all(swept_);
     nb::list calls;
-    if (control_->stop.load(std::memory_order_acquire) != 0 || is_abandoned()) return nb::make_tuple(static_cast<int>(LoopExit::STOP), calls);
+    if (control_->learner.stop.load(std::memory_order_acquire) != 0 || is_abandoned()) return nb::make_tuple(static_cast<int>(LoopExit::STOP), calls);
     for (std::uint32_t local = 0; local < calls_.size(); ++local) {
         const std::uint32_t ticket = words_.ticket[local].load(std::memory_order_acquire);
         if (ticket == calls_[local].ticket || (calls_[local].is_held && is_later(ticket, calls_[local].held_after))) continue;
-        if (control_->requests.load(std::memory_order_acquire) != requests_seen_) break;
+        if (control_->learner.requests.load(std::memory_order_acquire) != requests_seen_) break;
         if (const nb::object arguments = begin(local, ticket)) calls.append(nb::make_tuple(local, calls_[local].is_reset, arguments));
     }
-    if (control_->requests.load(std::memory_order_acquire) == requests_seen_) return nb::make_tuple(LOOP_CALLS, calls);
-    control_->serving.store(1, std::memory_order_release);
+    if (control_->learner.requests.load(std::memory_order_acquire) == requests_seen_) return nb::make_tuple(LOOP_CALLS, calls);
+    control_->own.serving.store(1, std::memory_order_release);
     return nb::make_tuple(static_cast<int>(LoopExit::REQUEST), calls);
 }
 
@@ -88,7 +88,7 @@ nb::object CoroutineLoop::begin(std::uint32_t local, std::uint32_t ticket) {
 nb::object CoroutineLoop::begin_reset(std::uint32_t local, bool is_automatic, std::uint32_t attempts_left) {
     Call& call = calls_[local];
     call.is_reset = true, call.is_automatic = is_automatic;
-    call.attempts_left = attempts_left, call.episode = envs_[local].episode;
+    call.attempts_left = attempts_left, call.episode = envs_[local].seeds.episode;
     nb::object seed, options;
     if (!read_reset(local, call.result, is_automatic, seed, options)) return {};
     nb::dict arguments;
@@ -124,8 +124,8 @@ nb::object CoroutineLoop::fail(std::uint32_t local, nb::handle error) {
     count_call(local);
     const Call& call = calls_.at(local);
     if (call.is_reset && call.attempts_left != 0) {
-        envs_[local].episode = call.episode;
-        add_to(control_->num_retries, 1);
+        envs_[local].seeds.episode = call.episode;
+        add_to(control_->own.counters.num_retries, 1);
         return next_call(local, begin_reset(local, call.is_automatic, call.attempts_left - 1));
     }
     set_exception(error.ptr());
@@ -138,14 +138,14 @@ void CoroutineLoop::count_call(std::uint32_t local) {
     const std::uint64_t now = now_ns(), began = call.began_ns == 0 ? now : call.began_ns;
     ServerCounters& counters = words_.counters[local];
     (call.is_reset ? counters.reset : counters.step).add(now - began, 1, now - began);
-    add_to(call.is_reset ? control_->num_resets : control_->num_steps, 1);
+    add_to(call.is_reset ? control_->own.counters.num_resets : control_->own.counters.num_steps, 1);
     if (WorkerTrace* trace = slab_->worker_trace(worker_)) trace->add(call.is_reset ? TraceKind::RESET : TraceKind::STEP, slab_->plan.servers[worker_][local], began, now);
 }
 
 // Publishes the result of a command or, if a phase is given, the current exception.
 void CoroutineLoop::end(std::uint32_t local, const char* phase) {
     Call& call = calls_[local];
-    if (--num_running_ == 0) add_to(control_->busy_ns, now_ns() - busy_since_ns_);
+    if (--num_running_ == 0) add_to(control_->own.counters.busy_ns, now_ns() - busy_since_ns_);
     if (phase == nullptr) publish(local, call.ticket, call.result);
     else publish_fault(local, call.ticket, fault_of(phase), phase, false);
     call.result = Result();
@@ -170,7 +170,7 @@ void CoroutineLoop::give_up(std::uint32_t local) {
     constexpr timespec SLICE{0, 1'000'000};
     begin_activity(*control_, local, Activity::GIVEN_UP);
     const nb::gil_scoped_release no_gil;
-    while (control_->stop.load(std::memory_order_acquire) == 0 && !is_abandoned()) nanosleep(&SLICE, nullptr);
+    while (control_->learner.stop.load(std::memory_order_acquire) == 0 && !is_abandoned()) nanosleep(&SLICE, nullptr);
 }
 
 }  // namespace stepmill

@@ -18,7 +18,7 @@
 
 namespace stepmill {
 
-constexpr int LOOP_CALLS = 2;  // beside those of LoopExit: there is nothing to do but the calls that were returned
+constexpr int LOOP_CALLS = 2;  // an exit besides those of LoopExit: the caller makes the calls that were returned
 
 // Used by one thread, with the GIL. A native thread sleeps on the worker's bell in its place, and makes an eventfd readable.
 class CoroutineLoop : public Loop {

@@ -2,7 +2,6 @@
 // set a Python exception; `phase` then says what the env was doing.
 #define NO_IMPORT_ARRAY
 #include "codec/blobs.hpp"
-#include "shared/seeds.hpp"
 #include "shared/tree_visit.hpp"
 #include "worker/loop.hpp"
 
@@ -55,14 +54,8 @@ bool Loop::read_reset(std::uint32_t local, Result& result, bool is_automatic, nb
         if (seed.is_none()) seed.reset();
         if (is_batched_ && PyDict_Check(options.ptr())) result.reset_mask = nb::borrow(PyDict_GetItemString(options.ptr(), "reset_mask"));
     }
-    if (flags & FLAG_SEED) {
-        served.base_seed = words_.seed[local];
-        served.has_seed = true;
-        served.episode = (flags & FLAG_EPISODE) ? words_.episode[local] : 0;
-        if (!seed) seed = nb::int_(episode_seed(local));
-    } else if (!seed && served.has_seed && seeding_ != Seeding::CONTINUE) {
-        ++served.episode;
-        seed = nb::int_(episode_seed(local));
+    if (((flags & FLAG_SEED) || !seed) && served.seeds.begin(flags, words_.seed[local], words_.episode[local], seeding_) && !seed) {
+        seed = nb::int_(served.seeds.of(slab_->plan.pool_server(slab_->plan.servers[worker_][local]), seeding_));
     }
     const bool uses_default_options = options.is_none() && served.has_options;
     if (uses_default_options) options = default_options(served);
@@ -80,7 +73,7 @@ nb::object Loop::call_reset(std::uint32_t local, nb::handle seed, nb::handle opt
     nb::object returned = nb::steal(!options && !seed ? PyObject_CallNoArgs(served.reset.ptr()) : PyObject_Vectorcall(served.reset.ptr(), args, 0, names));
     end_forked_copy();  // before anything is counted: the slab is not mapped in a forked process
     timed.end(TraceKind::RESET, slab_->plan.servers[worker_][local]);
-    add_to(control_->num_resets, 1);
+    add_to(control_->own.counters.num_resets, 1);
     return returned;
 }
 
@@ -90,14 +83,8 @@ nb::object Loop::call_step(std::uint32_t local, nb::handle action) {
     nb::object returned = nb::steal(PyObject_Vectorcall(envs_[local].step.ptr(), args + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
     end_forked_copy();  // before anything is counted: the slab is not mapped in a forked process
     timed.end(TraceKind::STEP, slab_->plan.servers[worker_][local]);
-    add_to(control_->num_steps, batch_size_);
+    add_to(control_->own.counters.num_steps, batch_size_);
     return returned;
-}
-
-std::uint64_t Loop::episode_seed(std::uint32_t local) const {
-    const ServedEnv& served = envs_[local];
-    const std::uint32_t server = slab_->plan.pool_server(slab_->plan.servers[worker_][local]);
-    return seed_of_episode(seeding_ == Seeding::FIXED, served.base_seed, server, served.episode);
 }
 
 bool Loop::perform_step(std::uint32_t local, Result& result, const char*& phase) {

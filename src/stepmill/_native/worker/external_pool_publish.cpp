@@ -2,6 +2,7 @@
 #define NO_IMPORT_ARRAY
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "shared/tree_visit.hpp"
 #include "worker/external_pool.hpp"
@@ -49,6 +50,11 @@ struct ExternalPoolLoop::Rows {
     std::vector<nb::object> leaves;
     nb::object reward, terminated, truncated;  // null if all rows belong to resets
 
+    void read_outcome(std::size_t row, Result& result) const {
+        result.reward_value = reward ? items<double>(reward)[row] : 0.0;
+        result.is_terminated = terminated && items<npy_bool>(terminated)[row], result.is_truncated = truncated && items<npy_bool>(truncated)[row];
+        result.is_over = result.is_terminated || result.is_truncated;
+    }
     bool is_end(std::size_t row) const { return terminated && (items<npy_bool>(terminated)[row] || items<npy_bool>(truncated)[row]); }
     const std::byte* value(const Leaf& leaf, std::size_t index, std::size_t row) const { return items<std::byte>(leaves[index]) + row * leaf.row_bytes; }
 };
@@ -64,7 +70,7 @@ nb::list ExternalPoolLoop::publish(nb::handle servers, nb::handle obs, nb::handl
     std::vector<std::size_t> places;  // rows to be published now
     for (std::size_t row = 0; row < rows.servers.size(); ++row) {
         const std::uint32_t local = rows.servers[row];
-        if (!envs_[local].is_outstanding) continue;
+        if (!commands_[local].is_outstanding) continue;
         if (!needs_reset_first(local, rows, row)) {
             places.push_back(row);
             continue;
@@ -83,19 +89,19 @@ void ExternalPoolLoop::publish_rows(const Rows& rows, std::vector<std::size_t>& 
         const std::uint32_t local = rows.servers[row];
         count_command(local);
         end_command(local);
-        return !claim_result(words_.state[local], envs_[local].ticket);  // aborted: the row may belong to another worker by now
+        return !claim(local, envs_[local].done);  // aborted: the row may belong to another worker by now
     });
     write_rows(rows, places);
+    Result scratch;
     for (const std::size_t row : places) {
         const std::uint32_t local = rows.servers[row];
-        write_flags(local, rows, row);
-        words_.fault[local].store(static_cast<std::uint32_t>(Fault::NONE), std::memory_order_relaxed);
-        try {
-            write_info(local, infos, row, rows.servers.size());
-        } catch (nb::python_error& error) {
-            write_fault(local, error.value(), "output of step");
+        const bool is_held = std::exchange(commands_[local].awaits_reset, false);
+        if (!write_row(local, rows, row, infos, is_held ? commands_[local].held : scratch)) {
+            publish_fault(local, envs_[local].done, Fault::BAD_OUTPUT, "output of step", true);
+            continue;
         }
-        finish(local);
+        words_.fault[local].store(static_cast<std::uint32_t>(Fault::NONE), std::memory_order_relaxed);
+        finish(local, envs_[local].done);
     }
     flush();
 }
@@ -137,40 +143,30 @@ void ExternalPoolLoop::read_rows(Rows& rows, nb::handle obs, nb::handle reward, 
 }
 
 void ExternalPoolLoop::count_command(std::uint32_t local) {
-    add_to(envs_[local].is_reset ? control_->num_resets : control_->num_steps, 1);
+    add_to(commands_[local].is_reset ? control_->own.counters.num_resets : control_->own.counters.num_steps, 1);
 }
 
 // ---- SAME_STEP: what ended waits for its reset ----------------------------------------------------------------------
 
 bool ExternalPoolLoop::needs_reset_first(std::uint32_t local, const Rows& rows, std::size_t row) {
-    const ExternalEnv& env = envs_[local];
-    return autoreset_ == Autoreset::SAME_STEP && !env.is_reset && !env.awaits_reset && rows.is_end(row);
+    const Command& command = commands_[local];
+    return autoreset_ == Autoreset::SAME_STEP && !command.is_reset && !command.awaits_reset && rows.is_end(row);
 }
 
+// Reads the row, because the reset may change the arrays.
 void ExternalPoolLoop::hold_for_reset(std::uint32_t local, const Rows& rows, std::size_t row, nb::handle infos) {
-    ExternalEnv& env = envs_[local];
-    env.awaits_reset = true;
-    env.final_reward = items<double>(rows.reward)[row];
-    env.final_terminated = items<npy_bool>(rows.terminated)[row] != 0;
-    env.final_truncated = items<npy_bool>(rows.truncated)[row] != 0;
-    const nb::object info = infos.is_none() ? nb::object(nb::dict()) : info_row(infos, row, rows.servers.size());
-    env.final_info.clear();
-    if (!encoder_.encode(info.ptr(), env.final_info, {"info"})) throw nb::python_error();
-    env.final_obs.clear();
+    Result& held = commands_[local].held = Result();
+    commands_[local].awaits_reset = true;
+    rows.read_outcome(row, held);
+    const nb::object info = infos.is_none() ? no_info_ : info_row(infos, row, rows.servers.size());
+    PyObject* objects = nullptr;
+    if (!encoder_.encode(info.ptr(), held.final_info, {"info", objects_ ? &objects : nullptr})) throw nb::python_error();
+    held.final_objects = nb::steal(objects);
+    held.has_final = true;
     for (std::size_t index = 0; index < obs_.leaves.size(); ++index) {
-        const std::byte* value = rows.value(obs_.leaves[index], index, row);
-        env.final_obs.insert(env.final_obs.end(), value, value + obs_.leaves[index].row_bytes);
+        const auto* value = reinterpret_cast<const std::uint8_t*>(rows.value(obs_.leaves[index], index, row));
+        held.final_obs.insert(held.final_obs.end(), value, value + obs_.leaves[index].row_bytes);
     }
-}
-
-void ExternalPoolLoop::write_final(std::uint32_t local) {
-    const std::byte* value = envs_[local].final_obs.data();
-    for (std::size_t index = 0; index < obs_.leaves.size(); ++index) {
-        const std::size_t bytes = obs_.leaves[index].row_bytes;
-        std::memcpy(slab_->base + final_columns_[index].at(0, words_.row[local]), value, bytes);
-        value += bytes;
-    }
-    words_.result[local] |= RESULT_FINAL;
 }
 
 // ---- bytes ----------------------------------------------------------------------------------------------------------
@@ -197,41 +193,24 @@ void ExternalPoolLoop::write_rows(const Rows& rows, const std::vector<std::size_
     }
 }
 
-void ExternalPoolLoop::write_flags(std::uint32_t local, const Rows& rows, std::size_t row) {
-    ExternalEnv& env = envs_[local];
-    const std::uint32_t at = words_.row[local];
-    const bool is_stepped = !env.is_reset && !env.awaits_reset && rows.reward;
+// Writes everything of a result except its observation. A result that is not held is read into `result` first.
+bool ExternalPoolLoop::write_row(std::uint32_t local, const Rows& rows, std::size_t row, nb::handle infos, Result& result) {
     words_.clear_result(local);
-    const double reward = env.awaits_reset ? env.final_reward : is_stepped ? items<double>(rows.reward)[row] : 0.0;
-    std::memcpy(slab_->reward(at), &reward, sizeof reward);
-    *slab_->terminated(at) = env.awaits_reset ? env.final_terminated : is_stepped && items<npy_bool>(rows.terminated)[row];
-    *slab_->truncated(at) = env.awaits_reset ? env.final_truncated : is_stepped && items<npy_bool>(rows.truncated)[row];
-    const bool is_end = *slab_->terminated(at) || *slab_->truncated(at);
-    *slab_->over(at) = is_end;
-    if (env.is_reset || env.needs_reset) {
-        env.episode_return = 0.0, env.episode_length = 0;
-        if (autoreset_ != Autoreset::SAME_STEP) slab_->clear_episode(at);
-    } else {
-        env.episode_return += reward;
-        ++env.episode_length;
-        *slab_->episode_return(at) = env.episode_return;
-        *slab_->episode_length(at) = env.episode_length;
-        if (is_end) env.episode_return = 0.0, env.episode_length = 0;
+    if (objects_) objects_of(local).reset();
+    if (!result.has_final) rows.read_outcome(row, result);
+    try {
+        result.info = infos.is_none() || nb::len(infos) == 0 ? no_info_ : info_row(infos, row, rows.servers.size());
+    } catch (nb::python_error& error) {
+        error.restore();
+        return false;
     }
-    if (env.awaits_reset) write_final(local);
-    env.needs_reset = is_end && autoreset_ == Autoreset::NEXT_STEP;
-}
-
-void ExternalPoolLoop::write_info(std::uint32_t local, nb::handle infos, std::size_t row, std::size_t num_rows) {
-    ExternalEnv& env = envs_[local];
-    const bool has_info = !infos.is_none() && nb::len(infos) != 0;
-    if (!has_info && !env.awaits_reset) return;
-    const nb::object info = has_info ? info_row(infos, row, num_rows) : nb::object(nb::dict());
-    buffer_.clear();
-    if (!encoder_.encode(info.ptr(), buffer_, {"info"})) throw nb::python_error();
-    if (env.awaits_reset) buffer_.insert(buffer_.end(), env.final_info.begin(), env.final_info.end());
-    if (!payloads_.write(local, buffer_)) throw nb::python_error();
-    env.awaits_reset = false;
+    if (result.has_final) {
+        write_final_obs(words_.row[local], result);
+        words_.result[local] |= RESULT_FINAL;
+    }
+    if (!write_flags(local, words_.row[local], result)) return false;
+    envs_[local].needs_reset = autoreset_ == Autoreset::NEXT_STEP && *slab_->over(words_.row[local]);
+    return (!result.has_final && result.info.is(no_info_)) || write_payload(local, result, {});
 }
 
 }  // namespace stepmill

@@ -31,9 +31,9 @@ Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::
       autoreset_(static_cast<Autoreset>(nb::cast<int>(settings["autoreset"]))),
       seeding_(static_cast<Seeding>(nb::cast<int>(settings["seeding"]))),
       is_batched_(nb::cast<bool>(settings["batched"])),
-      has_overlap_(settings.contains("overlap") && nb::cast<bool>(settings["overlap"]) && autoreset_ == Autoreset::NEXT_STEP && !is_batched_),
+      has_overlap_(nb::cast<bool>(settings["overlap"])),
       measures_memory_(nb::cast<bool>(settings["measures_memory"])),
-      is_inline_(nb::cast<bool>(settings.contains("inline") ? nb::object(settings["inline"]) : nb::object(nb::bool_(false)))),
+      is_inline_(nb::cast<bool>(settings["inline"])),
       reset_retries_(nb::cast<std::uint32_t>(settings["reset_retries"])),
       retry_wait_ns_(nb::cast<std::uint64_t>(settings["retry_wait_ns"])),
       batch_size_(slab_->plan.batch_size),
@@ -54,8 +54,7 @@ Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::
     slab_->check();
     reward_.path = "reward";
     for (Leaf& leaf : info_.leaves) leaf.path = "info" + leaf.path;
-    const nb::object time_step = settings.contains("time_step") ? nb::object(settings["time_step"]) : nb::none();
-    if (!time_step.is_none()) {
+    if (const nb::object time_step = settings["time_step"]; !time_step.is_none()) {
         is_time_step_ = true;
         step_type_at_ = nb::cast<Py_ssize_t>(time_step[0]), reward_at_ = nb::cast<Py_ssize_t>(time_step[1]), discount_at_ = nb::cast<Py_ssize_t>(time_step[2]);
     }
@@ -108,12 +107,12 @@ int Loop::traverse(visitproc visit, void* arg) const {
 LoopExit Loop::run() {
     for (;;) {
         // Read the bell before the tickets: every later change rings it again.
-        const std::uint32_t seen = control_->bell.load(std::memory_order_acquire);
-        if (control_->stop.load(std::memory_order_acquire) != 0 || is_abandoned()) return LoopExit::STOP;
+        const std::uint32_t seen = control_->learner.bell.load(std::memory_order_acquire);
+        if (control_->learner.stop.load(std::memory_order_acquire) != 0 || is_abandoned()) return LoopExit::STOP;
         bool is_interrupted = false;
         const bool has_worked = sweep(is_interrupted);
-        if (is_interrupted || control_->requests.load(std::memory_order_acquire) != requests_seen_) {
-            control_->serving.store(1, std::memory_order_release);
+        if (is_interrupted || control_->learner.requests.load(std::memory_order_acquire) != requests_seen_) {
+            control_->own.serving.store(1, std::memory_order_release);
             return LoopExit::REQUEST;
         }
         const bool is_patient = has_worked && ++passed_ < MAX_PASSED;
@@ -133,7 +132,7 @@ bool Loop::sweep(bool& is_interrupted) {
     for (std::uint32_t local = 0; local < envs_.size(); ++local) {
         const std::uint32_t ticket = words_.ticket[local].load(std::memory_order_acquire);
         if (ticket == envs_[local].done || is_staged(local)) continue;
-        if (control_->requests.load(std::memory_order_acquire) != requests_seen_) {
+        if (control_->learner.requests.load(std::memory_order_acquire) != requests_seen_) {
             is_interrupted = true;
             break;
         }
@@ -144,7 +143,7 @@ bool Loop::sweep(bool& is_interrupted) {
     if (!has_worked) return false;
     flush();
     const std::uint64_t spent = now_ns() - began;
-    add_to(control_->busy_ns, spent);
+    add_to(control_->own.counters.busy_ns, spent);
     return true;
 }
 
@@ -155,7 +154,7 @@ bool Loop::run_staged_reset() {
     for (std::uint32_t local = 0; local < envs_.size(); ++local) {
         const bool is_waiting = words_.ticket[local].load(std::memory_order_acquire) != envs_[local].done && is_staged(local);
         if (!is_waiting) continue;
-        return control_->requests.load(std::memory_order_acquire) == requests_seen_ && run_server(local);
+        return control_->learner.requests.load(std::memory_order_acquire) == requests_seen_ && run_server(local);
     }
     return false;
 }
@@ -170,7 +169,7 @@ bool Loop::run_server(std::uint32_t local) {
     const std::uint64_t began = now_ns();
     run_command(local, ticket);
     flush();
-    add_to(control_->busy_ns, now_ns() - began);
+    add_to(control_->own.counters.busy_ns, now_ns() - began);
     return true;
 }
 
@@ -184,13 +183,13 @@ void Loop::run_inline(std::uint32_t local, std::uint32_t ticket) {
         ~Runner() {
             loop.runner_.store(0, std::memory_order_relaxed);
             loop.is_running_.store(0, std::memory_order_release);
-            if (loop.control_->stop.load(std::memory_order_relaxed) != 0) futex_wake_all(loop.is_running_);
+            if (loop.control_->learner.stop.load(std::memory_order_relaxed) != 0) futex_wake_all(loop.is_running_);
         }
         Loop& loop;
     };
     const Runner runner(*this);
     // The thread that closes the pool sets `stop` and then looks for a runner. Both hold the GIL, so one of them sees the other.
-    if (control_->stop.load(std::memory_order_relaxed) == 0) run_command(local, ticket);
+    if (control_->learner.stop.load(std::memory_order_relaxed) == 0) run_command(local, ticket);
 }
 
 bool Loop::wait_idle(double timeout_s) {
@@ -232,7 +231,7 @@ void Loop::run_until(std::uint32_t local, std::uint32_t after_ticket) {
 
 // Whether the reaper gave this worker up. A thread that returns from a hanging env then ends, in favour of its successor; a process is
 // usually killed before. A successor may start while `dead` is still DIED.
-bool Loop::is_abandoned() const { return control_->dead.load(std::memory_order_acquire) == static_cast<std::uint32_t>(Death::OVERDUE); }
+bool Loop::is_abandoned() const { return control_->learner.dead.load(std::memory_order_acquire) == static_cast<std::uint32_t>(Death::OVERDUE); }
 
 // Ends this process if it is a copy of the worker that an env forked and that has returned from the env, for example after an exception
 // or sys.exit(): only the worker itself may carry out commands.
@@ -256,7 +255,7 @@ std::uint64_t wait_for_commands(const Slab& slab, std::uint32_t worker, std::uin
     PyThreadState* thread = PyEval_SaveThread();
     WorkerControl& control = *slab.workers[worker];
     const std::uint64_t waited_ns = sleep_on_bell(*slab.pool, control, worker, seen, spin_policy);
-    add_to(control.wait_ns, waited_ns);
+    add_to(control.own.counters.wait_ns, waited_ns);
     if (WorkerTrace* trace = slab.worker_trace(worker)) {
         const std::uint64_t now = now_ns();
         trace->add(TraceKind::WAIT, 0, now - waited_ns, now);
@@ -272,12 +271,12 @@ std::uint64_t wait_for_commands(const Slab& slab, std::uint32_t worker, std::uin
 // options; the env is not closed in between. Returns false with the last exception set.
 bool Loop::reset_with_retries(std::uint32_t local, Result& result, bool is_automatic, std::uint32_t attempts_left) {
     ServedEnv& served = envs_[local];
-    const std::uint64_t episode = served.episode;
+    const std::uint64_t episode = served.seeds.episode;
     while (!perform_reset(local, result, is_automatic)) {
         const bool has_raised = !result.obs && !result.info;  // an invalid value would be returned again
         if (attempts_left-- == 0 || !has_raised || is_signal_error() || !wait_for_retry(local)) return false;
-        served.episode = episode;
-        add_to(control_->num_retries, 1);
+        served.seeds.episode = episode;
+        add_to(control_->own.counters.num_retries, 1);
         begin_activity(*control_, local, Activity::RESET);
     }
     return true;
@@ -304,7 +303,7 @@ bool Loop::wait_for_retry(std::uint32_t local) {
         }
         begin_activity(*control_, local, Activity::RESET);  // the deadline does not include this wait
         if (is_inline_ && PyErr_CheckSignals() != 0) return false;
-        if (control_->stop.load(std::memory_order_acquire) == 0 && !is_abandoned()) continue;
+        if (control_->learner.stop.load(std::memory_order_acquire) == 0 && !is_abandoned()) continue;
         set_exception(raised.ptr());
         return false;
     }
@@ -330,7 +329,7 @@ bool Loop::reset_early() {
             served.early_error = nb::steal(raised_exception());
         }
         end_activity(*control_);
-        add_to(control_->busy_ns, now_ns() - began);
+        add_to(control_->own.counters.busy_ns, now_ns() - began);
         return true;
     }
     return false;
@@ -341,7 +340,7 @@ bool Loop::matches_early_reset(std::uint32_t local) const {
     const ServedEnv& served = envs_[local];
     if (words_.flags[local] == 0) return true;
     const bool is_named = words_.flags[local] == (FLAG_SEED | FLAG_EPISODE);
-    return is_named && served.has_seed && words_.seed[local] == served.base_seed && words_.episode[local] == served.episode;
+    return is_named && served.seeds.has_seed && words_.seed[local] == served.seeds.base && words_.episode[local] == served.seeds.episode;
 }
 
 // Makes the outcome of the early reset, which may be a fault, the result of the current command.
@@ -366,7 +365,7 @@ bool Loop::use_early_reset(std::uint32_t local, Result& result, const char*& pha
 // early reset is repeated after it.
 void Loop::restart_early_reset(std::uint32_t local) {
     ServedEnv& served = envs_.at(local);
-    if (served.is_early && pool_->hashing.load(std::memory_order_relaxed) != 0) discard_early_reset(served);
+    if (served.is_early && pool_->own.hashing.load(std::memory_order_relaxed) != 0) discard_early_reset(served);
 }
 
 void Loop::restore(std::uint32_t local, nb::dict position) {
@@ -375,8 +374,7 @@ void Loop::restore(std::uint32_t local, nb::dict position) {
     const auto sums = nb::cast<nb::bytes>(position["sums"]), outcome = nb::cast<nb::bytes>(position["outcome"]), alive = nb::cast<nb::bytes>(position["was_alive"]);
     const std::size_t returns = served.episode_return.size() * sizeof(double), lengths = served.episode_length.size() * sizeof(std::int64_t);
     if (sums.size() != returns + lengths || outcome.size() < batch_size_) throw std::invalid_argument("the position is of another env");
-    served.has_seed = nb::cast<bool>(position["has_seed"]);
-    served.base_seed = nb::cast<std::uint64_t>(position["base_seed"]), served.episode = nb::cast<std::uint64_t>(position["env_episode"]);
+    served.seeds = {nb::cast<std::uint64_t>(position["base_seed"]), nb::cast<std::uint64_t>(position["env_episode"]), nb::cast<bool>(position["has_seed"])};
     std::memcpy(served.episode_return.data(), sums.data(), returns);
     std::memcpy(served.episode_length.data(), static_cast<const char*>(sums.data()) + returns, lengths);
     const char* over = static_cast<const char*>(outcome.data()) + outcome.size() - batch_size_;
@@ -406,7 +404,7 @@ void Loop::set_default_options(std::uint32_t local, nb::handle options) {
 nb::object Loop::default_options(const ServedEnv& served) const { return nb::steal(decode(served.options.data(), served.options.size(), {unpickler_.ptr(), nullptr})); }
 
 void Loop::discard_early_reset(ServedEnv& served) const {
-    if (served.has_seed && seeding_ != Seeding::CONTINUE) --served.episode;  // the episode was not used
+    if (served.seeds.has_seed && seeding_ != Seeding::CONTINUE) --served.seeds.episode;  // the episode was not used
     served.is_early = false;
     served.early_obs.reset(), served.early_info.reset(), served.early_error.reset();
 }

@@ -10,6 +10,7 @@
 #include "codec/codec.hpp"
 #include "codec/objects.hpp"
 #include "codec/payload_writer.hpp"
+#include "shared/seeds.hpp"
 #include "shared/tree.hpp"
 
 namespace stepmill {
@@ -51,9 +52,7 @@ struct ServedEnv {
     const char* early_phase = "";
     bool has_options = false;      // `options` are the encoded options of resets without options of their own
     std::vector<std::uint8_t> options;
-    bool has_seed = false;
-    std::uint64_t base_seed = 0;   // seed of the last explicit reset
-    std::uint64_t episode = 0;     // resets since then
+    EpisodeSeeds seeds;
     std::vector<std::uint8_t> alive;            // [A], after the newest result
     std::vector<double> episode_return;         // by row of the env and index of the reward, of the current episode
     std::vector<std::int64_t> episode_length;
@@ -111,7 +110,6 @@ class Loop {
     void end_forked_copy();
     nb::object call_reset(std::uint32_t local, nb::handle seed, nb::handle options);
     nb::object call_step(std::uint32_t local, nb::handle action);
-    std::uint64_t episode_seed(std::uint32_t local) const;
     nb::object default_options(const ServedEnv& served) const;
     bool unpack_reset(PyObject* returned, Result& result);
     bool unpack_step(const ServedEnv& served, PyObject* returned, Result& result);

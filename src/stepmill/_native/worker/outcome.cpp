@@ -230,8 +230,8 @@ void Loop::add_to_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k) {
     *slab_->episode_length(row) = ++env.episode_length[k];
     if (!is_end) return;
     env.episode_length[k] = 0;
-    add_to(control_->num_ended, 1);
-    if (measures_memory_) control_->resident_bytes.store(resident_bytes(), std::memory_order_relaxed);
+    add_to(control_->own.num_ended, 1);
+    if (measures_memory_) control_->own.resident_bytes.store(resident_bytes(), std::memory_order_relaxed);
 }
 
 // With SAME_STEP, a reset with FLAG_AUTO replaces a step whose episode was cut short: its result has that episode's return and length.

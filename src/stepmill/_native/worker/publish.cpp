@@ -39,7 +39,7 @@ void Loop::finish(std::uint32_t local, std::uint32_t ticket) {
     words_.done[local].store(ticket, std::memory_order_release);
     if (is_inline_) return;  // no thread waits
     ++group_;
-    if (pool_->eager.load(std::memory_order_relaxed) != 0) flush();
+    if (pool_->own.eager.load(std::memory_order_relaxed) != 0) flush();
 }
 
 void Loop::flush() {
@@ -65,7 +65,7 @@ bool Loop::write_result(std::uint32_t local, Result& result) {
     }
     if (!info_.leaves.empty() && !write_info(row, result)) return false;
     if (!(is_batched_ ? write_batched_flags(local, row, result) : write_flags(local, row, result))) return false;
-    if (pool_->hashing.load(std::memory_order_relaxed) != 0) write_hash(local, row);
+    if (pool_->own.hashing.load(std::memory_order_relaxed) != 0) write_hash(local, row);
     const bool is_last = (words_.flags[local] & FLAG_LAST) != 0;
     served.needs_reset = !is_batched_ && !is_last && !result.has_final && result.is_over;
     if (is_empty_dict(result.info) && !result.has_final && obs_.num_opaques == 0) return true;
@@ -86,7 +86,7 @@ bool Loop::write_payload(std::uint32_t local, Result& result, const nb::object& 
     buffer_.clear();
     const std::uint64_t num_pickled = encoder_.num_pickled();
     auto add_to_hash = [&] {
-        if (pool_->hashing.load(std::memory_order_relaxed) == 0 || encoder_.num_pickled() != num_pickled) return true;
+        if (pool_->own.hashing.load(std::memory_order_relaxed) == 0 || encoder_.num_pickled() != num_pickled) return true;
         const std::string_view bytes(reinterpret_cast<const char*>(buffer_.data()), buffer_.size());
         words_.hash[local] = static_cast<ObsHash>(words_.hash[local] ^ std::hash<std::string_view>()(bytes));
         return true;

@@ -317,11 +317,9 @@ class RayBackend:
             self._links[node].call(next(self._call_numbers), requests, futures)
 
     def _wait(self, future: Future, deadline: float | None) -> None:
-        while not future.is_done and (deadline is None or time.monotonic() < deadline):
-            if self._is_closed:
-                future.fail(closed_error())
-            else:
-                future.wait_done(0.1 if deadline is None else min(0.1, max(0.0, deadline - time.monotonic())))
+        future.wait_done(deadline, lambda: self._is_closed)
+        if self._is_closed and not future.is_done:
+            future.fail(closed_error())
 
     # ---- restarts of workers ----------------------------------------------------------------------------------------
 

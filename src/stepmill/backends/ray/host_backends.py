@@ -8,18 +8,16 @@ kernel    one worker: compiled threads     in the actor's process; the thread th
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 
 from stepmill import _native
-from stepmill.backends.base import Backend, Future
+from stepmill.backends.base import Backend
 from stepmill.backends.kernel import KernelBackend
 from stepmill.backends.process import ProcessBackend
 from stepmill.backends.ray.messages import NodePlan
 from stepmill.backends.thread import ThreadBackend
-from stepmill.spec.errors import UsageError
-from stepmill.worker.messages import Build, Outcome, PackedPlan, Request, WorkerPlan, WorkerReport, load
+from stepmill.worker.messages import Build, Outcome, PackedPlan, WorkerPlan, load
 
 
 class NodeProcessBackend(ProcessBackend):
@@ -32,21 +30,8 @@ class NodeProcessBackend(ProcessBackend):
     def _dump_build(self, plan: WorkerPlan) -> bytes:
         return self._builds[plan.worker]
 
-    def _pack(self, request: Request) -> Request:
-        return request  # the pool has packed it
-
     def _unpack(self, outcome: Outcome) -> Outcome:
         return outcome  # the pool unpacks it
-
-
-class NodeThreadBackend(ThreadBackend):
-    """Workers in threads of the actor's process."""
-
-    def call(self, requests: Mapping[int, Request]) -> list[Future]:
-        return super().call({worker: _loaded(request) for worker, request in requests.items()})
-
-    def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
-        return super().revive(worker, [_loaded(request) for request in settings_requests])
 
 
 class NodeKernelBackend(KernelBackend):
@@ -56,23 +41,6 @@ class NodeKernelBackend(KernelBackend):
 
     def __init__(self, plan: NodePlan) -> None:
         super().__init__(plan.settings, plan.num_threads, plan.limits["step_timeout_s"])
-        self._in_use = threading.Lock()
-
-    def call(self, requests: Mapping[int, Request]) -> list[Future]:
-        with self._in_use:
-            return super().call({worker: _loaded(request) for worker, request in requests.items()})
-
-    def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
-        with self._in_use:
-            return super().revive(worker, [_loaded(request) for request in settings_requests])
-
-    def close(self, timeout_s: float) -> None:
-        is_idle = self._in_use.acquire(timeout=timeout_s)  # so that close() ends even if an env hangs
-        try:
-            super().close(timeout_s)
-        finally:
-            if is_idle:
-                self._in_use.release()
 
     def run(
         self, relay: _native.NodeRelay, should_run: Callable[[], bool], *, is_for_all: bool, timeout_s: float
@@ -87,8 +55,8 @@ class NodeKernelBackend(KernelBackend):
         """
         deadline = time.monotonic() + timeout_s
         while should_run():
-            with self._in_use:
-                has_work = self.loop.advance(True)
+            with self._use:
+                has_work = self._loop.native.advance(True)
             if relay.wait(is_for_all, 0.0):
                 return True
             left_s = deadline - time.monotonic()
@@ -100,23 +68,7 @@ class NodeKernelBackend(KernelBackend):
 
     def find_hung_env(self) -> int | None:
         """Return the env_id of an env that has not returned within step_timeout_s, or None."""
-        return None if self._loop is None else self._loop.last_reported()
-
-
-def _loaded(request: Request) -> Request:
-    """Return a request with its payload.
-
-    Raises:
-        UsageError: loading the payload raised.
-    """
-    assert isinstance(request.payload, bytes)  # made by pack_request
-    try:
-        return request._replace(payload=load(request.payload))
-    except Exception as exc:
-        raise UsageError(
-            f"a {request.kind.name.lower()} could not be loaded on its node: {type(exc).__name__}: {exc}; make everything that "
-            "it uses importable there"
-        ) from exc
+        return None if self._loop is None else self._loop.native.last_reported()
 
 
 def make_host_backend(plan: NodePlan) -> tuple[Backend, list[WorkerPlan]]:
@@ -129,4 +81,4 @@ def make_host_backend(plan: NodePlan) -> tuple[Backend, list[WorkerPlan]]:
     plans = [
         dataclasses.replace(each.unpack(), worker=at) for at, each in enumerate(loaded) if isinstance(each, PackedPlan)
     ]
-    return NodeKernelBackend(plan) if plan.host == "kernel" else NodeThreadBackend(plan.settings), plans
+    return NodeKernelBackend(plan) if plan.host == "kernel" else ThreadBackend(plan.settings), plans

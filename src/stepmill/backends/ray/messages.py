@@ -51,7 +51,7 @@ class NodeStarted:
 
 
 Replies = Mapping[int, "Reply | StepmillError"]
-"""By worker of the node, the reply to a request, or why there is none; under -1 why no request was sent."""
+"""For each worker of a node, the reply to its request, or the error for which there is none. The key -1 has the error if none was sent."""
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,9 @@ from stepmill.slab.layout import lay_out
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, WorkerDied
+from stepmill.worker.calls import dump_outcome, load_payload
 from stepmill.worker.error_records import env_error
-from stepmill.worker.messages import Outcome, Reply, Request, Value, WorkerReport, dump
+from stepmill.worker.messages import Reply, Request, Value, WorkerReport
 
 GATHER_S = 0.01  # results wait this long for those of the other envs that were commanded
 NO_TIMEOUT_S = 1e9  # because the pool enforces the time limit of a call
@@ -206,7 +207,7 @@ class NodeHost:
         for future in futures:
             try:
                 outcomes = future.result(NO_TIMEOUT_S)
-                packed = map(_packed, outcomes) if self._require(self._plan).host != "process" else outcomes
+                packed = map(dump_outcome, outcomes) if self._require(self._plan).host != "process" else outcomes
                 replies[future.worker] = Reply(future.request.id, tuple(packed))
             except StepmillError as error:
                 replies[future.worker] = error
@@ -223,7 +224,11 @@ class NodeHost:
             raise WorkerDied(f"worker {worker} is dead, and was not called", worker=worker)
         if None in tickets:
             raise EngineBug(f"a request came before the commands {request.after} of its envs; please report this")
-        return request._replace(after=tickets)
+        return self._unpacked(request)._replace(after=tickets)
+
+    def _unpacked(self, request: Request) -> Request:
+        """Return a request for the node's backend. Worker processes load the payload themselves."""
+        return request if self._require(self._plan).host == "process" else load_payload(request)
 
     # ---- restarts of workers ----------------------------------------------------------------------------------------
 
@@ -257,7 +262,7 @@ class NodeHost:
             with self._lock:
                 relay.clear_worker(worker)
                 relay.set_tickets(worker, list(tickets))
-            report = backend.revive(worker, settings_requests)
+            report = backend.revive(worker, list(map(self._unpacked, settings_requests)))
             with self._lock:
                 relay.begin_generation(worker)
             if self._reaper is not None and isinstance(backend, MonitoredBackend):
@@ -276,7 +281,7 @@ class NodeHost:
             with self._lock:
                 self._require(self._relay).set_tickets(worker, list(tickets))
             for request in settings_requests:
-                outcomes = backend.call({worker: request})[0].result()
+                outcomes = backend.call({worker: self._unpacked(request)})[0].result()
                 for env_id, outcome in zip((plan.env_ids[worker][at] for at in request.servers), outcomes, strict=True):
                     if not isinstance(outcome, Value):
                         raise env_error({**outcome, "phase": "restore"}, env_id)
@@ -312,10 +317,6 @@ class NodeHost:
         if part is None:
             raise EngineBug("this node is not started or not attached; please report this")
         return part
-
-
-def _packed(outcome: Outcome) -> Outcome:
-    return Value(dump(outcome.value)) if isinstance(outcome, Value) else outcome
 
 
 def _guarded(function: Callable[[], Result]) -> Result | Raised:

@@ -4,10 +4,10 @@ Where ALF can be imported, `FastParallelEnvironment` is a subclass of its class 
 
     parallel       `FastParallelEnvironment`
     process        `ProcessEnvironment`
-    handles        one env of a parallel environment: its methods as promises, its attributes by name
+    handles        one env of a parallel environment: its methods as promises, its attributes by name; ALF's specs of an env, and
+                   whether they are equal in all envs
     configuration  the keyword arguments of these classes; ALF's class as a base, and ALF's configuration
     nests          nests of arrays to nests of tensors and back; the only import of torch
-    specs          ALF's specs of an env, and whether they are equal in all envs
     errors         errors that are also RuntimeErrors, as in ALF
 """
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -11,9 +13,116 @@ import numpy as np
 from stepmill.frontends.alf import nests
 from stepmill.frontends.alf.errors import as_runtime_error
 from stepmill.frontends.alf.nests import converter
-from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs
 from stepmill.pool.pool import Pool
-from stepmill.spec.errors import StepmillError, raising_as
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import StepmillError, UsageError, raising_as
+
+
+@dataclass(frozen=True)
+class AlfSpecs:
+    """The specs of an env, as nests of the env's own spec objects, and its other properties."""
+
+    action_spec: Any
+    observation_spec: Any
+    reward_spec: Any
+    time_step_spec: Any
+    env_info_spec: Any
+    batch_size: int
+    batched: bool
+    is_tensor_based: bool
+    num_tasks: int
+    task_names: Sequence[str]
+
+    @classmethod
+    def of(cls, spec: EnvSpec) -> AlfSpecs:
+        """Read the specs from the EnvSpec of an ALF env."""
+        described: Mapping[str, Any] = pickle.loads(spec.spaces)
+        return cls(**described)
+
+
+class HasSpecs:
+    """The spec methods of ALF envs, without a batch dimension. The specs are known from the start."""
+
+    def _env_specs(self) -> AlfSpecs:
+        raise NotImplementedError
+
+    def observation_spec(self) -> Any:
+        """Return the spec of an observation."""
+        return self._env_specs().observation_spec
+
+    def action_spec(self) -> Any:
+        """Return the spec of an action."""
+        return self._env_specs().action_spec
+
+    def reward_spec(self) -> Any:
+        """Return the spec of a reward."""
+        return self._env_specs().reward_spec
+
+    def time_step_spec(self) -> Any:
+        """Return the spec of a TimeStep."""
+        return self._env_specs().time_step_spec
+
+    def env_info_spec(self) -> Any:
+        """Return the spec of an env_info."""
+        return self._env_specs().env_info_spec
+
+
+# The fields that must be equal in all envs, in the order of the checks, and ALF's names for them.
+_MUST_BE_EQUAL = {
+    "action_spec": "action spec",
+    "time_step_spec": "time_step_spec",
+    "env_info_spec": "env_info_spec",
+    "batch_size": "batch_size",
+    "batched": "batched",
+}
+
+
+def check_specs(all_specs: Sequence[AlfSpecs]) -> None:
+    """Check that all envs and spares can be stepped together.
+
+    Raises:
+        UsageError: an env is tensor-based, or differs from env 0. The message is ALF's, and names the first such env.
+    """
+    for env_id, specs in enumerate(all_specs):
+        if specs.is_tensor_based:
+            raise UsageError(f"All environments must be array-based environments. Env {env_id} is tensor-based.")
+    for name, title in _MUST_BE_EQUAL.items():
+        first = getattr(all_specs[0], name)
+        for env_id, specs in enumerate(all_specs):
+            own = getattr(specs, name)
+            if not is_equal(own, first):
+                raise UsageError(
+                    f"All environments must have the same {title}. Env {env_id} has {own}, and env 0 has {first}."
+                )
+
+
+def is_equal(one: Any, other: Any) -> bool:
+    """Whether two nests of specs are equal.
+
+    A class that a script or a function defines is another class in each worker: specs whose classes have the same name are
+    compared by their attributes.
+    """
+    if one is other:
+        return True
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return list(one) == list(other) and all(is_equal(one[key], other[key]) for key in one)
+    if _name_of(one) != _name_of(other):
+        return False
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(is_equal, one, other))
+    if type(one) is type(other):
+        return bool(np.all(one == other))
+    return is_equal(_attributes_of(one), _attributes_of(other))
+
+
+def _name_of(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _attributes_of(value: object) -> dict[str, Any]:
+    names = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
+    return {**{name: getattr(value, name, None) for name in names}, **getattr(value, "__dict__", {})}
+
 
 Value = TypeVar("Value")
 
@@ -22,8 +131,9 @@ class Promise(Generic[Value]):
     """The future result of a call. Calling the promise waits for it; repeated calls return it again, in any order."""
 
     def __init__(self, fetch: Callable[[], Value]) -> None:
-        """`fetch()` waits for the result, and returns the same one each time."""
+        """`fetch()` waits for the result."""
         self._fetch = fetch
+        self._outcome: tuple[Value] | StepmillError | None = None
 
     def __call__(self) -> Value:
         """Wait for the result and return it.
@@ -32,29 +142,15 @@ class Promise(Generic[Value]):
             EnvError: the env raised, also a RuntimeError.
             WorkerDied: its process ended.
         """
-        with raising_as(as_runtime_error):
-            return self._fetch()
-
-
-class Once(Generic[Value]):
-    """Calls a function on its first call, and returns its result, or raises its error, on every call."""
-
-    def __init__(self, function: Callable[[], Value]) -> None:
-        self._function: Callable[[], Value] | None = function
-        self._value: Value
-        self._error: StepmillError | None = None
-
-    def __call__(self) -> Value:
-        """Return the result of the first call, or raise its error."""
-        if self._function is not None:
-            function, self._function = self._function, None
+        if self._outcome is None:
             try:
-                self._value = function()
+                self._outcome = (self._fetch(),)
             except StepmillError as error:
-                self._error = error
-        if self._error is not None:
-            raise self._error
-        return self._value
+                self._outcome = as_runtime_error(error)
+                raise self._outcome from error
+        if isinstance(self._outcome, StepmillError):
+            raise self._outcome
+        return self._outcome[0]
 
 
 class EnvMethods(HasSpecs):
@@ -121,7 +217,7 @@ class EnvMethods(HasSpecs):
     def _promised(self, command: Callable[[], object]) -> Promise[Any]:
         with raising_as(as_runtime_error, self._fields):
             command()
-        return Promise(Once(self._fetch))
+        return Promise(self._fetch)
 
     def _fetch(self) -> Any:
         pool = self._running_pool()

@@ -11,9 +11,8 @@ import numpy as np
 from stepmill.envs.alf import LAST, PROGRESS, AlfEnvMaker
 from stepmill.frontends.alf import errors, nests
 from stepmill.frontends.alf.configuration import AlfKeywords, Arguments, signature_of
-from stepmill.frontends.alf.handles import EnvHandle, call_one
+from stepmill.frontends.alf.handles import AlfSpecs, EnvHandle, HasSpecs, call_one, check_specs
 from stepmill.frontends.alf.nests import check_actions, converter, fields_converter, with_attributes, with_local_classes
-from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs, check_specs
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import PoolPort
 from stepmill.spec.batch import Batch

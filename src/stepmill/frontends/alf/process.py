@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stepmill.envs.alf import PROGRESS, AlfEnvMaker, NotAlfEnvError
 from stepmill.frontends.alf import errors
 from stepmill.frontends.alf.configuration import AlfKeywords, Arguments, signature_of
-from stepmill.frontends.alf.handles import EnvMethods, Promise
-from stepmill.frontends.alf.specs import AlfSpecs
+from stepmill.frontends.alf.handles import AlfSpecs, EnvMethods, Promise
 from stepmill.frontends.overrides import refuse_overrides
 from stepmill.frontends.starting_pool import StartingPool
 from stepmill.pool.pool import Pool

@@ -8,8 +8,8 @@ makes these, and no config has to change. Without DI-engine the managers run Gym
     env_pool         `PoolEnvManager`: EnvPool's envs
     env_lifecycle    `EnvState`, and its changes by replies, ends of episodes and retries
     env_calls        attributes and methods of envs
-    pool_client      sends commands to the pool by env_id, and returns one reply per command
-    timestep_codec   rebuilds timesteps with the classes, dtypes and shapes of each env
+    pool_client      sends commands to the pool by env_id, returns one reply per command, and rebuilds timesteps with the classes,
+                     dtypes and shapes of each env
     trees            tree arrays of the V2 managers
     supervisor       `EnvSupervisor`, its requests and replies
     worker_functions  DI-engine's `worker_fn`, for code that starts its own processes

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stepmill.frontends.di_engine.errors import ManagerUsageError
+from stepmill.frontends.di_engine.trees import Tree
 from stepmill.pool.port import whole_ids
 from stepmill.spec.errors import ArgumentTypeError
 from stepmill.spec.options import OptionKeywords, PoolOptions, flat_options, merge_options
@@ -67,25 +68,12 @@ NOT_CALLED_BY_SUPERVISOR = dict.fromkeys(
 )
 
 
-class Config(dict[str, Any]):
-    """A dict whose keys are also attributes, for installations without EasyDict."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"the config has no {name!r}") from None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = value
-
-
 def _as_config(settings: Mapping[str, Any]) -> Any:
-    """Return settings as an EasyDict if that is installed, else as a Config."""
+    """Return settings as an EasyDict if that is installed, else as a Tree."""
     try:
         from easydict import EasyDict
     except ImportError:
-        return Config(settings)
+        return Tree(settings)
     return EasyDict(settings)
 
 

@@ -21,8 +21,7 @@ from stepmill.envs.di_engine import timestep_class
 from stepmill.envs.di_engine_managed import ManagedSettings, is_abnormal
 from stepmill.frontends.di_engine.config import replay_paths
 from stepmill.frontends.di_engine.errors import ConnectionTimeout, ManagerClosedError, UnknownEnvError, retries_error
-from stepmill.frontends.di_engine.pool_client import EnvReply, PoolClient, ReplyKind
-from stepmill.frontends.di_engine.timestep_codec import is_torn
+from stepmill.frontends.di_engine.pool_client import Command, EnvReply, PoolClient, is_torn
 from stepmill.spec.errors import BadOutput, EngineBug, EnvError, EnvTimeout, StepmillError, WorkerDied
 from stepmill.spec.options import BackendName, PoolOptions
 
@@ -274,19 +273,19 @@ class EnvLifecycle:
     # ---- replies -----------------------------------------------------------------------------------------------------
 
     def _handle_reply(self, reply: EnvReply) -> None:
-        env_id, kind, value, command = reply
+        env_id, command, value = reply
         if isinstance(value, (WorkerDied, EnvTimeout)):
             self._needs_seed.add(env_id)  # the env will be built again
-        if kind is ReplyKind.RESET:
+        if command is Command.STEP:
+            self._handle_result(env_id, value)
+        elif isinstance(value, StepmillError):
+            self._handle_reset_failure(env_id, value)
+        else:
             self._ready_obs[env_id] = value
             self._env_states.move(env_id, _RUN)
             self._attempts.pop(env_id, None)
             self._needs_seed.discard(env_id)
             self._needs_renewal.discard(env_id)
-        elif kind is ReplyKind.FAULT and command is ReplyKind.RESET:
-            self._handle_reset_failure(env_id, value)
-        else:
-            self._handle_result(env_id, value)
 
     def _handle_result(self, env_id: int, value: Any) -> None:
         """Store the timestep of a step, or its error."""

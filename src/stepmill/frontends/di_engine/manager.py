@@ -11,7 +11,7 @@ from stepmill.frontends.di_engine import config as settings
 from stepmill.frontends.di_engine.env_calls import EnvCalls
 from stepmill.frontends.di_engine.env_lifecycle import EnvState
 from stepmill.frontends.di_engine.errors import ManagerClosedError, ManagerUsageError, ResetParamError
-from stepmill.frontends.di_engine.pool_client import ReplyKind
+from stepmill.frontends.di_engine.pool_client import Command
 from stepmill.frontends.overrides import refuse_overrides
 from stepmill.pool.port import whole_ids
 from stepmill.spec.closing import close_on_error
@@ -249,7 +249,7 @@ class Manager(EnvCalls):
     def _unreturned_steps(self) -> set[int]:
         """Return the envs that have an action and whose timestep no step() has returned yet."""
         pending = () if self._client is None else self._client.pending.items()
-        return {*self._results, *(env_id for env_id, kind in pending if kind is ReplyKind.STEP)}
+        return {*self._results, *(env_id for env_id, kind in pending if kind is Command.STEP)}
 
     def _begin_steps(self, actions: Mapping[int, Any]) -> list[int]:
         """Handle the available replies, and send the actions. Return the envs that step.

@@ -30,8 +30,7 @@ from stepmill.frontends.di_engine.env_lifecycle import EnvState
 from stepmill.frontends.di_engine.env_pool import PoolEnvManager
 from stepmill.frontends.di_engine.errors import ManagerUsageError, UnknownManagerError, retries_error, with_closing_hint
 from stepmill.frontends.di_engine.manager import Manager, ResetParam, logger
-from stepmill.frontends.di_engine.pool_client import PoolClient, ReplyKind
-from stepmill.frontends.di_engine.timestep_codec import is_torn
+from stepmill.frontends.di_engine.pool_client import Command, PoolClient, is_torn
 from stepmill.frontends.di_engine.trees import TreeManager
 from stepmill.spec.errors import StepmillError, WorkerDied, join_errors
 from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords
@@ -200,7 +199,7 @@ class AsyncSubprocessEnvManager(Manager):
         return is_any or not self._num_stepping()
 
     def _num_stepping(self) -> int:
-        return list(self._open_client().pending.values()).count(ReplyKind.STEP)
+        return list(self._open_client().pending.values()).count(Command.STEP)
 
     def _becomes_abnormal(self, error: StepmillError) -> bool:
         return isinstance(error, WorkerDied) or is_torn(error) or self._cfg.on_error == "abnormal"

@@ -1,44 +1,49 @@
 """`PoolClient`: sends a manager's commands to its pool by env_id, and returns one reply per command. It has no policy.
 
-send_steps, send_reset ──► pool ──► receive ──► EnvReply(env_id, kind, value)
-                                                  STEP   the timestep
-                                                  RESET  the first observation
-                                                  FAULT  the error, of a step or a reset
+`TimestepDecoder` rebuilds the timesteps of a batch, with the classes, dtypes and shapes that each env returned.
+
+send_steps, send_reset ──► pool ──► receive ──► EnvReply(env_id, command, value)
+                                                  STEP   the timestep, or an error
+                                                  RESET  the first observation, or an error
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from enum import IntEnum
+from enum import Enum
 from typing import Any, NamedTuple
 
 import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
 
-from stepmill.envs.di_engine_managed import ManagedEnvMaker, ManagedSettings
+from stepmill.envs.di_engine import timestep_class
+from stepmill.envs.di_engine_managed import TIMESTEP_KEY, ManagedEnvMaker, ManagedSettings, TimestepFormat
+from stepmill.frontends.batch_rows import infos_and_finals
 from stepmill.frontends.di_engine.errors import TornError
-from stepmill.frontends.di_engine.timestep_codec import TimestepDecoder
 from stepmill.pool.pool import Pool
+from stepmill.pool.port import OMITTED
 from stepmill.spec.batch import Batch
-from stepmill.spec.errors import StepmillError
-from stepmill.spec.options import AutoresetMode, BackendName, EnvState, PoolOptions
+from stepmill.spec.errors import BadOutput, StepmillError
+from stepmill.spec.options import AutoresetMode, BackendName, PoolOptions
+from stepmill.spec.options import EnvState as PoolEnvState
+from stepmill.spec.tree import DictNode, Node, Opaque, TupleNode
 
 
-class ReplyKind(IntEnum):
-    """The content of a reply. A command is STEP or RESET, which is the content of its reply if nothing fails."""
+class Command(Enum):
+    """What an env was sent."""
 
-    STEP = 0
-    RESET = 1
-    FAULT = 2
+    STEP = "step"
+    RESET = "reset"
 
 
 class EnvReply(NamedTuple):
-    """The reply of one env to a command; `command` is STEP or RESET."""
+    """The reply of one env to a command: a timestep or an observation, or a StepmillError."""
 
     env_id: int
-    kind: ReplyKind
+    command: Command
     value: Any
-    command: ReplyKind
 
 
 class PoolClient:
@@ -73,7 +78,7 @@ class PoolClient:
         self.pool = Pool(makers, options=replace(options, episode_stats=False))
         self._linger_s = linger_s
         self.spaces: tuple[Any, Any, Any] = cloudpickle.loads(self.pool.spec.spaces)
-        self.pending: dict[int, ReplyKind] = {}
+        self.pending: dict[int, Command] = {}
         self._has_own_process = options.backend is BackendName.PROCESS and self.pool.num_workers == self.pool.num_envs
         self._decoder = TimestepDecoder(self.pool.spec.observation)
         self._lost_envs: dict[int, StepmillError] = {}  # by env without a command: why it needs a reset
@@ -92,7 +97,7 @@ class PoolClient:
             self.pool.send([wanted[env_id] for env_id in range(len(wanted))])
         elif wanted:
             self.pool.send(list(wanted.values()), list(wanted))
-        self.pending.update(dict.fromkeys(actions, ReplyKind.STEP))
+        self.pending.update(dict.fromkeys(actions, Command.STEP))
 
     def send_reset(self, env_id: int, request: dict[str, Any], *, is_renewal: bool = False) -> None:
         """Begin to reset an env; the result of an earlier command is dropped.
@@ -108,14 +113,14 @@ class PoolClient:
         self.pending.pop(env_id, None)
         self._lost_envs.pop(env_id, None)
         try:
-            if renews_process or self.pool.states[env_id] is EnvState.FAULTED:
+            if renews_process or self.pool.states[env_id] is PoolEnvState.FAULTED:
                 # Its worker starts while the other envs run.
                 self.pool.revive([env_id], wait=False, restart_living=renews_process)
         except StepmillError as error:  # the env cannot be replaced, for example because its thread hangs
             self._lost_envs[env_id] = error
         else:
             self.pool.reset_async(env_ids=[env_id], options=request)
-        self.pending[env_id] = ReplyKind.RESET
+        self.pending[env_id] = Command.RESET
 
     # ---- replies -----------------------------------------------------------------------------------------------------
 
@@ -128,7 +133,7 @@ class PoolClient:
         """
         lost = [(env_id, self._lost_envs[env_id]) for env_id in self.pending if env_id in self._lost_envs]
         if lost:
-            return [EnvReply(env_id, ReplyKind.FAULT, error, self.pending.pop(env_id)) for env_id, error in lost]
+            return [EnvReply(env_id, self.pending.pop(env_id), error) for env_id, error in lost]
         try:
             received = self.pool.receive(0 if timeout_s == 0 else least, None, timeout_s, self._linger_s)
         except StepmillError:
@@ -142,24 +147,144 @@ class PoolClient:
             if command is None:
                 self._lost_envs[env_id] = fault.error
             else:
-                replies.append(EnvReply(env_id, ReplyKind.FAULT, fault.error, command))
+                replies.append(EnvReply(env_id, command, fault.error))
         return replies
 
     def _read_replies(self, batch: Batch) -> list[EnvReply]:
-        kinds = [self.pending.pop(env_id, ReplyKind.STEP) for env_id in batch.env_id.tolist()]
-        if ReplyKind.RESET not in kinds:
-            values = self._decoder.read(batch)
-        elif ReplyKind.STEP not in kinds:
-            values = self._decoder.read_obs(batch)
-        else:
-            values = self._decoder.read_mixed(batch, [kind is ReplyKind.RESET for kind in kinds])
-        return [
-            EnvReply(env_id, ReplyKind.FAULT if isinstance(value, TornError) else kind, value, kind)
-            for env_id, kind, value in zip(batch.env_id.tolist(), kinds, values, strict=True)
-        ]
+        env_ids = batch.env_id.tolist()
+        commands = [self.pending.pop(env_id, Command.STEP) for env_id in env_ids]
+        values = self._decoder.read(batch, [row for row, each in enumerate(commands) if each is Command.STEP])
+        return list(map(EnvReply, env_ids, commands, values))
 
     def _drop_interrupted(self) -> None:
         """After Ctrl-C, drop the pending commands of envs that run in the caller's thread: these envs have a fault now."""
         for env_id, state in enumerate(self.pool.states):
-            if state in (EnvState.FAULTED, EnvState.IDLE, EnvState.NEEDS_RESET):
+            if state in (PoolEnvState.FAULTED, PoolEnvState.IDLE, PoolEnvState.NEEDS_RESET):
                 self.pending.pop(env_id, None)
+
+
+Timestep = Any  # a tuple (obs, reward, done, info) of the env's own class
+MakeRewards = Callable[[NDArray[np.float64]], list[Any]]
+
+
+class TimestepDecoder:
+    """Rebuilds timesteps. An env sends the format of its timesteps with the first one, and again when it changes."""
+
+    def __init__(self, observation: Node) -> None:
+        self._observation = observation
+        self._formats: dict[int, TimestepFormat] = {}
+        self._shared_format: TimestepFormat | None = None  # the newest format
+        self._is_uniform = False
+
+    def read(self, batch: Batch, steps: Sequence[int]) -> list[Any]:
+        """Return the timestep of each row in `steps`, or a TornError where it cannot be read, and the observations of the others."""
+        values = split_rows(self._observation, batch.obs, batch.num_rows)
+        if type(batch.info) is dict and self._is_uniform and len(steps) == len(values):
+            return self._read_uniform(batch, values)
+        for row, timestep in zip(steps, self._read_rows(batch, values, steps), strict=True):
+            values[row] = timestep
+        return values
+
+    def _read_rows(self, batch: Batch, observations: list[Any], rows: Iterable[int]) -> list[Timestep | TornError]:
+        sent_infos, finals = _split_infos(batch)
+        timesteps: list[Any] = []
+        for row in rows:
+            env_id = int(batch.env_id[row])
+            sent = sent_infos.get(row)
+            if isinstance(sent, Exception):
+                timesteps.append(_torn_error(env_id, sent))
+                continue
+            info, step_format, whole = sent or ({}, None, None)
+            if step_format is not None:
+                self._store_format(env_id, step_format)
+            obs = observations[row]
+            if row in finals:
+                info = {**info, "final_obs": finals[row]} if isinstance(info, dict) else info
+            if whole is not None:
+                cls, is_obs_sent, sent_obs, reward, done, extra = whole
+                timesteps.append(
+                    (cls or timestep_class())(sent_obs if is_obs_sent else obs, reward, done, info, *extra)
+                )
+                continue
+            step_format = self._formats[env_id]
+            reward = _reward_maker(step_format)(batch.reward[row : row + 1])[0]
+            timesteps.append(_class_of(step_format)(obs, reward, step_format[1](batch.terminated[row]), info))
+        return timesteps
+
+    def _read_uniform(self, batch: Batch, observations: list[Any]) -> list[Timestep]:
+        """Return the timesteps of rows that have one format and no info. Hot path."""
+        step_format = self._shared_format
+        assert step_format is not None
+        cls = _class_of(step_format)
+        rewards = _reward_maker(step_format)(batch.reward)
+        dones = batch.terminated.tolist() if step_format[1] is bool else list(batch.terminated)
+        return [cls(obs, reward, done, {}) for obs, reward, done in zip(observations, rewards, dones, strict=True)]
+
+    def _store_format(self, env_id: int, step_format: TimestepFormat) -> None:
+        self._formats[env_id] = step_format
+        self._is_uniform = all(other == step_format for other in self._formats.values())
+        self._shared_format = step_format
+
+
+def split_rows(node: Node, value: Any, num: int) -> list[Any]:
+    """Return a batch [B, ...] of observations as a list of B observations, in the env's structure; arrays are views."""
+    if isinstance(node, Opaque):
+        return list(value)
+    if isinstance(node, DictNode):
+        columns = [split_rows(child, value[key], num) for key, child in node.items]
+        keys = [key for key, _ in node.items]
+        return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
+    if isinstance(node, TupleNode):
+        columns = [split_rows(child, value[place], num) for place, child in enumerate(node.children)]
+        return [node.factory(*row) if node.factory else row for row in zip(*columns, strict=True)]
+    return list(value) if value.ndim > 1 else [value[row, ...] for row in range(num)]
+
+
+def _split_infos(batch: Batch) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Return the data that were sent besides the arrays, and the last observations of episodes reset in place.
+
+    Both are dicts by row.
+    """
+    newest, finals = infos_and_finals(batch.info)
+    infos = newest | {row: final_info for row, (_, final_info) in finals.items()}
+    return {row: _sent_info(info) for row, info in infos.items()}, {row: obs for row, (obs, _) in finals.items()}
+
+
+def _sent_info(info: Mapping[str, Any]) -> Any:
+    """Return what the env sent in its info, or the error that was raised when it was loaded."""
+    return info[OMITTED][0] if TIMESTEP_KEY not in info and OMITTED in info else info.get(TIMESTEP_KEY)
+
+
+def _torn_error(env_id: int, cause: Exception) -> TornError:
+    error = TornError(
+        f"the timestep of env {env_id} cannot be read: {cause}; its info must be loadable in the manager's process",
+        env_id=env_id,
+        leaf="info",
+        phase="step",
+    )
+    error.__cause__ = cause
+    return error
+
+
+def is_torn(error: BaseException) -> bool:
+    """Whether an error means that a timestep arrived and could not be read."""
+    return isinstance(error, TornError) or (isinstance(error, BadOutput) and error.phase == "info")
+
+
+def _class_of(step_format: TimestepFormat) -> type[Any]:
+    cls: type[Any] = step_format[0] or timestep_class()
+    return cls
+
+
+def _reward_maker(step_format: TimestepFormat) -> MakeRewards:
+    """Return the function that restores the class, dtype and shape of rewards."""
+    _, _, reward_class, dtype, shape = step_format
+    if dtype is None:
+        return lambda rewards: [reward_class(reward) for reward in rewards.tolist()]
+    if reward_class is np.ndarray:
+        return lambda rewards: _rows_of_array(rewards.astype(dtype), shape)
+    return lambda rewards: list(rewards.astype(dtype))
+
+
+def _rows_of_array(rewards: NDArray[Any], shape: tuple[int, ...]) -> list[Any]:
+    return list(rewards.reshape(-1, *shape)) if shape else [rewards[row, ...] for row in range(len(rewards))]

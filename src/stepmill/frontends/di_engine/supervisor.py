@@ -25,7 +25,7 @@ from stepmill.frontends.di_engine.errors import (
     as_payload_error,
     without_traceback,
 )
-from stepmill.frontends.di_engine.pool_client import EnvReply, PoolClient, ReplyKind
+from stepmill.frontends.di_engine.pool_client import Command, EnvReply, PoolClient
 from stepmill.frontends.di_engine.trees import as_identifier, make_tree, stack_trees
 from stepmill.frontends.overrides import refuse_overrides
 from stepmill.spec.closing import close_on_error
@@ -241,8 +241,12 @@ class EnvSupervisor(EnvCalls):
         remain = {payload.req_id: payload for payload in send_payloads}
         found: dict[str, RecvPayload] = {}
         deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            for payload in [payload for payload in self._received if payload.req_id in remain]:
+        while remain:
+            self._process_replies(
+                lambda: any(payload.req_id in remain for payload in self._received), lambda: 1, until=deadline
+            )
+            arrived = [payload for payload in self._received if payload.req_id in remain]
+            for payload in arrived:
                 self._received.remove(payload)
                 del remain[str(payload.req_id)]
                 found[str(payload.req_id)] = payload
@@ -250,12 +254,7 @@ class EnvSupervisor(EnvCalls):
                     raise payload.err
                 if callback is not None:
                     callback(payload, remain)
-            if not remain:
-                break
-            self._process_replies(
-                lambda: any(payload.req_id in remain for payload in self._received), lambda: 1, until=deadline
-            )
-            if not any(payload.req_id in remain for payload in self._received):
+            if not arrived:
                 if self._running_commands:
                     self._handle_timeout(remain, found, timeout, ignore_err=ignore_err)
                 break
@@ -315,7 +314,7 @@ class EnvSupervisor(EnvCalls):
 
     def _handle_reply(self, reply: EnvReply) -> None:
         super()._handle_reply(reply)
-        if reply.kind is ReplyKind.RESET:
+        if reply.command is Command.RESET and not isinstance(reply.value, StepmillError):
             self._answer(reply.env_id, reply.value)
 
     def _handle_reset_failure(self, env_id: int, error: StepmillError) -> None:

@@ -14,13 +14,15 @@ logger = logging.getLogger("stepmill.di_engine")
 
 
 class Tree(dict[str, Any]):
-    """A nested dict of arrays, whose keys are also attributes."""
+    """A dict whose keys are also attributes: a nested dict of arrays, or settings in installations without EasyDict."""
 
     def __getattr__(self, name: str) -> Any:
         try:
             return self[name]
         except KeyError:
             raise AttributeError(f"this tree has no {name!r}; it has {sorted(self)}") from None
+
+    __setattr__ = dict.__setitem__
 
 
 def _library() -> Any:

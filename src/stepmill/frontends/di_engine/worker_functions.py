@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import pickle
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepmill.envs.di_engine_managed import is_abnormal, render_frame, time_limit
@@ -39,7 +39,7 @@ def worker_fn(
         method_name_list: the names that requests may have, in addition to "getattr".
         reset_inplace: True makes a step that ends an episode reset the env, and return the first observation of the next episode.
     """
-    _serve(_Server(p, c, env_fn_wrapper, obs_buffer, method_name_list, is_inplace=reset_inplace))
+    _serve((p, c), env_fn_wrapper, obs_buffer, method_name_list, {"reset_inplace": reset_inplace})
 
 
 def worker_fn_robust(
@@ -61,83 +61,52 @@ def worker_fn_robust(
         *limits, **named_limits: reset_timeout and step_timeout, in seconds, after which a TimeoutError is returned (None means
             no limit); and reset_inplace, as for `worker_fn`.
     """
-    of_phase, is_inplace = _read_limits(*limits, **named_limits)
-    server = _Server(parent, child, env_fn_wrapper, obs_buffer, method_name_list, is_inplace=is_inplace)
-    server.limits = of_phase
-    _serve(server)
+    _serve((parent, child), env_fn_wrapper, obs_buffer, method_name_list, _read_limits(*limits, **named_limits))
 
 
 def _read_limits(
     reset_timeout: float | None = None, step_timeout: float | None = None, reset_inplace: bool = False
-) -> tuple[dict[str, float | None], bool]:
-    return {"reset": reset_timeout, "step": step_timeout}, reset_inplace
+) -> dict[str, Any]:
+    return {"reset": reset_timeout, "step": step_timeout, "reset_inplace": reset_inplace}
 
 
-class _Server:
-    """One env, the pipe on which its requests arrive, and how they are run.
+def _serve(
+    pipes: tuple[Any, Any], env_fn_wrapper: Any, buffer: Any, method_names: Sequence[str], settings: Mapping[str, Any]
+) -> None:
+    """Run the requests of a pipe. The settings have limits, in seconds by method; `worker_fn` has none, and calls the env's own `render`."""
+    limit_threads(1)
+    env = env_fn_wrapper.data()
+    parent, pipe = pipes
+    parent.close()
 
-    Attributes:
-        limits: seconds by method; empty for `worker_fn`, which calls an env's own `render`, too.
-    """
-
-    def __init__(
-        self,
-        parent: Any,
-        child: Any,
-        env_fn_wrapper: Any,
-        obs_buffer: Any,
-        method_names: Sequence[str],
-        *,
-        is_inplace: bool,
-    ) -> None:
-        limit_threads(1)
-        self.env = env_fn_wrapper.data()
-        parent.close()
-        self.pipe = child
-        self._buffer = obs_buffer
-        self._method_names = method_names
-        self._is_inplace = is_inplace
-        self.limits: dict[str, float | None] = {}
-
-    def run(self, name: str, args: Any, kwargs: Any) -> Any:
-        """Return the result of a request."""
-        if name == "getattr":
-            return getattr(self.env, args[0])
-        if name not in self._method_names:
-            raise KeyError(f"not support env cmd: {name}")
-        args, kwargs = args or (), kwargs or {}
-        if name == "render" and self.limits:
-            return render_frame(self.env, kwargs.get("render_mode", "rgb_array"))
-        method: Callable[..., Any] = getattr(self.env, name)
-        with time_limit(self.limits.get(name), name):
-            result = method(*args, **kwargs)
-            return self._as_step(result) if name == "step" else self._as_reset(result) if name == "reset" else result
-
-    def _as_step(self, timestep: Any) -> Any:
-        if is_abnormal_timestep(timestep):
-            return timestep
-        if self._is_inplace and timestep.done:
-            timestep = timestep._replace(obs=self.env.reset())
-        if self._buffer is None:
-            return timestep
-        self._buffer.fill(timestep.obs)
-        return timestep._replace(obs=None)
-
-    def _as_reset(self, obs: Any) -> Any:
-        if self._buffer is None:
+    def store(obs: Any) -> Any:
+        if buffer is None:
             return obs
-        self._buffer.fill(obs)
+        buffer.fill(obs)
         return None
 
+    def run(name: str, args: Any, kwargs: Any) -> Any:
+        if name == "getattr":
+            return getattr(env, args[0])
+        if name not in method_names:
+            raise KeyError(f"not support env cmd: {name}")
+        args, kwargs = args or (), kwargs or {}
+        if name == "render" and "reset" in settings:
+            return render_frame(env, kwargs.get("render_mode", "rgb_array"))
+        with time_limit(settings.get(name), name):
+            result = getattr(env, name)(*args, **kwargs)
+            if name == "step" and not is_abnormal_timestep(result):
+                if settings["reset_inplace"] and result.done:
+                    result = result._replace(obs=env.reset())
+                return result if buffer is None else result._replace(obs=store(result.obs))
+            return store(result) if name == "reset" else result
 
-def _serve(server: _Server) -> None:
-    pipe = server.pipe
     name = ""
     try:
         while name != "close":
             name, args, kwargs = pipe.recv()
             try:
-                reply = server.run(name, args, kwargs)
+                reply = run(name, args, kwargs)
             except Exception as exc:
                 logger.warning("the env's process raised:\n%s", traceback.format_exc())
                 reply = _portable_error(exc)

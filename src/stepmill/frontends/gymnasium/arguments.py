@@ -61,8 +61,9 @@ def read_keywords(keywords: VectorKeywords, options: PoolOptions | None) -> dict
         )
     own = ("worker", "max_concurrency", *_WITHOUT_EFFECT)
     read = {name: value for name, value in keywords.items() if name not in own}
-    if (limit := keywords.get("max_concurrency")) is not None:
-        if not _is_count(limit):
+    limit: Any = keywords.get("max_concurrency")
+    if limit is not None:
+        if isinstance(limit, bool) or not isinstance(limit, (int, np.integer)) or limit < 1:
             raise UsageError(f"max_concurrency={limit!r} must be a whole number, 1 or more, or None")
         if read.get("num_workers") is not None or (options is not None and options.num_workers is not None):
             raise UsageError(
@@ -72,10 +73,6 @@ def read_keywords(keywords: VectorKeywords, options: PoolOptions | None) -> dict
     if read.get("context", "") is None:  # Gymnasium's default; stepmill has its own
         del read["context"]
     return read
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)
 
 
 def read_options(options: object, num_envs: int) -> tuple[NDArray[np.bool_] | None, dict[str, Any] | None]:
@@ -89,11 +86,8 @@ def read_options(options: object, num_envs: int) -> tuple[NDArray[np.bool_] | No
         return None, None
     if not isinstance(options, Mapping):
         raise ArgumentTypeError(f"reset(options={options!r}) is a {type(options).__name__}; give a dict, or None")
-    rest = dict(options)
-    mask = rest.pop("reset_mask", None)
-    if "reset_mask" not in options:
-        return None, rest
-    return read_mask(mask, num_envs), rest
+    mask = read_mask(options["reset_mask"], num_envs) if "reset_mask" in options else None
+    return mask, {name: value for name, value in options.items() if name != "reset_mask"}
 
 
 def read_mask(mask: object, num_envs: int) -> NDArray[np.bool_]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec as find_module
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -25,7 +25,7 @@ from stepmill.spec.notices import warn
 from stepmill.spec.options import BackendName, PoolOptions, merge_options, nearest_option
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
 Wrappers: TypeAlias = "Sequence[Callable[[Env[Any, Any]], Env[Any, Any]]] | None"
 Mode: TypeAlias = "VectorizeMode | Literal['sync', 'async'] | None"
@@ -79,8 +79,10 @@ def make_vec(
     """
     kwargs: dict[str, Any] = {**keywords}
     arguments = {**(vector_kwargs or {})}
-    if (make_other := _MAKE_OTHER.get(kwargs.get("backend", arguments.get("backend")))) is not None:
-        return make_other(id, checked_count(num_envs), wrappers, arguments, {**kwargs, **(env_kwargs or {})})
+    if (backend := kwargs.get("backend", arguments.get("backend"))) in _NOT_REGISTERED:
+        arguments |= _pop_named(kwargs)
+        other = _make_other(backend, id, wrappers, {**kwargs, **(env_kwargs or {})})
+        return VectorEnv([other] * checked_count(num_envs), **arguments)
     spec = registered_spec(id)
     if spec.entry_point is None:
         raise UsageError(f"{spec.id} has no entry point for a single env; it can only be made by gymnasium.make_vec")
@@ -162,44 +164,30 @@ def _with_backend(mode: object, arguments: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, "backend": backend}
 
 
-def _make_envpool(
-    task_id: object, num_envs: int, wrappers: Wrappers, arguments: dict[str, Any], kwargs: dict[str, Any]
-) -> VectorEnv:
-    from stepmill.envs.envpool import EnvPoolTask
-
-    name = _check_other(task_id, wrappers, wanted="the id of an EnvPool task", owner="EnvPool")
-    arguments |= _pop_named(kwargs)
-    return VectorEnv([EnvPoolTask(name, kwargs)] * num_envs, **arguments)
+# Backends whose ids are not in Gymnasium's registry: what the id is, and whose single envs cannot be wrapped.
+_NOT_REGISTERED = {
+    BackendName.ENVPOOL: ("the id of an EnvPool task", "EnvPool"),
+    BackendName.KERNEL: ("the name of a kernel", "a kernel"),
+}
 
 
-def _make_kernel(
-    kernel_id: object, num_envs: int, wrappers: Wrappers, arguments: dict[str, Any], kwargs: dict[str, Any]
-) -> VectorEnv:
-    """Return a vector env of a kernel that is part of stepmill."""
-    name = _check_other(kernel_id, wrappers, wanted="the name of a kernel", owner="a kernel")
-    arguments |= _pop_named(kwargs)
-    kwargs.pop("disable_env_checker", None)  # nothing checks kernels
-    if kwargs.get("render_mode", "") is None:
-        del kwargs["render_mode"]
-    # Imported here: programs without kernels do not wait for the import.
-    kernel = import_module("stepmill.kernels").find(name, **kwargs)
-    return VectorEnv([kernel] * num_envs, **arguments)
-
-
-def _check_other(id_: object, wrappers: Wrappers, *, wanted: str, owner: str) -> str:
-    """Return the id of an env that is not in Gymnasium's registry, if the id is a str and there are no wrappers."""
+def _make_other(backend: str, id_: object, wrappers: Wrappers, kwargs: dict[str, Any]) -> Callable[[], object]:
+    """Return the env function of EnvPool's task, or of a kernel that is part of stepmill."""
+    wanted, owner = _NOT_REGISTERED[BackendName(backend)]
     if not isinstance(id_, str):
         raise ArgumentTypeError(f"id={id_!r} is a {type(id_).__name__}; give {wanted}, a str")
     if wrappers:
         raise UsageError(f"single envs of {owner} cannot be wrapped; wrap the vector env, or leave wrappers out")
-    return id_
+    if backend == BackendName.ENVPOOL:
+        from stepmill.envs.envpool import EnvPoolTask
 
-
-# Backends whose ids are not in Gymnasium's registry.
-_MAKE_OTHER: dict[object, Callable[[object, int, Wrappers, dict[str, Any], dict[str, Any]], VectorEnv]] = {
-    BackendName.ENVPOOL: _make_envpool,
-    BackendName.KERNEL: _make_kernel,
-}
+        return EnvPoolTask(id_, kwargs)
+    kwargs.pop("disable_env_checker", None)  # nothing checks kernels
+    if kwargs.get("render_mode", "") is None:
+        del kwargs["render_mode"]
+    # Imported here: programs without kernels do not wait for the import.
+    kernel: Callable[[], object] = import_module("stepmill.kernels").find(id_, **kwargs)
+    return kernel
 
 
 def _count_spares(arguments: Mapping[str, Any]) -> int:
@@ -250,3 +238,70 @@ def _import(module: str) -> None:
             f"cannot import module {module!r}, which should register the env: {exc}; check its name, and that its package "
             "is installed"
         ) from exc
+
+
+@dataclass(frozen=True)
+class _EntryPoint:
+    """The function that `gymnasium.make_vec` calls with its own keywords and those of the env's registration."""
+
+    spec: GymnasiumSpec
+    options: Mapping[str, Any] = field(repr=False)
+
+    def __call__(self, **kwargs: Any) -> VectorEnv:
+        return make_vec(self.spec, **{**self.options, **kwargs})
+
+
+class VectorEntryPoints:
+    """The entry points that `install_vector_entry_points` has set. As a context manager, it uninstalls them at its end."""
+
+    def __init__(self, specs: Iterable[GymnasiumSpec], options: Mapping[str, Any]) -> None:
+        self._installed: list[tuple[GymnasiumSpec, object, Any]] = []
+        for spec in specs:
+            # The keywords of the registration are left out, because Gymnasium adds them to each call.
+            ours = _EntryPoint(replace(spec, kwargs={}, vector_entry_point=None), options)
+            self._installed.append((spec, ours, spec.vector_entry_point))
+            spec.vector_entry_point = ours
+
+    def uninstall(self) -> None:
+        """Restore the entry points that the envs had before, except those that were replaced meanwhile."""
+        for spec, ours, previous in reversed(self._installed):
+            if spec.vector_entry_point is ours:
+                spec.vector_entry_point = previous
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.uninstall()
+
+
+def install_vector_entry_points(
+    ids: Iterable[str], *, replace_others: bool = False, **options: Unpack[VectorKeywords]
+) -> VectorEntryPoints:
+    """Let `gymnasium.make_vec(id, num_envs, vectorization_mode="vector_entry_point")` make a `VectorEnv` of stepmill.
+
+    This is for libraries that call `gymnasium.make_vec`, such as RLlib and skrl. It sets the entry points of this
+    process only. If a library makes its envs in other processes, call it in these processes.
+
+    Args:
+        ids: ids of registered envs. "module:id" imports the module first.
+        replace_others: whether to replace the vector entry points that envs have already, as CartPole-v1 does.
+        **options: keywords of `VectorEnv`, for all of them. Keywords of `gymnasium.make_vec` override them.
+
+    Returns:
+        An object whose `uninstall()` restores the entry points that were there before. It is also a context manager.
+
+    Raises:
+        UsageError: an env already has a vector entry point, or `VectorEnv` has no such keyword. Nothing is installed.
+        gymnasium.error.Error: an id is not registered.
+    """
+    if unknown := sorted(options.keys() - set(VECTOR_NAMES)):
+        raise UsageError(f"{', '.join(unknown)}: VectorEnv has no such keyword")
+    specs = [registered_spec(id_) for id_ in ([ids] if isinstance(ids, str) else ids)]
+    taken = [spec.id for spec in specs if spec.vector_entry_point is not None]
+    if taken and not replace_others:
+        raise UsageError(
+            f"{', '.join(taken)} have a vector entry point already; give replace_others=True to use stepmill's in its place "
+            "until it is uninstalled"
+        )
+    return VectorEntryPoints(specs, options)

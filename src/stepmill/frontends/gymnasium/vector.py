@@ -17,6 +17,7 @@ from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from stepmill.frontends.env_objects import env_objects
 from stepmill.frontends.gymnasium.arguments import VectorKeywords, check_positions, read_keywords, read_options
 from stepmill.frontends.gymnasium.errors import (
     ClosedVectorEnvError,
@@ -26,7 +27,7 @@ from stepmill.frontends.gymnasium.errors import (
     WaitTimeout,
 )
 from stepmill.frontends.gymnasium.spaces import SpacePair, batch_observations, check_spaces, read_spaces
-from stepmill.pool.port import Seed, begin_start, checked_fns, select_rows
+from stepmill.pool.port import CLOSE_TIMEOUT_S, Seed, begin_start, checked_fns, select_rows
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
@@ -366,15 +367,15 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         return self.get_attr("np_random")
 
     @property
-    def envs(self) -> Never:
-        """Raises an AttributeError that names `get_attr`, `set_attr` and `call`, because the envs are objects in workers."""
-        # Gymnasium's SyncVectorEnv has the list. A __getattr__ for all names would slow down each attribute of this class.
-        raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute 'envs'; the envs are objects in workers: get_attr(name) and "
-            "set_attr(name, values) access their attributes, call(name, ...) their methods",
-            name="envs",
-            obj=self,
-        )
+    def envs(self) -> tuple[Any, ...]:
+        """The env objects, on the serial backend only, as in Gymnasium's SyncVectorEnv.
+
+        Raises:
+            AttributeError: the envs are objects in workers.
+        """
+        # A __getattr__ for all names would slow down each attribute of this class.
+        instead = "get_attr(name) and set_attr(name, values) access their attributes, call(name, ...) their methods"
+        return env_objects(self, self._pool, instead)
 
     def stats(self) -> PoolStats:
         """Return how each worker has spent its time since the start."""
@@ -401,10 +402,15 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         return name if self.closed else f"{name[:-1]}, backend={name_of_backend(self._pool.options.backend)!r})"
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close the envs and end the workers within 2 s; the serial backend has no limit. The arguments have no effect."""
+        """Close the envs and end the workers; the serial backend has no limit.
+
+        Args:
+            timeout: seconds that envs have for their `close`, after which their workers are killed; None means 1.5 s.
+            terminate: True means a timeout of 0.
+        """
         self._waiting = _Waiting.CLOSED
         self._read_call = tuple
-        self._pool.close()
+        self._pool.close(0.0 if terminate else CLOSE_TIMEOUT_S if timeout is None else timeout)
 
     # ---- pending results -------------------------------------------------------------------------------------------
 

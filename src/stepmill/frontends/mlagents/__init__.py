@@ -2,7 +2,8 @@
 
 The names are loaded on first use, because a worker also imports this package.
 
-    manager              `EnvManager`, whose methods trainers call; `SimpleEnvManager` for one env in this process
+    manager              `EnvManager`, whose methods trainers call; `SimpleEnvManager` for one env in this process; specs of
+                         behaviours as trainers of the first generation describe them
     subprocess_manager   `SubprocessEnvManager`
     engine_workers       drives workers in stepmill's engine, which is the default
     supervisor           commands, failures and restarts of these workers
@@ -10,12 +11,10 @@ The names are loaded on first use, because a worker also imports this package.
     pipe_workers         drives workers that a subclass starts; `worker()` for their processes
     workers              the state of a worker, its restart quota, its agents; messages
     steps                results, actions, batches of agents
-    brain_parameters     specs of behaviours as trainers of the first generation describe them
     channels             side channels and their bytes
     settings             engine settings, restart quotas, parameters of the env
     timing               timers of the learner and the workers
-    failures             exceptions of an env, and ML-Agents' classes for them
-    optional_imports     the only import of mlagents_envs
+    failures             exceptions of an env, and ML-Agents' classes for them; the only import of mlagents_envs
 """
 
 from typing import TYPE_CHECKING
@@ -24,8 +23,6 @@ from stepmill._lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from stepmill.envs.unity import ActionTuple as ActionTuple
-    from stepmill.frontends.mlagents.brain_parameters import BrainParameters as BrainParameters
-    from stepmill.frontends.mlagents.brain_parameters import CameraResolution as CameraResolution
     from stepmill.frontends.mlagents.channels import EngineConfig as EngineConfig
     from stepmill.frontends.mlagents.channels import EngineConfigurationChannel as EngineConfigurationChannel
     from stepmill.frontends.mlagents.channels import EnvironmentParametersChannel as EnvironmentParametersChannel
@@ -45,6 +42,8 @@ if TYPE_CHECKING:
     from stepmill.frontends.mlagents.failures import UnityException as UnityException
     from stepmill.frontends.mlagents.failures import UnitySideChannelException as UnitySideChannelException
     from stepmill.frontends.mlagents.failures import UnityTimeOutException as UnityTimeOutException
+    from stepmill.frontends.mlagents.manager import BrainParameters as BrainParameters
+    from stepmill.frontends.mlagents.manager import CameraResolution as CameraResolution
     from stepmill.frontends.mlagents.manager import EnvManager as EnvManager
     from stepmill.frontends.mlagents.manager import SimpleEnvManager as SimpleEnvManager
     from stepmill.frontends.mlagents.pipe_workers import worker as worker

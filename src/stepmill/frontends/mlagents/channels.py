@@ -19,8 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple, TypeVar
 
-from stepmill.frontends.mlagents.failures import UnityCommunicationException, UnitySideChannelException
-from stepmill.frontends.mlagents.optional_imports import load
+from stepmill.frontends.mlagents.failures import UnityCommunicationException, UnitySideChannelException, load
 
 logger = logging.getLogger("stepmill.mlagents")
 Value = TypeVar("Value")
@@ -33,7 +32,7 @@ class IncomingMessage:
         self.buffer = buffer
         self.offset = offset
 
-    def _take(self, form: str, default: Value) -> Value:
+    def _read(self, form: str, default: Value) -> Value:
         if self.offset >= len(self.buffer):
             return default
         value: Value = struct.unpack_from(form, self.buffer, self.offset)[0]
@@ -42,15 +41,15 @@ class IncomingMessage:
 
     def read_bool(self, default_value: bool = False) -> bool:
         """Return the next bool, or the default at the end of the message."""
-        return self._take("<?", default_value)
+        return self._read("<?", default_value)
 
     def read_int32(self, default_value: int = 0) -> int:
         """Return the next int, or the default at the end of the message."""
-        return self._take("<i", default_value)
+        return self._read("<i", default_value)
 
     def read_float32(self, default_value: float = 0.0) -> float:
         """Return the next float, or the default at the end of the message."""
-        return self._take("<f", default_value)
+        return self._read("<f", default_value)
 
     def read_float32_list(self, default_value: list[float] | None = None) -> list[float]:
         """Return the next list of floats. At the end of the message, return the default or an empty list."""
@@ -225,17 +224,13 @@ class EngineConfigurationChannel(_OutwardChannel):
             UnitySideChannelException: a width without a height, or the other way round.
         """
         check_resolution(width, height)
-        kinds = self.ConfigurationType
         if width is not None and height is not None:
-            self._queue_values(kinds.SCREEN_RESOLUTION, int(width), int(height))
-        if quality_level is not None:
-            self._queue_values(kinds.QUALITY_LEVEL, int(quality_level))
-        if time_scale is not None:
-            self._queue_values(kinds.TIME_SCALE, float(time_scale))
-        if target_frame_rate is not None:
-            self._queue_values(kinds.TARGET_FRAME_RATE, int(target_frame_rate))
-        if capture_frame_rate is not None:
-            self._queue_values(kinds.CAPTURE_FRAME_RATE, int(capture_frame_rate))
+            self._queue_values(self.ConfigurationType.SCREEN_RESOLUTION, int(width), int(height))
+        others = quality_level, time_scale, target_frame_rate, capture_frame_rate
+        for kind, value in zip(list(self.ConfigurationType)[1:], others, strict=True):
+            if value is not None:
+                is_float = kind is self.ConfigurationType.TIME_SCALE
+                self._queue_values(kind, float(value) if is_float else int(value))
 
     def set_configuration(self, config: Any) -> None:
         """Queue an EngineConfig."""

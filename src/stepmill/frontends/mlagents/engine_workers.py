@@ -8,13 +8,7 @@ from typing import Any
 
 from stepmill.frontends.mlagents.failures import UnityClosedError, UnityStuckError
 from stepmill.frontends.mlagents.manager import logger
-from stepmill.frontends.mlagents.settings import (
-    ManagerOptions,
-    OnCrash,
-    RestartLimits,
-    checked_parameters,
-    read_engine,
-)
+from stepmill.frontends.mlagents.settings import ManagerOptions, OnCrash, RestartLimits, checked_parameters, read_engine
 from stepmill.frontends.mlagents.steps import EnvironmentStep, plain_actions, unpack
 from stepmill.frontends.mlagents.supervisor import Supervisor
 from stepmill.frontends.mlagents.timing import publish_timers
@@ -60,9 +54,10 @@ class EngineWorkers:
         self._check_open()
         with self.supervisor:
             self._queue_steps()
-            while self._must_wait():
+            is_deterministic = self._options.is_deterministic
+            while not self.supervisor.has_results or (is_deterministic and self._num_waiting()):
                 self.supervisor.check_waiting()
-                self._receive(self._num_waiting() if self._options.is_deterministic else 1, None)
+                self._receive(self._num_waiting() if is_deterministic else 1, None)
         if self.supervisor.was_crash and self._options.on_crash is OnCrash.RESET_ALL:
             self._manager.reset()
             steps, self._manager.first_step_infos = self._manager.first_step_infos, []
@@ -73,9 +68,6 @@ class EngineWorkers:
     def _check_open(self) -> None:
         if self._is_closed:
             raise UnityClosedError
-
-    def _must_wait(self) -> bool:
-        return not self.supervisor.has_results or (self._options.is_deterministic and self._num_waiting() > 0)
 
     def _num_waiting(self) -> int:
         return sum(worker.waiting for worker in self._workers)

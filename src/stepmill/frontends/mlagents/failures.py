@@ -9,13 +9,24 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import cloudpickle
 
-from stepmill.frontends.mlagents.optional_imports import load
 from stepmill.spec.errors import ClosedPoolError, EnvError, EnvTimeout, StepmillError, WorkerDied, rebuild_error
 from stepmill.worker.error_records import describe_error, env_error
+
+
+@cache  # a failed import searches the whole path again
+def load(module: str, name: str) -> Any:
+    """Return a name of a module of mlagents_envs, or None if the library is not installed or lacks the name."""
+    try:
+        return getattr(import_module(f"mlagents_envs.{module}"), name, None)
+    except ImportError:
+        return None
+
 
 MAX_PICKLE_BYTES = 1 << 20  # only the text of a larger exception is sent
 

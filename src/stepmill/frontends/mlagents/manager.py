@@ -6,11 +6,11 @@ import logging
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from stepmill import timers
 from stepmill.envs.unity import Generation, generation_of, read_results, read_specs, set_agent_actions
-from stepmill.frontends.mlagents.brain_parameters import BrainParameters, brain_parameters
 from stepmill.frontends.mlagents.settings import checked_parameters
 from stepmill.frontends.mlagents.steps import ActionInfo, EnvironmentStep, plain_actions, unpack
 from stepmill.frontends.mlagents.timing import time_decisions
@@ -77,8 +77,8 @@ class EnvManager(ABC):
         """Switch to the newest policies, step the envs, and return the steps, which the caller passes to `process_steps`."""
         if self.first_step_infos:
             # reset() cannot do this: the trainer makes its agent managers after the first reset.
-            first, self.first_step_infos = self.first_step_infos, []
-            self._process_step_infos(first)
+            self._process_step_infos(self.first_step_infos)
+            self.first_step_infos = []
         for name, manager in self.agent_managers.items():
             policy = _take_newest(manager.policy_queue)
             if policy is not None:
@@ -269,3 +269,52 @@ class SimpleEnvManager(EnvManager):
     def close(self) -> None:
         """Close the env."""
         self.env.close()
+
+
+class CameraResolution(NamedTuple):
+    """The size of an image."""
+
+    height: int
+    width: int
+    num_channels: int
+
+    @property
+    def gray_scale(self) -> bool:
+        """Whether the image has one channel."""
+        return self.num_channels == 1
+
+
+@dataclass(eq=False)
+class BrainParameters:
+    """The observations and actions of a behaviour's agents, as trainers of the first generation describe them.
+
+    `vector_action_space_type` is given as 0 or 1, and becomes "discrete" or "continuous".
+    """
+
+    brain_name: str
+    vector_observation_space_size: int
+    camera_resolutions: list[CameraResolution]
+    vector_action_space_size: list[int]
+    vector_action_descriptions: list[str]
+    vector_action_space_type: Any
+    number_visual_observations: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.number_visual_observations = len(self.camera_resolutions)
+        self.vector_action_space_type = ("discrete", "continuous")[self.vector_action_space_type]
+
+
+def brain_parameters(name: str, spec: Any) -> BrainParameters:
+    """Return the parameters of a behaviour of either generation. The sizes of vectors are added; images are cameras."""
+    if hasattr(spec, "observation_specs"):
+        shapes = [tuple(each.shape) for each in spec.observation_specs]
+        branches = [int(size) for size in spec.action_spec.discrete_branches]
+        is_discrete = bool(branches)
+        size = branches if is_discrete else [int(spec.action_spec.continuous_size)]
+    else:
+        shapes = [tuple(shape) for shape in spec.observation_shapes]
+        is_discrete = bool(spec.is_action_discrete())
+        size = [int(each) for each in spec.discrete_action_branches] if is_discrete else [int(spec.action_size)]
+    vectors = sum(int(shape[0]) for shape in shapes if len(shape) == 1)
+    cameras = [CameraResolution(*map(int, shape)) for shape in shapes if len(shape) == 3]
+    return BrainParameters(name, vectors, cameras, size, [], 0 if is_discrete else 1)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill.envs.unity import BATCH_FIELDS, DECISION_FIELDS, TERMINAL_FIELDS, Results
-from stepmill.frontends.mlagents.optional_imports import load
+from stepmill.frontends.mlagents.failures import load
 
 Array: TypeAlias = NDArray[Any]
 
@@ -39,11 +39,23 @@ StepResult = _one_agent("StepResult", BATCH_FIELDS)
 # ---- the agents of a behaviour ---------------------------------------------------------------------------------------
 
 
+_GROUPS = {"group_id": np.int32, "group_reward": np.float32}
+
+
 class _Agents(Mapping[int, Any]):
     """A mapping from an agent's id to its row of the arrays, as an object of `_row_class`."""
 
     agent_id: Array
     _row_class: ClassVar[Any]
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).copy().items():
+            if name in ("obs", "action_mask") and value is not None:
+                setattr(self, name, list(value))
+            elif name in _GROUPS:
+                # Older envs lack these columns, which become zeros. mlagents_envs gives group ids as a list.
+                given = np.zeros(len(self)) if value is None else value
+                setattr(self, name, np.asarray(given, _GROUPS[name]))
 
     @cached_property
     def agent_id_to_index(self) -> dict[int, int]:
@@ -95,12 +107,6 @@ class DecisionSteps(_Agents):
     group_id: Any = None
     group_reward: Any = None
 
-    def __post_init__(self) -> None:
-        self.obs = list(self.obs)
-        self.action_mask = None if self.action_mask is None else list(self.action_mask)
-        self.group_id = _column(self.group_id, len(self), np.int32)
-        self.group_reward = _column(self.group_reward, len(self), np.float32)
-
     @staticmethod
     def empty(spec: Any) -> DecisionSteps:
         """Return no agents of a behaviour."""
@@ -123,11 +129,6 @@ class TerminalSteps(_Agents):
     agent_id: Array
     group_id: Any = None
     group_reward: Any = None
-
-    def __post_init__(self) -> None:
-        self.obs = list(self.obs)
-        self.group_id = _column(self.group_id, len(self), np.int32)
-        self.group_reward = _column(self.group_reward, len(self), np.float32)
 
     @staticmethod
     def empty(spec: Any) -> TerminalSteps:
@@ -159,10 +160,6 @@ class BatchedStepResult(_Agents):
     agent_id: Array
     action_mask: Sequence[Array] | None = None
 
-    def __post_init__(self) -> None:
-        self.obs = list(self.obs)
-        self.action_mask = None if self.action_mask is None else list(self.action_mask)
-
     def n_agents(self) -> int:
         """Return A."""
         return len(self.agent_id)
@@ -183,11 +180,6 @@ class BatchedStepResult(_Agents):
 
 
 AllStepResult: TypeAlias = dict[str, "tuple[DecisionSteps, TerminalSteps] | BatchedStepResult"]
-
-
-def _column(values: object, size: int, dtype: type[np.generic]) -> Array:
-    # Older envs lack some columns, which become zeros. mlagents_envs gives group ids as a list.
-    return np.zeros(size, dtype) if values is None else np.asarray(values, dtype)
 
 
 def _no_obs(spec: Any) -> list[Array]:

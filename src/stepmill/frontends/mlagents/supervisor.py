@@ -73,14 +73,16 @@ class Supervisor:
         self._was_interrupted = kind is not None and not issubclass(kind, Exception)
 
     def _correct(self, worker: EngineWorker, state: EnvState) -> None:
-        """Correct a worker's state. Ctrl-C may have come between a command, or the receipt of a result, and its change."""
-        if worker.waiting is (state in (EnvState.BUSY, EnvState.READY)):
-            return
-        if not worker.waiting:  # it was sent a step
+        """Correct the state of a worker with that of its env.
+
+        Ctrl-C may have come after the pool sent a command or returned a result, and before the worker's state followed.
+        """
+        is_pending = state in (EnvState.BUSY, EnvState.READY)
+        if is_pending and not worker.waiting:
             self._record_step(worker)
-        elif state is EnvState.FAULTED:  # its fault was received
+        elif worker.waiting and state is EnvState.FAULTED:
             self._on_loss(worker, failures.UnityCommunicationException("UnityEnvironment worker: recv failed."))
-        else:  # its result was received, or it was not sent its command
+        elif worker.waiting and not is_pending:  # its result is lost, or its command was not sent
             self._end_episodes(worker)
             self._restart(worker)
 

@@ -37,8 +37,7 @@ from stepmill.envs.unity import (
     set_agent_actions,
 )
 from stepmill.frontends.mlagents import channels
-from stepmill.frontends.mlagents.failures import pack
-from stepmill.frontends.mlagents.optional_imports import load
+from stepmill.frontends.mlagents.failures import load, pack
 from stepmill.spec.errors import UsageError
 from stepmill.worker.process_stat import read_stat
 
@@ -114,7 +113,7 @@ class Channels:
 
     @property
     def properties(self) -> dict[str, float]:
-        """The numbers that were sent, and those that the env has set."""
+        """The float properties by name: those that were sent, and those that the env has set, which count more."""
         return {**self.sent, **self.floats.get_property_dict_copy()}
 
     def find(self, channel_id: object) -> Any:
@@ -216,7 +215,10 @@ class UnityWorker(UnityEnv):
         """Return the specs of behaviours, the float properties and the players, or without an env only the players."""
         specs, properties = {}, {}
         if self.failure is None:
-            specs, properties = read_specs(self.env, self.generation), self.channels.properties
+            properties = self.channels.properties
+            # An env may have no specs before its first reset. If it cannot read them then, that reset raises the exception.
+            with contextlib.nullcontext() if self._described[0] else contextlib.suppress(Exception):
+                specs = read_specs(self.env, self.generation)
         return {"specs": specs, "properties": properties, "players": find_players()}
 
     def call_channel(self, channel: object, method: str, *args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from stepmill.frontends.multi_env.remote import LifeCycleError, SubprocessEnv, has_overrides, restart_info
-from stepmill.frontends.multi_env.shared_pool import EnvResult, SharedPool
+from stepmill.frontends.multi_env.shared_pool import SharedPool
 from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import EnvError, StepmillError, UsageError, join_errors
 from stepmill.spec.options import BackendName, PoolOptions
@@ -128,9 +128,10 @@ class MultiEnv(CloseAtEnd):
             EnvError: an env raised.
         """
         self._open_shares()
-        positions = (
-            list(range(len(self))) if env_ids is None else [self._checked_position(position) for position in env_ids]
-        )
+        positions = list(range(len(self)) if env_ids is None else env_ids)
+        for position in positions:
+            if not 0 <= position < len(self):
+                raise UsageError(f"env {position} does not exist; this MultiEnv has envs 0 to {len(self) - 1}")
         seeds = self._per_env(
             "seed", [seed + position for position in positions] if isinstance(seed, int) else seed, positions
         )
@@ -212,7 +213,7 @@ class MultiEnv(CloseAtEnd):
             for env_id, (is_step, value) in results.items():
                 position = positions[env_id]
                 if not is_step or env_id in faults:
-                    rows[position] = self._unusual_row(position, EnvResult(is_step, value, faults.get(env_id)))
+                    rows[position] = self._unusual_row(position, value, faults.get(env_id))
                     continue
                 last_obs[position] = value[0]
                 rows[position] = value if len(value) == 4 else (value[0], value[1], (value[2], value[3]), value[4])
@@ -222,11 +223,11 @@ class MultiEnv(CloseAtEnd):
             raise join_errors(errors)
         return rows
 
-    def _unusual_row(self, position: int, answer: EnvResult) -> Row:
+    def _unusual_row(self, position: int, value: Any, fault: Mapping[str, str] | None) -> Row:
         """Return the row of an env that was reset, or whose episode a fault ended."""
-        if answer.fault is not None:
-            return self._last_obs[position], 0.0, (False, True), restart_info(answer.fault)
-        obs, info = self._members[position].split_reset(answer.value)
+        if fault is not None:
+            return self._last_obs[position], 0.0, (False, True), restart_info(fault)
+        obs, info = self._members[position].split_reset(value)
         self._last_obs[position] = obs
         return obs, 0.0, (False, False), info
 
@@ -248,11 +249,6 @@ class MultiEnv(CloseAtEnd):
         if len(values) != len(positions):
             raise UsageError(f"{name} has {len(values)} entries for {len(positions)} envs; give one for each")
         return list(values)
-
-    def _checked_position(self, position: int) -> int:
-        if not 0 <= position < len(self._envs):
-            raise UsageError(f"env {position} does not exist; this MultiEnv has envs 0 to {len(self._envs) - 1}")
-        return int(position)
 
     def _check_spaces(self) -> None:
         for position, member in enumerate(self._members):

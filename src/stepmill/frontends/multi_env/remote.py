@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
 
-from stepmill.frontends.multi_env.shared_pool import EnvResult, SharedPool
+from stepmill.frontends.multi_env.shared_pool import SharedPool
 from stepmill.frontends.overrides import refuse_overrides
 from stepmill.spec.errors import StepmillError, UsageError, join_errors
 from stepmill.spec.options import OptionKeywords, PoolOptions, merge_options
@@ -154,20 +154,26 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         self._check_initialized("step()")
         with self._shared.lock:
             self._shared.send([action], [self._index], is_driven=False)
-            result = self._recv()
-        return self._as_step(result)
+            is_step, value, fault = self._recv()
+        if fault is not None:
+            return self._as_env_result(self._last_obs, is_over=True, info=restart_info(fault))
+        if not is_step:  # the step after a crash: the pool has begun the next episode
+            self._last_obs = self.split_reset(value)[0]
+            return self._as_env_result(self._last_obs, is_over=False, info={})
+        self._last_obs = value[0]
+        return value
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset the env with these keyword arguments and return its results."""
         self._check_initialized("reset()")
         with self._shared.lock:
             self._shared.send_reset(self._index, None, kwargs)
-            result = self._recv()
-        self._last_obs = self.split_reset(result.value)[0]
-        return result.value
+            value = self._recv()[1]
+        self._last_obs = self.split_reset(value)[0]
+        return value
 
-    def render(self, mode: str = "human") -> Any:
-        """Return the result of the env's `render(mode)`, or of `render()` if it takes no mode.
+    def render(self, mode: str | None = "human") -> Any:
+        """Return the result of the env's `render(mode)`, or of `render()` if it takes no mode. None means "human".
 
         Raises:
             EnvError: the env raised.
@@ -176,7 +182,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         """
         self._check_initialized("render()")
         with self._shared.lock:
-            return self._shared.pool.call("render_as", mode, env_ids=[self._index])[0]
+            return self._shared.pool.call("render_as", "human" if mode is None else mode, env_ids=[self._index])[0]
 
     def seed(self, seed: int | None = None) -> Any:
         """Call `seed` of the env, which old gym's envs have. actorcritic calls `gym.Env.seed`, which does not reach the env."""
@@ -198,7 +204,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
 
     @property
     def has_reset_info(self) -> bool:
-        """Whether `reset` of the env returns a pair (observation, info)."""
+        """Whether `reset` of the env returns a pair (observation, info). The adapter of an env that wraps this one asks."""
         return self._is_gymnasium
 
     def split_reset(self, value: Any) -> tuple[Any, Any]:
@@ -212,20 +218,12 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
 
     # ---- helpers -----------------------------------------------------------------------------------------------------
 
-    def _recv(self) -> EnvResult:
+    def _recv(self) -> tuple[bool, Any, Mapping[str, str] | None]:
+        """Return whether the result is one of a step, what the env returned, and the fault that ended its episode."""
         results, faults, errors = self._shared.recv([self._index])
         if errors:
             raise join_errors(errors)
-        return EnvResult(*results[self._index], faults.get(self._index))
-
-    def _as_step(self, result: EnvResult) -> Any:
-        if result.fault is not None:
-            return self._as_env_result(self._last_obs, is_over=True, info=restart_info(result.fault))
-        if not result.is_step:  # the step after a crash: the pool has begun the next episode
-            self._last_obs = self.split_reset(result.value)[0]
-            return self._as_env_result(self._last_obs, is_over=False, info={})
-        self._last_obs = result.value[0]
-        return result.value
+        return (*results[self._index], faults.get(self._index))
 
     def _as_env_result(self, obs: Any, *, is_over: bool, info: dict[str, Any]) -> tuple[Any, ...]:
         return (obs, 0.0, False, is_over, info) if self._is_gymnasium else (obs, 0.0, is_over, info)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepmill.envs.opaque import OpaqueEnvMaker
 from stepmill.frontends.starting_pool import StartingPool
@@ -16,20 +16,6 @@ from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import StepmillError
 from stepmill.spec.notices import warn
 from stepmill.spec.options import BackendName, OnFault, PoolOptions
-
-
-class EnvResult(NamedTuple):
-    """The result of one env.
-
-    Attributes:
-        is_step: False if it is the result of a reset, which may be an automatic one.
-        value: what the env returned.
-        fault: the fault that ended the episode after `value`; None without a fault.
-    """
-
-    is_step: bool
-    value: Any
-    fault: Mapping[str, str] | None
 
 
 class SharedPool:
@@ -84,11 +70,11 @@ class SharedPool:
     def recv(
         self, wanted: Container[int]
     ) -> tuple[dict[int, tuple[bool, Any]], dict[int, Mapping[str, str]], list[StepmillError]]:
-        """Wait for all pending results. Hot path: the results are pairs, not EnvResults.
+        """Wait for all pending results. Hot path.
 
         Returns:
-            By env, whether it was stepped, and what it returned; by env, the fault that ended its episode; and the
-            errors of `wanted` envs without a result.
+            By env, whether it was stepped (False for a reset, which may be an automatic one), and what it returned; by env, the fault
+            that ended its episode; and the errors of `wanted` envs without a result.
         """
         received = self.pool.receive(None)
         errors, batch = received.errors(wanted), received.batch

@@ -7,8 +7,10 @@ modified. "env_index" is a tensor [B]. Data are in shared memory on every backen
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,31 @@ class _TaskKind(Enum):
     STEP_AND_RESET = "step_and_maybe_reset"
 
 
+_Row = tuple[TensorDictBase, int]
+"""A tensordict, and the place of an env's row in it."""
+
+
+@dataclass(eq=False)
+class _Task:
+    """What an env does, from its command until the result is received.
+
+    Attributes:
+        sent: the row that was sent; None for a reset.
+        stepped: the result of the step, also while a STEP_AND_RESET resets the env.
+        result: the last result, when the task has ended.
+    """
+
+    kind: _TaskKind
+    sent: _Row | None = None
+    stepped: _Row | None = None
+    result: _Row | None = None
+
+    @property
+    def is_resetting(self) -> bool:
+        """Whether the next result is one of a reset."""
+        return self.kind is _TaskKind.RESET or self.stepped is not None
+
+
 class AsyncStepmillEnv(StepmillEnv):
     """Steps and resets envs asynchronously. `async_*_send` begins tasks, and `async_*_recv` returns results.
 
@@ -60,10 +87,8 @@ class AsyncStepmillEnv(StepmillEnv):
         return self.num_workers
 
     def _set_up(self, engine: Engine, **kwargs: Any) -> None:
-        self._tasks: dict[int, _TaskKind] = {}  # the tasks of busy envs, until their results are received
-        self._roots: dict[int, tuple[TensorDictBase, int]] = {}  # by env, the tensordict of its step, and its row in it
-        self._ended: dict[int, TensorDictBase] = {}  # STEP_AND_RESET: the result of the step, while the env is reset
-        self._done: dict[_TaskKind, list[tuple[Ids, Any]]] = {task: [] for task in _TaskKind}  # in the order of arrival
+        self._tasks: dict[int, _Task] = {}  # of busy envs, until their results are received
+        self._done: dict[_TaskKind, list[int]] = {kind: [] for kind in _TaskKind}  # envs, as their tasks ended
         super()._set_up(engine, **kwargs)
         if engine.frame_skip != 1:
             self.close()
@@ -106,8 +131,7 @@ class AsyncStepmillEnv(StepmillEnv):
             RuntimeError: fewer envs than `min_get` are busy.
             EnvError: an env raised. The results of the others are not lost.
         """
-        result: TensorDictBase = self._recv(_TaskKind.STEP, min_get, env_index, max_get, timeout)
-        return result
+        return self._recv(_TaskKind.STEP, min_get, env_index, max_get, timeout)[0]
 
     def async_step_and_maybe_reset_send(self, tensordict: TensorDictBase, env_index: EnvIndex = None) -> None:
         """Begin a step of some envs, followed by a reset of each env that is done; see `async_step_send`."""
@@ -122,9 +146,8 @@ class AsyncStepmillEnv(StepmillEnv):
         timeout: float | None = None,
     ) -> tuple[TensorDictBase, TensorDictBase]:
         """Return (the results of steps, the roots of the next steps), [B] each; see `async_step_recv`."""
-        result: TensorDictBase = self._recv(_TaskKind.STEP_AND_RESET, min_get, env_index, max_get, timeout)
-        following = self._step_mdp(result.exclude("next").set("next", result["next", "begun"]))
-        return result.set("next", result["next"].exclude("begun")), following
+        result, begun = self._recv(_TaskKind.STEP_AND_RESET, min_get, env_index, max_get, timeout)
+        return result, self._step_mdp(result.copy().set("next", begun.exclude("reward")))
 
     # ---- resets ------------------------------------------------------------------------------------------------------
 
@@ -133,7 +156,7 @@ class AsyncStepmillEnv(StepmillEnv):
         ids, _ = self._select_envs(tensordict, env_index)
         self._check_idle(ids)
         self._engine.reset_async(ids)
-        self._tasks.update(dict.fromkeys(ids.tolist(), _TaskKind.RESET))
+        self._tasks.update((env_id, _Task(_TaskKind.RESET)) for env_id in ids.tolist())
 
     def async_reset_recv(
         self,
@@ -144,12 +167,11 @@ class AsyncStepmillEnv(StepmillEnv):
         timeout: float | None = None,
     ) -> TensorDictBase:
         """Return the results of resets [B], with "env_index"; see `async_step_recv`."""
-        result: TensorDictBase = self._recv(_TaskKind.RESET, min_get, env_index, max_get, timeout)
-        return result
+        return self._recv(_TaskKind.RESET, min_get, env_index, max_get, timeout)[0]
 
     # ---- sending -----------------------------------------------------------------------------------------------------
 
-    def _send_step(self, task: _TaskKind, tensordict: TensorDictBase, env_index: EnvIndex) -> None:
+    def _send_step(self, kind: _TaskKind, tensordict: TensorDictBase, env_index: EnvIndex) -> None:
         ids, rows = self._select_envs(tensordict, env_index)
         if rows is None or rows.batch_size != torch.Size([len(ids)]):
             shape = None if rows is None else tuple(rows.batch_size)
@@ -159,8 +181,7 @@ class AsyncStepmillEnv(StepmillEnv):
             actions = self._reader.read(rows)
         with raising_as(translated):
             self._engine.pool.send(actions, ids)
-        for place, env_id in enumerate(ids.tolist()):
-            self._tasks[env_id], self._roots[env_id] = task, (rows, place)
+        self._tasks.update((env_id, _Task(kind, (rows, place))) for place, env_id in enumerate(ids.tolist()))
 
     def _select_envs(self, tensordict: TensorDictBase | None, env_index: EnvIndex) -> tuple[Ids, TensorDictBase | None]:
         """Return the ids of the envs, and the tensordict with a row for each."""
@@ -190,39 +211,40 @@ class AsyncStepmillEnv(StepmillEnv):
     # ---- receiving ---------------------------------------------------------------------------------------------------
 
     def _recv(
-        self, task: _TaskKind, min_get: int | None, env_index: int | None, max_get: int | None, timeout: float | None
-    ) -> Any:
+        self, kind: _TaskKind, min_get: int | None, env_index: int | None, max_get: int | None, timeout: float | None
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """Return the results of tasks of a kind, and their last rows; with `env_index` those of one env, without a batch dimension."""
         if timeout is not None and not timeout >= 0:
             raise UsageError(f"timeout={timeout} must be a number of seconds, 0 or more")
         deadline = None if timeout is None else time.monotonic() + timeout
+        done = self._done[kind]
         if env_index is not None:
             (env_index,) = checked_ids([env_index], self.num_workers)
-            self._wait_for(
-                task, lambda: any(env_index in ids for ids, _ in self._done[task]), 1, deadline, only=env_index
-            )
-            return self._pop_result_of(task, env_index)
+            self._wait_for(kind, lambda: env_index in done, 1, deadline, only=env_index)
+            result, last = self._pop_results(kind, [env_index])
+            return result[0], last[0]
         least = self.min_get if min_get is None else min_get
         if not 1 <= least <= (least if max_get is None else max_get):
             raise UsageError(f"min_get={least} must be 1 to max_get={max_get}")
-        self._wait_for(task, lambda: self._num_done(task) >= least, least, deadline)
-        most = min(max_get or self.num_workers, sum(own is task for own in self._tasks.values()))
+        self._wait_for(kind, lambda: len(done) >= least, least, deadline)
+        most = min(max_get or self.num_workers, sum(task.kind is kind for task in self._tasks.values()))
         # Until the deadline, as in TorchRL; without one, what has arrived.
-        while self._num_done(task) < most and self._receive(1, max((deadline or 0.0) - time.monotonic(), 0.0)):
+        while len(done) < most and self._receive(1, max((deadline or 0.0) - time.monotonic(), 0.0)):
             pass
-        return self._pop_results(task, most)
+        return self._pop_results(kind, done[:most])
 
     def _wait_for(
-        self, task: _TaskKind, is_there: Any, least: int, deadline: float | None, only: int | None = None
+        self, kind: _TaskKind, is_there: Callable[[], bool], least: int, deadline: float | None, only: int | None = None
     ) -> None:
-        at_work = [env_id for env_id, own in self._tasks.items() if own is task and only in (None, env_id)]
+        at_work = [env_id for env_id, task in self._tasks.items() if task.kind is kind and only in (None, env_id)]
         if len(at_work) < least:
             raise NotSteppedError(
-                f"Cannot await {least} {task.value} when only {len(at_work)} are being stepped; send them first"
+                f"Cannot await {least} {kind.value} when only {len(at_work)} are being stepped; send them first"
             )
         while not is_there():
             left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             if not self._receive(1, left_s):
-                raise RecvTimeout(f"no {task.value} has ended in time; nothing is lost: call again", env_ids=at_work)
+                raise RecvTimeout(f"no {kind.value} has ended in time; nothing is lost: call again", env_ids=at_work)
 
     def _receive(self, least: int, timeout_s: float | None) -> bool:
         """Store what the pool has received, raise the errors of tasks that failed, and return whether there was anything."""
@@ -231,96 +253,44 @@ class AsyncStepmillEnv(StepmillEnv):
             self._store_batch(received.batch)
         errors = received.errors(self._tasks)
         for env_id in received.faults:
-            for entries in (self._tasks, self._roots, self._ended):
-                entries.pop(env_id, None)
+            if env_id in self._tasks and self._tasks[env_id].result is None:
+                del self._tasks[env_id]
         if errors:
             error = join_errors(errors)
             raise translated(error) from error
         return received.batch is not None
 
     def _store_batch(self, batch: Batch) -> None:
-        """Store the rows of a batch by the kind of task."""
-        self._engine.store_infos(batch.info, batch.env_id)
-        packed = self._step_tensors((batch.obs, batch.reward, batch.terminated, batch.truncated), batch.env_id)
+        """Give each task its row. Begin the resets of envs whose step has ended an episode, if their tasks have one."""
+        engine, ids = self._engine, batch.env_id
+        engine.store_infos(batch.info, ids)
+        packed = self._step_tensors((batch.obs, batch.reward, batch.terminated, batch.truncated), ids)
         rows = self._to_tensordict(packed, batch_size=torch.Size([batch.num_rows]))
-        tasks = [self._tasks[env_id] for env_id in batch.env_id.tolist()]
-        for task in dict.fromkeys(tasks):
-            places = [place for place, own in enumerate(tasks) if own is task]
-            is_whole = len(places) == len(tasks)
-            chunk = rows if is_whole else rows[places]
-            self._store_result(task, batch.env_id if is_whole else batch.env_id[places], chunk)
+        tasks = [self._tasks[env_id] for env_id in ids.tolist()]
+        is_reset = np.array([task.is_resetting for task in tasks])
+        engine.store_flags(ids, batch.terminated, batch.truncated)
+        engine.mark_reset(ids[is_reset])
+        has_ended = batch.terminated | batch.truncated
+        begins = [task.kind is _TaskKind.STEP_AND_RESET for task in tasks] & has_ended & ~is_reset
+        for place, (env_id, task) in enumerate(zip(ids.tolist(), tasks, strict=True)):
+            if not is_reset[place]:
+                task.stepped = rows, place
+            if not begins[place]:
+                task.result = rows, place
+                self._done[task.kind].append(env_id)
+        if begins.any():
+            engine.pool.reset_async(env_ids=ids[begins])
 
-    def _store_result(self, task: _TaskKind, ids: Ids, rows: Any) -> None:
-        if task is _TaskKind.RESET:
-            self._engine.mark_reset(ids)
-            self._done[task].append((ids, rows.exclude("reward").set("env_index", torch.from_numpy(ids))))
-            return
-        if task is _TaskKind.STEP:
-            self._store_flags(ids, rows)
-            self._done[task].append((ids, self._with_roots(ids, rows)))
-            return
-        for place, env_id in enumerate(ids.tolist()):
-            self._store_step_and_reset(env_id, ids[place : place + 1], rows[place : place + 1])
-
-    def _store_step_and_reset(self, env_id: int, own: Ids, row: Any) -> None:
-        stepped = self._ended.pop(env_id, None)
-        if stepped is None:
-            self._store_flags(own, row)
-            if bool(row["done"].any()):
-                self._ended[env_id] = row
-                self._engine.pool.reset_async(env_ids=own)
-                return
-            begun = row.exclude("reward")
-            stepped = row
+    def _pop_results(self, kind: _TaskKind, env_ids: Sequence[int]) -> tuple[Any, Any]:
+        tasks = [self._tasks.pop(env_id) for env_id in env_ids]
+        self._done[kind][:] = [env_id for env_id in self._done[kind] if env_id in self._tasks]
+        last = _joined([task.result for task in tasks])
+        if kind is _TaskKind.RESET:
+            result = last.exclude("reward")
         else:
-            self._engine.mark_reset(own)
-            begun = row.exclude("reward")
-        self._done[_TaskKind.STEP_AND_RESET].append((own, self._with_roots(own, stepped.copy().set("begun", begun))))
-
-    def _store_flags(self, ids: Ids, rows: Any) -> None:
-        flags = (rows[key].reshape(len(ids)).cpu().numpy() for key in ("terminated", "truncated"))
-        self._engine.store_flags(ids, *flags)
-
-    def _with_roots(self, ids: Ids, following: Any) -> Any:
-        """Return the rows that were sent with the steps of these envs, with "next"."""
-        roots = [self._roots.pop(env_id) for env_id in ids.tolist()]
-        source = roots[0][0]
-        if all(own is source for own, _ in roots):
-            sent = source[[place for _, place in roots]]
-        else:
-            sent = torch.stack([own[place] for own, place in roots])
-        return sent.set("next", following).set("env_index", torch.from_numpy(ids))
-
-    # ---- results -----------------------------------------------------------------------------------------------------
-
-    def _num_done(self, task: _TaskKind) -> int:
-        return sum(len(ids) for ids, _ in self._done[task])
-
-    def _pop_results(self, task: _TaskKind, most: int) -> Any:
-        taken: list[Any] = []
-        left: list[tuple[Ids, Any]] = []
-        for ids, rows in self._done[task]:
-            num = min(most, len(ids))
-            most -= num
-            if num:
-                taken.append(rows if num == len(ids) else rows[:num])
-                for env_id in ids[:num].tolist():
-                    self._tasks.pop(env_id, None)  # None, because its worker may have died meanwhile
-            if num < len(ids):
-                left.append((ids[num:], rows[num:]))
-        self._done[task] = left
-        return taken[0] if len(taken) == 1 else torch.cat(taken)
-
-    def _pop_result_of(self, task: _TaskKind, env_id: int) -> Any:
-        for chunk, (ids, rows) in enumerate(self._done[task]):
-            place = np.flatnonzero(ids == env_id)
-            if not place.size:
-                continue
-            rest = np.flatnonzero(ids != env_id)
-            self._done[task][chunk : chunk + 1] = [(ids[rest], rows[rest.tolist()])] if rest.size else []
-            self._tasks.pop(env_id, None)
-            return rows[int(place[0])]
-        raise NotSteppedError(f"env {env_id} has no finished {task.value}")  # the caller has checked it
+            stepped = last if kind is _TaskKind.STEP else _joined([task.stepped for task in tasks])
+            result = _joined([task.sent for task in tasks], is_copy=True).set("next", stepped)
+        return result.set("env_index", torch.tensor(env_ids)), last
 
     # ---- the synchronous methods -------------------------------------------------------------------------------------
 
@@ -340,12 +310,21 @@ class AsyncStepmillEnv(StepmillEnv):
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the envs and end their workers; results that were not received are dropped. Idempotent."""
-        for entries in (self._tasks, self._roots, self._ended):
-            entries.clear()
-        self._done = {task: [] for task in _TaskKind}
+        self._tasks.clear()
+        self._done = {kind: [] for kind in _TaskKind}
         super().close(raise_if_closed=raise_if_closed)
 
     shutdown = close
+
+
+def _joined(rows: Sequence[_Row | None], *, is_copy: bool = False) -> Any:
+    """Return rows as one tensordict [B]. Unless `is_copy`, all rows of a tensordict, in order, are that tensordict."""
+    chunks = []
+    for _, group in groupby([row for row in rows if row is not None], lambda row: id(row[0])):
+        sources, places = zip(*group, strict=True)
+        is_whole = not is_copy and places == (*range(len(sources[0])),)
+        chunks.append(sources[0] if is_whole else sources[0][list(places)])
+    return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
 
 
 replace_class(AsyncStepmillEnv, torchrl.envs.AsyncEnvPool)

@@ -19,7 +19,7 @@ from stepmill.frontends.torchrl.errors import translated
 from stepmill.frontends.torchrl.makers import EnvMakers, Kwargs
 from stepmill.frontends.torchrl.states import States
 from stepmill.pool.pool import Pool
-from stepmill.pool.port import PoolPort, Seed, choose_backend, spread_seed
+from stepmill.pool.port import Options, PoolPort, Seed, choose_backend, spread_seed
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError, raising_as
@@ -196,13 +196,12 @@ class Engine:
 
     # ---- resets ------------------------------------------------------------------------------------------------------
 
-    def reset(self, mask: Mask | None, seed: Seed = None, options: Mapping[str, Any] | None = None) -> Any:
+    def reset(self, mask: Mask | None, seed: Seed = None, options: Options = None) -> Any:
         """Reset the envs of a mask [N], or all; return the newest observations of all envs in new arrays."""
         if mask is None or (self.seeds and self.is_envpool):
             mask = np.ones(self.num_envs, np.bool_)
         self._open_for(int(mask.sum()))
-        ids = [int(env_id) for env_id in np.flatnonzero(mask)]
-        seeds = self._take_seeds(ids, seed)
+        seeds = self._take_seeds(np.flatnonzero(mask).tolist(), seed)
         with raising_as(translated):
             obs, info = self.port.reset_rows(mask, seeds, options)
         self.mark_reset(mask)
@@ -217,17 +216,10 @@ class Engine:
         unknown = sorted({name for own in kwargs for name in own} - {"seed", "options"})
         if unknown:
             raise UsageError(f"list_of_kwargs has {unknown}; an env's reset takes seed and options")
-        ids = [int(env_id) for env_id in np.flatnonzero(mask)]
-        pool = self._open_for(len(ids))
-        for env_id in ids:
-            own = kwargs[env_id]
-            seeds = self._take_seeds([env_id], None if own.get("seed") is None else {env_id: own["seed"]})
-            pool.reset_async(seed=seeds, options=own.get("options"), env_ids=[env_id])
-        with raising_as(translated):
-            batch = pool.recv(env_ids=ids)
-        self.mark_reset(mask)
-        self.store_infos(batch.info, batch.env_id)
-        return self.port.observe()
+        ids = np.flatnonzero(mask).tolist()
+        given = {env_id: kwargs[env_id]["seed"] for env_id in ids if kwargs[env_id].get("seed") is not None}
+        seeds = {**(self._take_seeds(ids, None) or {}), **given}
+        return self.reset(mask, seeds or None, [own.get("options") for own in kwargs])
 
     def reset_async(self, ids: NDArray[np.int64]) -> None:
         """Begin resets; the caller receives the results from the pool."""

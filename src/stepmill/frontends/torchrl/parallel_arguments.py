@@ -40,7 +40,7 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {  # the values that are acce
     "num_threads": ((None,), "call torch.set_num_threads() in this process"),
     "pin_memory": ((False,), "call .pin_memory() on the results"),
     "policy_proof": ((None,), "leave it out, and wrap the policy"),
-    "share_individual_td": ((None,), "leave it out: the observations of all envs are one block of memory"),
+    "share_individual_td": ((None, False), "leave it out: the observations of all envs are one block of memory"),
     "shared_memory": ((True,), "use backend='thread' or backend='serial', which share no memory between processes"),
     "shutdown_timeout": ((), "leave it out: workers have 1.5 s to close their envs"),
     "use_buffers": ((None, True), "leave it out: observations are in shared memory"),
