@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill.simulators.process import SimulatorProcess
 from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
 from tests.harness.leaks import adopt_orphans, descendants, is_running, wait_until_gone
 from tests.harness.pools import kill_worker, make_pool
@@ -40,8 +41,11 @@ def test_each_fault_is_raised_with_its_reason_and_a_reset_goes_on(
         pool.reset(seed=0)
         for fault, reason in (
             ("fail", "raised KeyError in step: 'a deliberate failure'"),
-            ("die", "process was ended by SIGKILL; its last lines on stderr: the last words; reset the env"),
-            ("leave", "process ended with exit status 7"),
+            (
+                "die",
+                r"process ended with exit status 137 \(128 \+ SIGKILL\); its last lines on stderr: the last words; reset the env",
+            ),
+            ("leave", "process ended with exit status 7;"),
             ("tell_engine", r"info\['state'\]\['engine'\]\['parts'\]\[0\] is a builtins.object"),
         ):
             with pytest.raises(stepmill.EnvError, match=f"env 0 .*{reason}"):
@@ -171,16 +175,23 @@ def test_a_simulator_that_does_not_begin_in_time_is_ended(where: str, python: An
         make_pool(where, [stepmill.foreign(f"{ENVS}:{make}", python=python)], start={"timeout_s": 1.0})
 
 
-def test_the_answer_to_an_interrupted_step_is_ignored() -> None:
+def test_the_answer_to_an_interrupted_step_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     env = walk()()
     env.reset(seed=0)
     pid = env.pid()
+    is_sent, receive = threading.Event(), SimulatorProcess._receive
+
+    def receive_and_tell(process: SimulatorProcess) -> Any:
+        is_sent.set()
+        return receive(process)
 
     def interrupt() -> None:
+        is_sent.wait()  # an interrupt of a request that is being sent ends the process
         while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
             os.sched_yield()
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
+    monkeypatch.setattr(SimulatorProcess, "_receive", receive_and_tell)
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
