@@ -5,8 +5,7 @@ The names are loaded on first use, because a worker also imports this package.
     manager              `EnvManager`, whose methods trainers call; `SimpleEnvManager` for one env in this process; specs of
                          behaviours as trainers of the first generation describe them
     subprocess_manager   `SubprocessEnvManager`
-    engine_workers       drives workers in stepmill's engine, which is the default
-    supervisor           commands, failures and restarts of these workers
+    engine_workers       drives workers in stepmill's engine, which is the default: commands, failures, restarts
     unity_worker         the env and side channels in such a worker's process
     pipe_workers         drives workers that a subclass starts; `worker()` for their processes
     workers              the state of a worker, its restart quota, its agents; messages
