@@ -9,7 +9,6 @@ from typing import Any
 from stepmill.frontends.di_engine.env_lifecycle import EnvLifecycle
 from stepmill.frontends.di_engine.errors import (
     ClosedAttributeError,
-    ManagerClosedError,
     ManagerUsageError,
     MethodError,
     MissingAttributeError,
@@ -113,10 +112,8 @@ class EnvCalls(EnvLifecycle):
         """
         if key.startswith("__"):
             raise AttributeError(key)
-        try:
-            self._check_closed()
-        except ManagerClosedError as error:  # hasattr() is False then
-            raise ClosedAttributeError(error.message) from None
+        if self.__dict__.get("_closed", True):
+            raise ClosedAttributeError(self._closed_attribute_text)
         return self._attributes(key, list(range(self._env_num)))
 
     def _attributes(self, key: str, env_ids: Sequence[int]) -> list[Any]:
@@ -140,9 +137,6 @@ class EnvCalls(EnvLifecycle):
             return self._open_client().pool.call(name, *args, env_ids=env_ids)
         except EnvError as error:
             raise with_env_class(error) from None
-
-    def _check_closed(self) -> None:
-        raise NotImplementedError
 
     def _ready_ids(self) -> list[int]:
         raise NotImplementedError

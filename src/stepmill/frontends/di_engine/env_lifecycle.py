@@ -1,9 +1,8 @@
 """The states of a manager's envs: `EnvState` and its transitions, and `EnvLifecycle`, which moves envs between them.
 
-step ─► PoolClient ─► _handle_reply ─► results ─► _collect_timesteps ─► timesteps; envs whose episode ended begin their reset
-                        ├► first observation ─► ready_obs     ├► abnormal timestep ─► ERROR
-                        │                                     └► an env raised ─► the manager's `_fail_step`
-                        └► failed reset ─► repeated after retry_waiting_time, max_retry attempts in all
+PoolClient ─► _handle_reply ─┬► result of a step ─► _handle_result
+                             ├► first observation ─► ready_obs
+                             └► failed reset ─► repeated after retry_waiting_time, max_retry attempts in all
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stepmill.envs.di_engine import timestep_class
-from stepmill.envs.di_engine_managed import ManagedSettings, is_abnormal
+from stepmill.envs.di_engine_managed import ManagedSettings
 from stepmill.frontends.di_engine.config import replay_paths
 from stepmill.frontends.di_engine.errors import ConnectionTimeout, ManagerClosedError, UnknownEnvError, retries_error
 from stepmill.frontends.di_engine.pool_client import Command, EnvReply, PoolClient, is_torn
-from stepmill.spec.errors import BadOutput, EngineBug, EnvError, EnvTimeout, StepmillError, WorkerDied
+from stepmill.spec.errors import EngineBug, EnvTimeout, StepmillError, WorkerDied
 from stepmill.spec.options import BackendName, PoolOptions
 
 LOG_EVERY_S = 10.0  # a wait that lasts this long is logged, and again after each further period
@@ -99,9 +97,9 @@ class EnvLifecycle:
     Names that begin with `_env` come from DI-engine, because users' subclasses rely on them.
     """
 
-    _marks_abnormal = False  # whether an abnormal timestep sets its env to ERROR
     _forgets_seeds = True  # whether `_env_seed` has only the seeds that were not sent yet
-    _attempts_name = "max retries"  # in the text of an error
+    _attempts_name = "max retries"  # in the text of an error, as the next two
+    _closed_text = _closed_attribute_text = "env manager is closed, please use the alive env manager"
     _auto_reset, _retry_type, _retry_waiting_time, _reset_timeout, _step_timeout, _connect_timeout = map(
         _setting, ("auto_reset", "retry_type", "retry_waiting_time", "reset_timeout", "step_timeout", "connect_timeout")
     )
@@ -291,128 +289,53 @@ class EnvLifecycle:
         """Store the timestep of a step, or its error."""
         self._results[env_id] = value
 
-    def _handle_ready_replies(self) -> None:
-        """Handle the replies that have arrived, without waiting.
-
-        Raises:
-            RetriesError: as for `_process_replies`.
-        """
-        if self._closed or self._client is None:
-            return
-        self._start_due_retries()
-        while self._client.pending and (replies := self._client.receive(1, 0)):
-            for reply in replies:
-                self._handle_reply(reply)
-        if self._failed_resets:
-            self._raise_failed_resets()
-
-    def _process_replies(
-        self,
-        is_enough: Callable[[], bool],
-        num_missing: Callable[[], int],
-        *,
-        until: float | None = None,
-        text: str = "",
-    ) -> None:
-        """Handle replies until `is_enough()`, or until no further reply can arrive.
+    def _process_replies(self, num_missing: Callable[[], int], *, until: float | None = None, text: str = "") -> None:
+        """Handle replies until `num_missing()` is 0, or until no further reply can arrive.
 
         Args:
-            is_enough: called before each wait.
-            num_missing: returns how many replies the next wait should wait for.
-            until: return at this time of time.monotonic() at the latest.
+            num_missing: returns how many replies the next wait should wait for; called before each wait.
+            until: do not wait after this time of time.monotonic(); replies that have arrived are handled.
             text: a message for long waits, with one %d for the number of periods waited; nothing is logged if it is empty.
         Raises:
             RetriesError: a reset has failed `max_retry` times; the manager is closed.
         """
         began = time.monotonic()
         num_warnings = 0
-        while not self._failed_resets and not is_enough():
+        while not self._failed_resets and (missing := num_missing()) > 0:
             client = self._open_client()
-            wait_s = LOG_EVERY_S
-            if self._retry_at:
-                self._start_due_retries()
-                wait_s = min([wait_s, *(max(retry_at - time.monotonic(), 0.0) for retry_at in self._retry_at.values())])
-            if until is not None:
-                wait_s = min(wait_s, until - time.monotonic())
-                if wait_s <= 0.0:
-                    return
+            self._start_due_retries()
+            now = time.monotonic()
+            ends = [now + LOG_EVERY_S, now + LOG_EVERY_S if until is None else until, *self._retry_at.values()]
+            wait_s = max(min(ends) - now, 0.0)
+            replies: list[EnvReply] = []
             if client.pending:
-                for reply in client.receive(max(1, min(num_missing(), len(client.pending))), wait_s):
-                    self._handle_reply(reply)
+                replies = client.receive(max(1, min(missing, len(client.pending))), wait_s)
             elif self._retry_at:
                 time.sleep(wait_s)  # no command is outstanding, so no event can end this wait earlier
-            elif not self._failed_resets:
+            else:
                 return
-            if text and time.monotonic() - began >= (num_warnings + 1) * LOG_EVERY_S:
+            for reply in replies:
+                self._handle_reply(reply)
+            now = time.monotonic()
+            if text and now - began >= (num_warnings + 1) * LOG_EVERY_S:
                 num_warnings += 1
                 logger.warning(text, num_warnings)
+            if until is not None and now >= until and not replies:
+                break
         if self._failed_resets:
             self._raise_failed_resets()
-
-    def _collect_timesteps(self, env_ids: Iterable[int]) -> dict[int, Any]:
-        """Return the timesteps of these envs, update their states, and begin their automatic resets."""
-        timesteps: dict[int, Any] = {}
-        errors: list[StepmillError] = []
-        ended_ids: list[int] = []
-        for env_id in env_ids:
-            timestep = self._results.pop(env_id)
-            if isinstance(timestep, StepmillError):
-                if not self._becomes_abnormal(timestep):
-                    self._env_states.move(env_id, _ERROR)
-                    errors.append(timestep)
-                    continue
-                timestep = self._abnormal_timestep(env_id, timestep)
-            timesteps[env_id] = timestep
-            info = timestep[3]
-            if info and self._marks_abnormal and is_abnormal(info):
-                self._env_states.move(env_id, _ERROR)
-            elif timestep[2]:
-                ended_ids.append(env_id)
-            else:
-                self._ready_obs[env_id] = timestep[0]
-        for env_id in ended_ids:
-            self._end_episode(env_id, timesteps[env_id])
-        if errors:
-            self._fail_step(errors, timesteps)
-        return timesteps
-
-    def _end_episode(self, env_id: int, timestep: Any) -> None:
-        self._env_episode_count[env_id] += 1
-        if self._env_episode_count[env_id] >= self._episode_num:
-            self._env_states.move(env_id, _DONE)
-        elif not self._cfg.auto_reset:
-            self._env_states.move(env_id, _NEED_RESET)
-        elif self._cfg.get("reset_inplace"):  # the step has reset the env
-            self._ready_obs[env_id] = timestep[0]
-        else:
-            self._begin_reset(env_id)
 
     def env_state_done(self, env_id: int) -> bool:
         """Whether an env is DONE."""
         return self._env_states[env_id] is EnvState.DONE
 
-    # ---- policy ------------------------------------------------------------------------------------------------------
-
-    def _becomes_abnormal(self, error: StepmillError) -> bool:
-        """Whether a failed step becomes an abnormal timestep; otherwise it is raised."""
-        raise NotImplementedError
-
-    def _fail_step(self, errors: Sequence[StepmillError], timesteps: dict[int, Any]) -> NoReturn:
-        """Raise the errors of failed steps; `timesteps` are those of the other envs."""
-        raise NotImplementedError
-
     def close(self) -> None:
         """Close all envs."""
         raise NotImplementedError
 
-    def _abnormal_timestep(self, env_id: int, error: StepmillError) -> Any:
-        logger.warning("env %d returns an abnormal timestep; reset it to continue: %s", env_id, error.message)
-        if isinstance(error, (EnvError, BadOutput)):
-            self._needs_seed.add(env_id)
-        if is_torn(error):
-            self._needs_renewal.add(env_id)
-        info = {"abnormal": True, "fault": type(error).__name__, "message": error.message}
-        return timestep_class()(None, None, None, info)
+    def _check_closed(self) -> None:
+        if self.__dict__.get("_closed", True):
+            raise ManagerClosedError(self._closed_text)
 
     def _open_client(self) -> PoolClient:
         """Return the client of the pool.
@@ -420,6 +343,6 @@ class EnvLifecycle:
         Raises:
             ManagerClosedError: the manager is closed.
         """
-        if self._closed or self._client is None:
-            raise ManagerClosedError("env manager is closed, please use the alive env manager")
+        if self._client is None:
+            raise ManagerClosedError(self._closed_text)
         return self._client

@@ -1,20 +1,27 @@
-"""`Manager`, the base class of all managers: launch and close, resets, seeds, and questions about the envs."""
+"""`Manager`, the base class of all managers: launch and close, resets, steps, seeds, and questions about the envs.
+
+step ─► results ─► _collect_timesteps ─► timesteps; envs whose episode ended begin their reset
+                     ├► abnormal timestep ─► ERROR
+                     └► an env raised ─► `_fail_step`
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from stepmill.envs.di_engine import as_ding_env
+from stepmill.envs.di_engine import as_ding_env, timestep_class
+from stepmill.envs.di_engine_managed import is_abnormal
 from stepmill.frontends.di_engine import config as settings
 from stepmill.frontends.di_engine.env_calls import EnvCalls
 from stepmill.frontends.di_engine.env_lifecycle import EnvState
-from stepmill.frontends.di_engine.errors import ManagerClosedError, ManagerUsageError, ResetParamError
-from stepmill.frontends.di_engine.pool_client import Command
+from stepmill.frontends.di_engine.errors import ManagerUsageError, ResetParamError
+from stepmill.frontends.di_engine.pool_client import Command, PoolClient, is_torn
 from stepmill.frontends.overrides import refuse_overrides
 from stepmill.pool.port import whole_ids
 from stepmill.spec.closing import close_on_error
+from stepmill.spec.errors import BadOutput, EnvError, StepmillError
 from stepmill.spec.options import OptionKeywords
 
 if TYPE_CHECKING:
@@ -39,6 +46,7 @@ class Manager(EnvCalls):
     """
 
     config: dict[str, Any] = settings.BASE
+    _marks_abnormal = False  # whether an abnormal timestep sets its env to ERROR
 
     def __init__(
         self,
@@ -112,13 +120,9 @@ class Manager(EnvCalls):
 
     def _wait_resets(self, wanted: set[int]) -> None:
         self._process_replies(
-            lambda: not any(self._is_resetting(env_id) for env_id in wanted),
-            lambda: sum(self._is_resetting(env_id) for env_id in wanted),
+            lambda: sum(self._env_states[env_id] is EnvState.RESET for env_id in wanted),
             text="VEC_ENV_MANAGER: not all the envs finish resetting, sleep %d times",
         )
-
-    def _is_resetting(self, env_id: int) -> bool:
-        return self._env_states[env_id] is EnvState.RESET
 
     def _skips_reset(self, env_id: int) -> bool:
         """Whether `reset` leaves this env alone: the base managers do while a replay of its episode is saved."""
@@ -147,9 +151,9 @@ class Manager(EnvCalls):
         if client is not None:
             client.close()
 
-    def _check_closed(self) -> None:
-        if self.__dict__.get("_closed", True):
-            raise ManagerClosedError("env manager is closed, please use the alive env manager")
+    def _open_client(self) -> PoolClient:
+        self._check_closed()  # before a launch too, although spaces may have started the workers
+        return super()._open_client()
 
     # ---- seeds, replays ----------------------------------------------------------------------------------------------
 
@@ -222,8 +226,7 @@ class Manager(EnvCalls):
         self._handle_ready_replies()
         if not self._closed:
             self._process_replies(
-                lambda: bool(self._known_ready_ids()) or not self._env_states.ids_in(EnvState.RESET),
-                lambda: 1,
+                lambda: not self._known_ready_ids() and bool(self._env_states.ids_in(EnvState.RESET)),
                 text="VEC_ENV_MANAGER: all the not done envs are resetting, sleep %d times",
             )
         return self.ready_env
@@ -244,7 +247,17 @@ class Manager(EnvCalls):
         self._offered_ids = self._ready_ids()
         return {env_id: space.sample() for env_id in self.ready_obs_id}
 
-    # ---- helpers -----------------------------------------------------------------------------------------------------
+    # ---- steps -------------------------------------------------------------------------------------------------------
+
+    def _handle_ready_replies(self) -> None:
+        """Handle the replies that have arrived, without waiting.
+
+        Raises:
+            RetriesError: as for `_process_replies`.
+        """
+        if not self._closed:
+            pending = self._open_client().pending
+            self._process_replies(lambda: len(pending) + len(self._retry_at), until=0.0)
 
     def _unreturned_steps(self) -> set[int]:
         """Return the envs that have an action and whose timestep no step() has returned yet."""
@@ -280,3 +293,58 @@ class Manager(EnvCalls):
             raise ManagerUsageError(
                 f"current env state are: {named}, please check whether the requested env is in reset or done{busy}"
             )
+
+    def _collect_timesteps(self, env_ids: Iterable[int]) -> dict[int, Any]:
+        """Return the timesteps of these envs, update their states, and begin their automatic resets."""
+        timesteps: dict[int, Any] = {}
+        errors: list[StepmillError] = []
+        ended_ids: list[int] = []
+        for env_id in env_ids:
+            timestep = self._results.pop(env_id)
+            if isinstance(timestep, StepmillError):
+                if not self._becomes_abnormal(timestep):
+                    self._env_states.move(env_id, EnvState.ERROR)
+                    errors.append(timestep)
+                    continue
+                timestep = self._abnormal_timestep(env_id, timestep)
+            timesteps[env_id] = timestep
+            info = timestep[3]
+            if info and self._marks_abnormal and is_abnormal(info):
+                self._env_states.move(env_id, EnvState.ERROR)
+            elif timestep[2]:
+                ended_ids.append(env_id)
+            else:
+                self._ready_obs[env_id] = timestep[0]
+        for env_id in ended_ids:
+            self._end_episode(env_id, timesteps[env_id])
+        if errors:
+            self._fail_step(errors, timesteps)
+        return timesteps
+
+    def _end_episode(self, env_id: int, timestep: Any) -> None:
+        self._env_episode_count[env_id] += 1
+        if self._env_episode_count[env_id] >= self._episode_num:
+            self._env_states.move(env_id, EnvState.DONE)
+        elif not self._cfg.auto_reset:
+            self._env_states.move(env_id, EnvState.NEED_RESET)
+        elif self._cfg.get("reset_inplace"):  # the step has reset the env
+            self._ready_obs[env_id] = timestep[0]
+        else:
+            self._begin_reset(env_id)
+
+    def _becomes_abnormal(self, error: StepmillError) -> bool:
+        """Whether a failed step becomes an abnormal timestep; otherwise it is raised."""
+        return False
+
+    def _fail_step(self, errors: Sequence[StepmillError], timesteps: dict[int, Any]) -> NoReturn:
+        """Raise the errors of failed steps; `timesteps` are those of the other envs."""
+        raise NotImplementedError
+
+    def _abnormal_timestep(self, env_id: int, error: StepmillError) -> Any:
+        logger.warning("env %d returns an abnormal timestep; reset it to continue: %s", env_id, error.message)
+        if isinstance(error, (EnvError, BadOutput)):
+            self._needs_seed.add(env_id)
+        if is_torn(error):
+            self._needs_renewal.add(env_id)
+        info = {"abnormal": True, "fault": type(error).__name__, "message": error.message}
+        return timestep_class()(None, None, None, info)

@@ -96,15 +96,12 @@ class BaseEnvManager(Manager):
             RuntimeError: an env raised `max_retry` times.
         """
         env_ids = self._begin_steps(actions)
-        self._process_replies(lambda: len(self._results) >= len(env_ids), lambda: len(env_ids) - len(self._results))
+        self._process_replies(lambda: len(env_ids) - len(self._results))
         try:
             return self._collect_timesteps(env_ids)
         finally:
             if not self._closed:
                 self._wait_resets(set(env_ids))
-
-    def _becomes_abnormal(self, error: StepmillError) -> bool:
-        return False
 
     def _fail_step(self, errors: Sequence[StepmillError], timesteps: dict[int, Any]) -> NoReturn:
         failures = []
@@ -180,15 +177,15 @@ class AsyncSubprocessEnvManager(Manager):
         env_ids = self._begin_steps(actions)
         deadline = math.inf if cfg.step_deadline is None else began + cfg.step_deadline
         wanted = max(min(cfg.wait_num, len(env_ids)), 1)
-        self._process_replies(
-            lambda: self._has_enough_results() and (len(self._results) >= wanted or not self._num_stepping()),
-            lambda: max(wanted - len(self._results), 1),
-            until=deadline,
-        )
-        more_until = min(began + (cfg.step_wait_timeout or 0.0), deadline)
-        self._process_replies(lambda: not self._num_stepping(), self._num_stepping, until=more_until)
+
+        def num_missing() -> int:
+            num_left = wanted - len(self._results)
+            return 0 if self._has_enough_results() and (num_left <= 0 or not self._num_stepping()) else max(num_left, 1)
+
+        self._process_replies(num_missing, until=deadline)
+        self._process_replies(self._num_stepping, until=min(began + (cfg.step_wait_timeout or 0.0), deadline))
         self._handle_ready_replies()
-        self._process_replies(self._has_enough_results, lambda: 1)  # after the deadline, but not without a result
+        self._process_replies(lambda: not self._has_enough_results())  # after the deadline, but not without a result
         finished = list(self._results)
         return self._collect_timesteps(finished[: min(len(finished), cfg.max_get)])
 
@@ -256,9 +253,7 @@ class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):
             Exception: of the class that an env raised; the manager is closed.
         """
         env_ids = self._begin_steps(actions)
-        results = self._results
-        num = len(env_ids)
-        self._process_replies(lambda: len(results) >= num, lambda: num - len(results))
+        self._process_replies(lambda: len(env_ids) - len(self._results))
         return self._collect_timesteps(env_ids)
 
 

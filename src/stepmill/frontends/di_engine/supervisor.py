@@ -20,7 +20,6 @@ from stepmill.frontends.di_engine import config as settings
 from stepmill.frontends.di_engine.env_calls import BASIC_METHODS, EnvCalls
 from stepmill.frontends.di_engine.env_lifecycle import EnvState
 from stepmill.frontends.di_engine.errors import (
-    ManagerClosedError,
     ManagerUsageError,
     as_payload_error,
     without_traceback,
@@ -85,6 +84,8 @@ class EnvSupervisor(EnvCalls):
 
     NOT_CALLED = settings.NOT_CALLED_BY_SUPERVISOR
     _attempts_name = "max_try"
+    _closed_text = "Env supervisor has closed."
+    _closed_attribute_text = "Supervisor is not running, please call start_link first!"
     _forgets_seeds = False
 
     def __init__(
@@ -156,7 +157,7 @@ class EnvSupervisor(EnvCalls):
             actions: a mapping by env_id, or a list for all envs.
             block: True waits, and returns one tree array per env, in the order of `actions`; otherwise `recv` returns them.
         """
-        self._check_running()
+        self._check_closed()
         named = dict(enumerate(actions)) if isinstance(actions, (list, tuple)) else dict(actions or {})
         if not named:
             raise ManagerUsageError("Action is empty!")
@@ -178,7 +179,7 @@ class EnvSupervisor(EnvCalls):
                 without arguments.
             block: True waits; otherwise `recv` returns the observations.
         """
-        self._check_running()
+        self._check_closed()
         param = reset_param or {env_id: {} for env_id in range(self._env_num)}
         named = dict(enumerate(param)) if isinstance(param, (list, tuple)) else dict(param)
         self._check_ids(named)
@@ -197,7 +198,7 @@ class EnvSupervisor(EnvCalls):
 
     def send(self, payload: SendPayload) -> None:
         """Queue a request for an env: "step", "reset", or one of `method_name_list`."""
-        self._check_running()
+        self._check_closed()
         self._check_ids([payload.proc_id])
         self._queues[payload.proc_id].append(payload)
         self._send_next_command(payload.proc_id)
@@ -211,9 +212,9 @@ class EnvSupervisor(EnvCalls):
             RuntimeError: a reset has failed `max_try` times; the supervisor is closed.
             UsageError: no reply can arrive, because no env executes a command.
         """
-        self._check_running()
+        self._check_closed()
         while True:
-            self._process_replies(lambda: bool(self._received), lambda: 1)
+            self._process_replies(lambda: not self._received)
             if not self._received:
                 raise UsageError(
                     "no env executes a command, so recv() would never return; call step() or reset() first"
@@ -243,7 +244,7 @@ class EnvSupervisor(EnvCalls):
         deadline = None if timeout is None else time.monotonic() + timeout
         while remain:
             self._process_replies(
-                lambda: any(payload.req_id in remain for payload in self._received), lambda: 1, until=deadline
+                lambda: all(payload.req_id not in remain for payload in self._received), until=deadline
             )
             arrived = [payload for payload in self._received if payload.req_id in remain]
             for payload in arrived:
@@ -359,7 +360,7 @@ class EnvSupervisor(EnvCalls):
 
     def _wait_until_idle(self, env_ids: Mapping[int, Any]) -> None:
         """Wait until these envs execute nothing, so that the resets that follow their steps have ended."""
-        self._process_replies(lambda: not any(env_id in self._running_commands for env_id in env_ids), lambda: 1)
+        self._process_replies(lambda: any(env_id in self._running_commands for env_id in env_ids))
         for payload in [one for one in self._received if one.method == "reset" and one.proc_id in env_ids]:
             self._received.remove(payload)
 
@@ -401,18 +402,5 @@ class EnvSupervisor(EnvCalls):
 
     # ---- helpers -----------------------------------------------------------------------------------------------------
 
-    def _check_closed(self) -> None:
-        if self.__dict__.get("_closed", True):
-            raise ManagerClosedError("Supervisor is not running, please call start_link first!")
-
     def _ready_ids(self) -> list[int]:
         return self.ready_obs_id
-
-    def _open_client(self) -> PoolClient:
-        if self._client is None:
-            raise ManagerClosedError("Env supervisor has closed.")
-        return self._client
-
-    def _check_running(self) -> None:
-        if self._closed:
-            raise ManagerClosedError("Env supervisor has closed.")
