@@ -173,14 +173,13 @@ class TimestepDecoder:
     def __init__(self, observation: Node) -> None:
         self._observation = observation
         self._formats: dict[int, TimestepFormat] = {}
-        self._shared_format: TimestepFormat | None = None  # the newest format
-        self._is_uniform = False
+        self._shared_format: TimestepFormat | None = None  # the format of all envs, if they have one
 
     def read(self, batch: Batch, steps: Sequence[int]) -> list[Any]:
         """Return the timestep of each row in `steps`, or a TornError where it cannot be read, and the observations of the others."""
         values = split_rows(self._observation, batch.obs, batch.num_rows)
-        if type(batch.info) is dict and self._is_uniform and len(steps) == len(values):
-            return self._read_uniform(batch, values)
+        if type(batch.info) is dict and self._shared_format is not None and len(steps) == len(values):
+            return self._read_uniform(batch, values, self._shared_format)
         for row, timestep in zip(steps, self._read_rows(batch, values, steps), strict=True):
             values[row] = timestep
         return values
@@ -211,10 +210,8 @@ class TimestepDecoder:
             timesteps.append(_class_of(step_format)(obs, reward, step_format[1](batch.terminated[row]), info))
         return timesteps
 
-    def _read_uniform(self, batch: Batch, observations: list[Any]) -> list[Timestep]:
+    def _read_uniform(self, batch: Batch, observations: list[Any], step_format: TimestepFormat) -> list[Timestep]:
         """Return the timesteps of rows that have one format and no info. Hot path."""
-        step_format = self._shared_format
-        assert step_format is not None
         cls = _class_of(step_format)
         rewards = _reward_maker(step_format)(batch.reward)
         dones = batch.terminated.tolist() if step_format[1] is bool else list(batch.terminated)
@@ -222,8 +219,8 @@ class TimestepDecoder:
 
     def _store_format(self, env_id: int, step_format: TimestepFormat) -> None:
         self._formats[env_id] = step_format
-        self._is_uniform = all(other == step_format for other in self._formats.values())
-        self._shared_format = step_format
+        is_shared = all(other == step_format for other in self._formats.values())
+        self._shared_format = step_format if is_shared else None
 
 
 def split_rows(node: Node, value: Any, num: int) -> list[Any]:

@@ -9,6 +9,7 @@ Observations are pickled, and are not in shared memory. After a crash, all envs 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing.connection
 import multiprocessing.queues
@@ -16,7 +17,7 @@ import pickle
 import queue
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import cloudpickle
@@ -69,19 +70,18 @@ class PipeWorkers:
     def step(self) -> list[EnvironmentStep]:
         """Send actions to each worker that is not busy, and wait for at least one result."""
         self._queue_steps()
-        results: dict[int, StepResponse] = {}
-        while not results:
-            for response in self._responses():
-                if response.cmd is EnvironmentCommand.ENV_EXITED:
-                    self._restart_failed(response)
-                    results.clear()
-                    self._queue_steps()
-                elif response.cmd is EnvironmentCommand.STEP:
-                    self._workers[response.worker_id].waiting = False
-                    results[response.worker_id] = response.payload
-            if not results:
-                self._wait([worker for worker in self._workers if worker.waiting], None)
-        return [self._to_step(self._workers[worker_id], result) for worker_id, result in results.items()]
+        while True:
+            results, failed = self._take_responses()
+            if failed:
+                self._restart(failed | self._drain())
+                self._queue_steps()
+            elif results:
+                return [self._to_step(self._workers[worker_id], result) for worker_id, result in results.items()]
+            else:
+                self._wait(self._stepping(), None)
+
+    def _stepping(self) -> list[UnityEnvWorker]:
+        return [worker for worker in self._workers if worker.waiting]
 
     def _queue_steps(self) -> None:
         for worker in self._workers:
@@ -98,19 +98,23 @@ class PipeWorkers:
         )
         return worker.previous_step
 
-    def _responses(self) -> Iterator[EnvironmentResponse]:
-        """Yield the responses that are in the step queue, then one for each process that ended without one."""
-        while True:
-            dead = [worker for worker in self._workers if worker.waiting and _has_ended(worker)]
-            try:
-                yield self._manager.step_queue.get_nowait()
-            except queue.Empty:
-                # A response that a process put into the queue before its end would have been there.
-                # The restart of one worker handles all of them, so the others are then no longer waiting.
-                for worker in filter(lambda each: each.waiting, dead):
-                    error = worker.died_error("recv")
-                    yield EnvironmentResponse(EnvironmentCommand.ENV_EXITED, worker.worker_id, error)
-                return
+    def _take_responses(self) -> tuple[dict[int, StepResponse], dict[int, Exception]]:
+        """Return the results that have arrived, and the exceptions of workers that failed or ended without one, by worker id."""
+        dead = [worker for worker in self._stepping() if worker.process is not None and not worker.process.is_alive()]
+        results: dict[int, StepResponse] = {}
+        failed: dict[int, Exception] = {}
+        with contextlib.suppress(queue.Empty):
+            while True:
+                response = self._manager.step_queue.get_nowait()
+                if response.cmd in (EnvironmentCommand.ENV_EXITED, EnvironmentCommand.STEP):
+                    self._workers[response.worker_id].waiting = False
+                    found: dict[int, Any] = results if response.cmd is EnvironmentCommand.STEP else failed
+                    found[response.worker_id] = response.payload
+        for worker in dead:
+            if worker.waiting:  # a response that its process put into the queue before its end would have been there
+                worker.waiting = False
+                failed[worker.worker_id] = worker.died_error("recv")
+        return results, failed
 
     def _wait(self, workers: list[UnityEnvWorker], timeout_s: float | None) -> None:
         """Wait for a response or the end of one of the processes. A queue of an unknown kind is polled, as in the original.
@@ -125,10 +129,8 @@ class PipeWorkers:
 
     # ---- crashes ----------------------------------------------------------------------------------------------------
 
-    def _restart_failed(self, first: EnvironmentResponse) -> None:
-        """Restart the workers that failed, once the others have finished their steps, and reset all envs."""
-        self._workers[first.worker_id].waiting = False
-        failed: dict[int, Exception] = {first.worker_id: first.payload, **self._drain()}
+    def _restart(self, failed: Mapping[int, Exception]) -> None:
+        """Restart the workers that failed, after the others have finished their steps, and reset all envs."""
         for worker_id, exception in failed.items():
             if not isinstance(exception, _RESTARTABLE):
                 raise exception
@@ -158,21 +160,17 @@ class PipeWorkers:
         """
         failed: dict[int, Exception] = {}
         deadline = time.monotonic() + self._options.drain_timeout_s
-        while stepping := [worker.worker_id for worker in self._workers if worker.waiting]:
-            for response in self._responses():
-                if response.cmd is EnvironmentCommand.ENV_EXITED:
-                    failed[response.worker_id] = response.payload
-                if response.cmd in (EnvironmentCommand.ENV_EXITED, EnvironmentCommand.STEP):
-                    self._workers[response.worker_id].waiting = False
-                if not any(worker.waiting for worker in self._workers):
-                    return failed
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
+        while self._stepping():
+            failed |= self._take_responses()[1]
+            stepping, left_s = self._stepping(), deadline - time.monotonic()
+            if stepping and left_s <= 0:
+                stuck = {worker.worker_id for worker in stepping}
                 raise failures.UnityStuckError(
-                    f"Workers {set(stepping)} stuck in waiting state for {self._options.drain_timeout_s:g} s; give a longer "
+                    f"Workers {stuck} stuck in waiting state for {self._options.drain_timeout_s:g} s; give a longer "
                     "drain_timeout_s, or end their processes"
                 )
-            self._wait([worker for worker in self._workers if worker.waiting], left_s)
+            if stepping:
+                self._wait(stepping, left_s)
         return failed
 
     # ---- the rest of a manager's methods -----------------------------------------------------------------------------
@@ -224,8 +222,7 @@ class PipeWorkers:
             worker.request_close()
         deadline = time.monotonic() + self._options.close_timeout_s
         while (running := list(filter(_is_running, self._workers))) and time.monotonic() < deadline:
-            for _ in self._responses():  # a process does not end before its messages are read
-                pass
+            self._take_responses()  # a process does not end before its messages are read
             self._wait(running, max(deadline - time.monotonic(), 0.0))
         end_processes(self._workers)
 
@@ -245,10 +242,6 @@ def end_processes(workers: list[UnityEnvWorker]) -> None:
 
 def _is_running(worker: UnityEnvWorker) -> bool:
     return worker.process is not None and worker.process.is_alive()
-
-
-def _has_ended(worker: UnityEnvWorker) -> bool:
-    return worker.process is not None and not worker.process.is_alive()
 
 
 def _receive(worker: UnityEnvWorker, timeout_s: float | None) -> EnvironmentResponse:
