@@ -9,8 +9,7 @@ autoreset modes and fault policies, envs of one row and of several, spares, epis
     rounds           one pool, driven by `step` or by `send` and `recv` while faults are injected
     starts           pools whose construction is interrupted by Ctrl-C
     fault_injection  signals, traps, breaking actions, calls and Ctrl-C
-    results          batches and errors, converted for the checks
-    oracle           the expected results, and the checks against them
+    storm            the calls of a round; `tests.pool_model` checks them
     report           counters and complaints of a run
 """
 

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING
 
 from stepmill.pool.pool import Pool
 from stepmill.spec.errors import StepmillError
-from tests.chaos.envs import CLOCK, HANG, IDENTITY, KILL, RAISE, SCRIBBLE, TAG, Traps
+from tests.chaos.envs import Traps
 from tests.chaos.kinds import MAX_FAILED_BUILDS, Kind
-from tests.chaos.oracle import Oracle
 from tests.chaos.report import ChaosReport
-from tests.chaos.results import named_in
+from tests.pool_model.envs import HANG, IDENTITY, KILL, LEVEL, ONCE, RAISE, SCRIBBLE, SEED, UNREADABLE
+from tests.pool_model.records import Env
+from tests.pool_model.results import named_in, require
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from tests.chaos.storm import StormCalls
 
 DELAYS_S = (0.0, 0.0, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.015)
 _NAMES = {KILL: "killed itself", RAISE: "raised", HANG: "hung", SCRIBBLE: "scribbled"}
@@ -31,9 +34,9 @@ _WEIGHTS = {KILL: 5, RAISE: 5, HANG: 1}
 class FaultInjector:
     """Injects faults and calls envs, at random."""
 
-    def __init__(self, kind: Kind, oracle: Oracle, report: ChaosReport, rng: random.Random, folder: str) -> None:
+    def __init__(self, kind: Kind, calls: StormCalls, report: ChaosReport, rng: random.Random, folder: str) -> None:
         self._kind = kind
-        self._oracle = oracle
+        self._calls, self._model = calls, calls.model
         self._report = report
         self._rng = rng
         self._traps = Traps(folder)
@@ -43,11 +46,13 @@ class FaultInjector:
 
     def actions(self, num_rows: int) -> list[int]:
         """Draw actions; at most one of them makes its env fail."""
-        actions = [self._rng.randrange(10) for _ in range(num_rows)]
+        actions = [self._rng.randrange(10**6) * ONCE for _ in range(num_rows)]
+        if self._kind.has_unreadable:
+            actions = [action + UNREADABLE * (self._rng.random() < 0.1) for action in actions]
         if self._kind.fatal and self._rng.random() < 0.04:
-            action = self._rng.choices(self._kind.fatal, [_WEIGHTS[how] for how in self._kind.fatal])[0]
-            actions[self._rng.randrange(num_rows)] = action
-            self._report.inflicted[_NAMES[action]] += 1
+            how = self._rng.choices(self._kind.fatal, [_WEIGHTS[how] for how in self._kind.fatal])[0]
+            actions[self._rng.randrange(num_rows)] = how
+            self._report.inflicted[_NAMES[how]] += 1
         return actions
 
     def inject(self, pool: Pool) -> None:
@@ -89,7 +94,7 @@ class FaultInjector:
         return True
 
     def _set_trap(self, where: str, how: int) -> None:
-        identity = self._rng.randrange(len(self._oracle.memories))
+        identity = self._rng.randrange(len(self._model.objects))
         # One at a time: a replay does not repair a step that fails repeatedly.
         if self._loops - self._trapped.get((where, identity), -1000) < 100:
             return
@@ -108,48 +113,45 @@ class FaultInjector:
         what = self._rng.choice([self._bump, self._bump, self._stumble, self._render, self._set_level])
         self._report.calls += 1
         try:
-            complaint = what(pool, self._rng.randrange(self._kind.num_envs))
+            what(pool, self._model.envs[self._rng.randrange(self._kind.num_envs)])
         except StepmillError as error:
             self._report.calls_failed += 1
-            self._oracle.reported |= named_in(error)
-            return
-        if complaint is not None:
-            self._report.complain(complaint)
+            self._calls.adopt({})
+            self._model.named |= named_in(error)
 
-    def _bump(self, pool: Pool, env_id: int) -> str | None:
+    def _bump(self, pool: Pool, env: Env) -> None:
         try:
-            identity, bumps = pool.call("bump", env_ids=[env_id])[0]
+            identity, bumps = pool.call("bump", env_ids=[env.env_id])[0]
         except StepmillError:
-            self._oracle.record_failed_bump(env_id)
+            self._model.record_failed_bump(env)
             raise
-        if not self._oracle.check_identity(env_id, identity):
-            return f"a call of env {env_id} was answered by object {identity}"
-        return self._oracle.record_bump(identity, bumps)
+        require(self._model.may_be(env, identity), f"a call of env {env.env_id} was answered by object {identity}")
+        self._model.record_bump(identity, bumps)
 
-    def _stumble(self, pool: Pool, env_id: int) -> str | None:
-        self._oracle.record_failed_bump(env_id)
-        pool.call("stumble", env_ids=[env_id])
-        return f"a call of env {env_id} that always raises has returned"
+    def _stumble(self, pool: Pool, env: Env) -> None:
+        self._model.record_failed_bump(env)
+        pool.call("stumble", env_ids=[env.env_id])
+        require(False, f"a call of env {env.env_id} that always raises has returned")
 
-    def _render(self, pool: Pool, env_id: int) -> str | None:
-        seen = pool.render(env_ids=[env_id])[0]
-        record = self._oracle.rows[env_id]
-        is_same = seen[: CLOCK + 1].tolist() == record.obs[: CLOCK + 1].tolist()
-        is_known = record.action is None and not record.is_ended
-        is_early = seen[TAG] == -1  # rebuilt, and not replayed yet
-        if (is_same or is_early or not is_known) and self._oracle.check_identity(env_id, int(seen[IDENTITY])):
-            return None
-        return f"env {env_id} was at {record.obs.tolist()}, and rendered {seen.tolist()}"
+    def _render(self, pool: Pool, env: Env) -> None:
+        seen = tuple(pool.render(env_ids=[env.env_id])[0].tolist())
+        (row,) = env.rows
+        is_same = seen[:LEVEL] == row.place.obs[:LEVEL]
+        is_known = env.command is None and not row.is_over
+        is_early = seen[SEED] == -1  # rebuilt, and not replayed yet
+        require(
+            (is_same or is_early or not is_known) and self._model.may_be(env, seen[IDENTITY]),
+            f"env {env.env_id} was at {row.place.obs}, and rendered {seen}",
+        )
 
-    def _set_level(self, pool: Pool, _: int) -> str | None:
+    def _set_level(self, pool: Pool, _: Env) -> None:
         level = self._rng.randrange(1000)
         try:
             pool.set_attr("level", level)
         except StepmillError:
-            self._oracle.record_level(level, is_certain=False)
+            self._model.record_level(level, is_certain=False)
             raise
-        self._oracle.record_level(level, is_certain=True)
-        return None
+        self._model.record_level(level, is_certain=True)
 
 
 class Interrupter:

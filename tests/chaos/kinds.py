@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepmill.spec.options import AutoresetMode, OnFault, PoolOptions
-from tests.chaos.envs import HANG, HANG_S, KILL, RAISE, SCRIBBLE
+from tests.pool_model.envs import HANG, HANG_S, KILL, RAISE, SCRIBBLE
+from tests.pool_model.setup import Setup
 
 STEP_TIMEOUT_S = 0.4
 CALL_TIMEOUT_S = 3.0
@@ -89,6 +90,27 @@ class Kind:
     def num_envs(self) -> int:
         """How many envs the pool has."""
         return NUM_ROWS // self.rows_each
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The episode length of each row."""
+        num_rows = (self.num_envs + self.num_spares) * self.rows_each
+        return tuple(8 + (row if self.is_ragged else row // self.rows_each) % 5 for row in range(num_rows))
+
+    @property
+    def setup(self) -> Setup:
+        """What the model has to know."""
+        chosen = {"backend": self.backend, "seeding": "per_episode", **self.options}
+        chosen |= {"autoreset_mode": self.mode.value, "on_fault": self.policy.value}
+        return Setup(
+            "single" if self.rows_each == 1 else "batched",
+            self.num_envs,
+            chosen,
+            self.fatal,
+            self.lengths,
+            is_stormy=True,
+            hides_faults=self.is_replayed,
+        )
 
     def pool_options(self, context: str, crash_dir: str | None) -> PoolOptions:
         """Return the options of the round's pool."""

@@ -14,10 +14,10 @@ from stepmill.backends.launcher_client import LauncherClient
 from stepmill.worker.channel import NO_FD
 from tests.chaos import KILL, RAISE
 from tests.chaos.envs import CLOCK, Traps, make_env
-from tests.chaos.results import named_in
 from tests.harness.effort import every_second
 from tests.harness.kills import stop_process
 from tests.harness.pools import await_restart, kill_worker
+from tests.pool_model.results import named_in
 
 
 def read_workers_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_envs_whose_death_a_call_has_reported_are_faulted_once_a_step_finds_them
         pool.reset(seed=0)
         Traps(str(tmp_path)).set("call", 0, KILL)
         with pytest.raises(stepmill.WorkerDied):
-            pool.call("bump", env_ids=[0])
+            pool.call("render", env_ids=[0])
 
         with pytest.raises(stepmill.WorkerDied, match=r"its envs \[0, 1\] are lost"):
             pool.step([1, 1, 1, 1])

@@ -199,7 +199,7 @@ class Tracer:
             self._round(f"{number}", partial(self._pool.send, rows))
             return
         self._pool.get_attr(
-            "level" if self._scenario.rows_each == 1 else "num_envs"
+            "identity" if self._scenario.rows_each == 1 else "num_envs"
         )  # now the workers have no other command
         self._pool.send(rows[: self._scenario.rows_each], [0])
         self._gate.wait_arrivals()

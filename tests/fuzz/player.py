@@ -8,14 +8,14 @@ import warnings
 
 import stepmill
 from stepmill.spec.errors import ClosedPoolError, UsageError
-from tests.fuzz.calls import Calls
-from tests.fuzz.commands import MAX_REPAIRS, Commands
-from tests.fuzz.envs import env_fns
 from tests.fuzz.mistakes import MISTAKES
-from tests.fuzz.model import IDLE, require
 from tests.fuzz.programs import Move, Program
 from tests.fuzz.requests import Requests
 from tests.fuzz.workers import Workers
+from tests.pool_model.calls import Calls
+from tests.pool_model.commands import Commands
+from tests.pool_model.envs import env_fns
+from tests.pool_model.results import require
 
 
 class Player:
@@ -43,7 +43,7 @@ class Player:
                 self._calls.interrupt = 0
                 self._calls.check()
             if not self._calls.is_closed:
-                self._end()
+                self._commands.bring_back()
 
     def _make(self, move: Move) -> None:
         mover = next(mover for mover in self._movers if hasattr(mover, move.name))
@@ -70,16 +70,6 @@ class Player:
             except ClosedPoolError:
                 continue
             require(False, "a closed pool answers")
-
-    def _end(self) -> None:
-        """Receive what is pending, and check that a reset brings every env back."""
-        self._commands.receive_all()
-        for _ in range(MAX_REPAIRS):
-            self._commands.reset(None)
-            self._calls.check()
-            if all(env.status == IDLE for env in self._calls.model.envs):
-                return
-        require(False, f"no reset brings the pool back: {self._pool.states}")
 
 
 def play(program: Program) -> str | None:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.fuzz.envs import BAD, DIE, HANG, ONCE, RAISE, STEP
+from tests.pool_model.envs import BAD, HANG, KILL, ONCE, RAISE, STEP
+from tests.pool_model.setup import Setup
 
 BACKENDS = ("serial", "thread", "fork", "forkserver", "kernel")
 MOVES = {
@@ -53,34 +54,14 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Program:
-    """A pool, and what is done with it.
+class Program(Setup):
+    """A pool, and what is done with it."""
 
-    Attributes:
-        kind: of the envs, as in `envs.env_fns`.
-        options: of the pool.
-        verbs: how actions may make envs fail.
-    """
-
-    seed: int
-    kind: str
-    num_envs: int
-    options: dict[str, Any]
-    verbs: tuple[int, ...]
-    moves: tuple[Move, ...]
-
-    @property
-    def num_spares(self) -> int:
-        return int(self.options.get("resets", {}).get("spare_envs", 0))
+    moves: tuple[Move, ...] = ()
 
     def has(self, **options: Any) -> bool:
         """Whether the pool has these options."""
         return all(self.options.get(name) == value for name, value in options.items())
-
-    @property
-    def is_overlapped(self) -> bool:
-        """Whether resets are made in advance, without spares."""
-        return "overlap" in self.options.get("resets", {})
 
 
 def draw_program(seed: int, backends: tuple[str, ...] = BACKENDS, max_moves: int = 40) -> Program:
@@ -94,7 +75,7 @@ def draw_program(seed: int, backends: tuple[str, ...] = BACKENDS, max_moves: int
     if HANG in verbs:
         options["step_timeout_s"] = options["reset_timeout_s"] = 1.0
     moves = tuple(_draw_move(rng, num_envs, verbs) for _ in range(rng.randint(3, max_moves)))
-    return Program(seed, kind, num_envs, options, verbs, moves)
+    return Program(kind, num_envs, options, verbs, moves=moves)
 
 
 def _draw_options(rng: random.Random, backend: str, kind: str) -> dict[str, Any]:
@@ -137,7 +118,7 @@ def _draw_verbs(rng: random.Random, options: dict[str, Any], kind: str) -> tuple
         return (RAISE,)
     verbs = [RAISE, BAD]
     if options["backend"] == "process":
-        verbs += [DIE] * rng.randint(0, 2)
+        verbs += [KILL] * rng.randint(0, 2)
         verbs += [HANG] * (rng.random() < 0.02)
     return tuple(verbs)
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from stepmill.pool.port import PoolPort
 from stepmill.spec.errors import EnvError, WorkerDied
-from tests.fuzz.calls import Calls
-from tests.fuzz.commands import MAX_REPAIRS, Commands
-from tests.fuzz.model import FAULTED, NEEDS_RESET, Env, require
+from tests.pool_model.calls import Calls
+from tests.pool_model.commands import MAX_REPAIRS, Commands
+from tests.pool_model.records import FAULTED, NEEDS_RESET, Env
+from tests.pool_model.results import require
 
 
 class Requests:
@@ -17,11 +18,11 @@ class Requests:
 
     def __init__(self, calls: Calls, commands: Commands) -> None:
         self.calls, self._commands = calls, commands
-        self.program, self.pool, self.model = calls.program, calls.pool, calls.model
+        self.setup, self.pool, self.model = calls.setup, calls.pool, calls.model
         self._futures: list[tuple[Any, list[Any]]] = []
 
     def _callable(self, ids: list[int] | None) -> list[Env]:
-        return [] if self.program.kind in ("batched", "kernel") else self.calls.envs(ids)
+        return [] if self.setup.kind in ("batched", "kernel") else self.calls.envs(ids)
 
     def peek(self, ids: list[int] | None) -> None:
         """Call a method that returns the newest observation: that of the step under way, if there is one."""
@@ -105,10 +106,10 @@ class Requests:
     def set_level(self, ids: list[int] | None, levels: Any) -> None:
         """Set an attribute that all further observations show; repeat it if it was interrupted."""
         envs = self._callable(ids)
-        if self.program.num_spares or not isinstance(levels, list):
+        if self.setup.num_spares or not isinstance(levels, list):
             levels, envs = (
                 levels[0] if isinstance(levels, list) else levels,
-                self._callable(None) if self.program.num_spares else envs,
+                self._callable(None) if self.setup.num_spares else envs,
             )
         if not envs:
             return
@@ -122,13 +123,14 @@ class Requests:
             if outcome is None:
                 break
             for place, env in enumerate(envs):
-                env.rows[0].object.next_level = values[place] if isinstance(values, list) else values
+                own = values[place] if isinstance(values, list) else values
+                env.rows[0].object.set_level(own, is_certain=False)
             self._commands.reset(None)
         require(outcome is None, "an attribute could not be set")
-        for env in self.model.envs if self.program.num_spares else envs:
+        for env in self.model.envs if self.setup.num_spares else envs:
             env.is_called = True
             env.rows[0].object.set_level(levels[env.env_id] if isinstance(levels, list) else levels)
-        if self.program.num_spares:
+        if self.setup.num_spares:
             for each in self.model.objects:
                 each.set_level(levels)
 
@@ -145,7 +147,7 @@ class Requests:
     def observe(self, ids: list[int] | None) -> None:
         """Ask for the newest observations that were received."""
         envs = [env for env in self.calls.envs(ids) if not (env.is_loose or env.is_pending) and env.status != FAULTED]
-        if envs and self.program.kind != "agents":
+        if envs and self.setup.kind != "agents":
             to = [env.env_id for env in envs]
             seen = self.calls.request(
                 "observe", f"PoolPort(pool).observe({to})", lambda: PoolPort(self.pool).observe(to)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.fuzz.__main__ import find_failure
-from tests.fuzz.envs import RAISE
-from tests.fuzz.model import PoolModel
 from tests.fuzz.player import play
 from tests.fuzz.programs import Move, Program, draw_program, shrink
+from tests.pool_model.envs import RAISE
+from tests.pool_model.model import PoolModel
 
 SERIAL = ("serial",)
 
@@ -52,8 +53,8 @@ def test_a_wrong_value_is_found_and_its_program_printed_shrunk(monkeypatch: pyte
     )
     next_of = PoolModel.next_of
 
-    def wrong_next(model: PoolModel, env: object, place: int = 0) -> object:
-        then = next_of(model, env, place)  # type: ignore[arg-type]
+    def wrong_next(model: PoolModel, *step: Any) -> object:
+        then = next_of(model, *step)
         return replace(then, total=then.total, obs=(*then.obs[:4], then.obs[4] + 1, *then.obs[5:]))
 
     monkeypatch.setattr(PoolModel, "next_of", wrong_next)
@@ -69,9 +70,9 @@ def test_a_wrong_value_is_found_and_its_program_printed_shrunk(monkeypatch: pyte
 def test_a_fault_that_is_not_reported_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"backend": "serial", "autoreset_mode": "NextStep", "on_fault": "truncate", "seeding": "continue"}
     step = Move("step", {"actions": [RAISE] * 4, "way": "step"})
-    program = Program(0, "single", 2, options, (RAISE,), (step,))
+    program = Program("single", 2, options, (RAISE,), moves=(step,))
     assert play(program) is None
 
-    monkeypatch.setattr("tests.fuzz.envs.FuzzEnv._fails", lambda env, action: False)
+    monkeypatch.setattr("tests.pool_model.envs.HistoryEnv._fails", lambda env, action: False)
 
     assert "the action of env 0 must fail" in str(play(program))

@@ -8,9 +8,10 @@ from typing import Any
 
 import stepmill
 from stepmill.spec.errors import BusyEnvError
-from tests.fuzz.calls import Calls
-from tests.fuzz.envs import DIE
-from tests.fuzz.model import FAULTED, IDLE, require
+from tests.pool_model.calls import Calls
+from tests.pool_model.envs import KILL
+from tests.pool_model.records import FAULTED, IDLE
+from tests.pool_model.results import require
 
 
 class Workers:
@@ -18,14 +19,14 @@ class Workers:
 
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
-        self.program, self.pool, self.model = calls.program, calls.pool, calls.model
+        self.setup, self.pool, self.model = calls.setup, calls.pool, calls.model
         self._saved: list[Any] = []
 
     def revive(self, ids: list[int] | None, wait: bool, restart_living: bool) -> None:
         """Revive envs without a command."""
         envs = [env for env in self.calls.envs(ids) if not env.is_pending]
         is_allowed = (
-            self.program.options["backend"] == "process" and DIE in self.program.verbs and not self.program.num_spares
+            self.setup.options["backend"] == "process" and KILL in self.setup.verbs and not self.setup.num_spares
         )
         restart_living &= is_allowed
         if not envs:
@@ -51,7 +52,7 @@ class Workers:
 
     def kill(self, which: int) -> None:
         """Kill a worker from outside, in programs in which envs kill theirs."""
-        if self.program.options["backend"] != "process" or DIE not in self.program.verbs:
+        if self.setup.options["backend"] != "process" or KILL not in self.setup.verbs:
             return
         workers = self.pool.stats().workers
         worker = which % len(workers)
@@ -65,7 +66,7 @@ class Workers:
     def save(self, ids: list[int] | None) -> None:
         """Save idle envs of a kernel."""
         envs = [env for env in self.calls.envs(ids) if env.status == IDLE]
-        if self.program.kind == "kernel" and envs:
+        if self.setup.kind == "kernel" and envs:
             to = [env.env_id for env in envs]
             text = f"saved.append(stepmill.save(pool, None, env_ids={to}))"
             saved = self.calls.request("save", text, lambda: stepmill.save(self.pool, None, env_ids=to))
@@ -100,4 +101,4 @@ class Workers:
             env.status, env.num_ended = IDLE, num_ended
             env.rows[0].place, env.rows[0].is_over = then, is_over
             env.rows[0].object.seed, env.rows[0].object.count = seed, count
-            env.is_unknown |= self.program.options["seeding"] != "continue"
+            env.is_unknown |= self.setup.options["seeding"] != "continue"

@@ -15,13 +15,14 @@ import time
 import pytest
 
 import stepmill
-from tests.chaos import KILL, RAISE, ChaosReport
+from tests.chaos import ChaosReport
 from tests.chaos.kinds import Kind
 from tests.chaos.rounds import Round
 from tests.harness.ray_nodes import link_of
+from tests.pool_model.envs import KILL, RAISE
 
 pytest.importorskip("ray")
-# A reset of an env that has failed meanwhile says that it drops the result, and the oracle expects that.
+# A reset of an env that has failed meanwhile says that it drops the result, and the model expects that.
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore:.*this reset drops:RuntimeWarning")]
 MAX_LOOPS = 12  # between two kills
 
@@ -62,23 +63,21 @@ def run_round(policy, *, is_sync, num_kills, seed, **fields):
     began, report, rng = time.monotonic(), ChaosReport(seed), random.Random(seed)
     chaos = Round(report, rng, make_kind(policy, **fields), is_sync=is_sync, context="forkserver")
     killed = broken = 0
-    with chaos._folder, chaos._pool as pool:
-        chaos._oracle.begin(pool.reset(seed=seed))
+    with chaos.folder, chaos.pool as pool:
+        chaos.begin()
         while killed < num_kills:
             broken += break_connection(pool, rng)
             for _ in range(rng.randint(1, MAX_LOOPS)):
-                chaos._advance()
+                chaos.advance()
                 broken += break_connection(pool, rng) if rng.random() < 0.2 else 0
             timer = kill_soon(pool, rng)
-            chaos._advance()
+            chaos.advance()
             if timer is not None:
                 timer.join()
                 killed += 1
         for _ in range(3):
-            chaos._advance()
-        while chaos._oracle.pending:
-            chaos._receive(len(chaos._oracle.pending))
-        chaos._check_health()
+            chaos.advance()
+        chaos.end()
         num_replaced = sum(node.restarts for node in pool.stats().nodes)
     report.seconds = time.monotonic() - began
     report.inflicted |= {"kill of a node": killed, "broken connection": broken}

@@ -12,11 +12,11 @@ import numpy as np
 import stepmill
 from stepmill.pool.port import PoolPort
 from stepmill.spec.errors import BusyEnvError, UsageError
-from tests.fuzz.calls import Calls, Recorders
-from tests.fuzz.envs import AGENTS, STEP
-from tests.fuzz.model import EXHAUSTED, FAULTED, IDLE, Env, require
-from tests.fuzz.results import rows_of
 from tests.harness.hangs import HANG_GUARD_S
+from tests.pool_model.calls import Calls, Recorders
+from tests.pool_model.envs import AGENTS, NUM_COLUMNS, STEP
+from tests.pool_model.records import EXHAUSTED, FAULTED, IDLE, Env
+from tests.pool_model.results import require, rows_of
 
 MAX_REPAIRS = 20
 
@@ -26,14 +26,14 @@ class Commands:
 
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
-        self.program, self.pool, self.model = calls.program, calls.pool, calls.model
+        self.setup, self.pool, self.model = calls.setup, calls.pool, calls.model
 
     def step(self, actions: list[int], way: str) -> None:
         """Step all envs, and receive them; first make that possible."""
         self.receive_all()
         self.reset_refused(self.model.envs)
         envs = [env for env in self.model.envs if env.status == IDLE and not self.model.is_stepping_refused(env)]
-        if not envs or len(envs) + sum(env.status == EXHAUSTED for env in self.model.envs) != self.program.num_envs:
+        if not envs or len(envs) + sum(env.status == EXHAUSTED for env in self.model.envs) != self.setup.num_envs:
             return
         chosen = self._actions(self.model.envs, actions)
         skipped = {env.env_id: partial(setattr, env, "is_skipped", True) for env in self.model.envs if env not in envs}
@@ -51,7 +51,7 @@ class Commands:
             )
             outcome = self.calls.make(f"{name}.{way}({arranged!r})", lambda: step(arranged), sent)
         if not isinstance(outcome, BaseException):
-            rows = range(self.program.num_envs * len(self.model.envs[0].rows))
+            rows = range(self.setup.num_envs * len(self.model.envs[0].rows))
             batch = stepmill.Batch(*outcome, np.array([row // len(self.model.envs[0].rows) for row in rows]))
             self._receive(batch)
 
@@ -63,10 +63,10 @@ class Commands:
         if (
             is_careless
             and len(free) < len(envs)
-            and not any(any(r.is_over for r in env.rows) for env in envs if self.program.kind == "batched")
+            and not any(any(r.is_over for r in env.rows) for env in envs if self.setup.kind == "batched")
         ):
             refusal = BusyEnvError if any(env.is_pending for env in envs) else UsageError
-            if len(envs) == self.program.num_envs and refusal is UsageError:
+            if len(envs) == self.setup.num_envs and refusal is UsageError:
                 return  # a send to all leaves the exhausted out
         elif not free:
             self.reset_refused(envs)
@@ -85,21 +85,26 @@ class Commands:
 
     def _arranged(self, actions: list[list[int]]) -> Any:
         flat = [action for own in actions for action in own]
-        return dict.fromkeys(AGENTS, flat) if self.program.kind == "agents" else flat
+        return dict.fromkeys(AGENTS, flat) if self.setup.kind == "agents" else flat
 
     def _senders(self, envs: Sequence[Env], actions: list[list[int]]) -> Recorders:
-        all_envs = len(actions) == self.program.num_envs
+        all_envs = len(actions) == self.setup.num_envs
         own = {env.env_id: actions[env.env_id if all_envs else place] for place, env in enumerate(envs)}
         return {env.env_id: (lambda env=env: self.model.send(env, own[env.env_id])) for env in envs}
 
     def reset_refused(self, envs: Sequence[Env]) -> None:
-        refused = [
+        """Reset the envs of these that must be reset before they step."""
+        refused = self.refused(envs)
+        if refused:
+            self.reset(refused)
+
+    def refused(self, envs: Sequence[Env]) -> list[int]:
+        """Return the envs of these that must be reset before they step."""
+        return [
             env.env_id
             for env in envs
             if not env.is_pending and env.status != EXHAUSTED and self.model.is_stepping_refused(env)
         ]
-        if refused:
-            self.reset(refused)
 
     def reset(
         self,
@@ -122,7 +127,13 @@ class Commands:
             fault = STEP
 
     def reset_async(
-        self, ids: Any, seed: Any, bonus: int | None, persist: bool | None, fault: int, is_careless: bool
+        self,
+        ids: Any,
+        seed: Any = None,
+        bonus: int | None = None,
+        persist: bool | None = None,
+        fault: int = STEP,
+        is_careless: bool = False,
     ) -> None:
         """Begin to reset envs."""
         outcome, envs = self._reset("reset_async", ids, seed, bonus, persist, fault)
@@ -132,17 +143,18 @@ class Commands:
 
     def _forget(self, envs: Sequence[Env]) -> None:
         for env in envs:
-            env.is_loose = env.is_unknown = True
+            env.is_loose = True
+            env.is_unknown = not self.setup.is_stormy
 
     def _reset(
         self, way: str, ids: Any, seed: Any, bonus: int | None, persist: bool | None, fault: int
     ) -> tuple[Any, list[Env]]:
         envs = self.calls.envs(ids)
-        if self.program.kind == "kernel" or self.program.num_spares:
+        if self.setup.kind == "kernel" or self.setup.num_spares:
             bonus = persist = None
-        if self.program.kind == "kernel" or self.model.policies != {self.model.policy_of(fault % 8)}:
+        if self.setup.kind == "kernel" or self.model.policies != {self.model.policy_of(fault % 8)}:
             fault = STEP
-        if self.program.kind == "batched" or fault != STEP:
+        if self.setup.kind == "batched" or fault != STEP:
             persist = None
         given = {"bonus": bonus} if bonus is not None else {}
         options = ({**given, "fault": fault} if fault != STEP else given) or None
@@ -189,7 +201,7 @@ class Commands:
         """Receive some envs, in one of many ways."""
         pending = [env.env_id for env in self.model.envs if env.is_pending]
         count = min(count, len(pending))
-        chosen = [env_id for env_id in ids or range(self.program.num_envs) if is_careless or env_id in pending]
+        chosen = [env_id for env_id in ids or range(self.setup.num_envs) if is_careless or env_id in pending]
         refusal = UsageError if not pending and how != "ready" else None
         arguments: dict[str, Any] = {"timeout_s": HANG_GUARD_S}
         if how == "ids":
@@ -199,8 +211,8 @@ class Commands:
             arguments |= {"min_envs": 1, "max_envs": max(1, count)}
         elif how == "count":
             arguments["batch_size"] = count or 1
-        elif how == "out" and self.program.kind in ("single", "kernel"):
-            arguments |= {"batch_size": count or 1, "out": np.zeros((count or 1, 6), np.int64)}
+        elif how == "out" and self.setup.kind in ("single", "kernel"):
+            arguments |= {"batch_size": count or 1, "out": np.zeros((count or 1, NUM_COLUMNS), np.int64)}
         elif how == "at once":
             arguments["timeout_s"] = 0
         if how == "ready":
@@ -227,5 +239,15 @@ class Commands:
         for _ in range(MAX_REPAIRS):
             if not any(env.is_pending for env in self.model.envs):
                 return
-            self.recv(None, "all", self.program.num_envs)
+            self.recv(None, "all", self.setup.num_envs)
         require(False, "results did not arrive")
+
+    def bring_back(self) -> None:
+        """Receive what is pending, and check that a reset brings every env back."""
+        self.receive_all()
+        for _ in range(MAX_REPAIRS):
+            self.reset(None)
+            self.calls.check()
+            if all(env.status == IDLE for env in self.model.envs):
+                return
+        require(False, f"no reset brings the pool back: {self.pool.states}")

@@ -7,28 +7,44 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepmill.spec.options import EnvState
-from tests.fuzz.envs import DIE, HANG, ONCE, STEP, Obs, Place, first_of_kernel, first_place, next_place
-from tests.fuzz.programs import Program
-from tests.fuzz.results import Result
+from tests.pool_model.envs import (
+    BUMPS,
+    COUNT,
+    FAILURES,
+    HANG,
+    IDENTITY,
+    KILL,
+    LEVEL,
+    MIX,
+    ONCE,
+    SEED,
+    STEP,
+    UNREADABLE,
+    Obs,
+    Place,
+    first_of_kernel,
+    first_place,
+    next_place,
+)
+from tests.pool_model.records import (
+    EXHAUSTED,
+    FAULTED,
+    IDLE,
+    NEEDS_RESET,
+    PENDING,
+    UNKNOWN,
+    Command,
+    Env,
+    EnvObject,
+    Knowledge,
+    Row,
+)
+from tests.pool_model.results import Result, WrongError, require, same
+from tests.pool_model.setup import Setup
 
-IDLE, PENDING, FAULTED, EXHAUSTED, NEEDS_RESET = "IDLE", "PENDING", "FAULTED", "EXHAUSTED", "NEEDS_RESET"
-UNKNOWN = -(10**6)  # number of episodes
 MANY = 10**6
 MAX_LOST_RESETS = 5  # of an env between two results, if faults or interrupts have cost some
-
-
-class WrongError(AssertionError):
-    """A pool does not do what the model says."""
-
-
-def require(condition: object, text: str) -> None:
-    if not condition:
-        raise WrongError(text)
-
-
-def same(result: Result, wanted: Result, text: str) -> None:
-    if result != wanted:
-        raise WrongError(f"{text} is\n  {result}, not\n  {wanted}")
+MAX_LOST_IN_STORMS = 50
 
 
 def derive_seed(base: int, env_id: int, episode: int) -> int:
@@ -44,92 +60,10 @@ def derive_seed(base: int, env_id: int, episode: int) -> int:
 
 
 @dataclass
-class EnvObject:
-    """What is known of an env object between episodes.
-
-    Attributes:
-        next_level: one that could not be set, but is perhaps set once the object is built again.
-        past_levels: all that were set: the last one before a reset that is repeated is not known.
-    """
-
-    identity: int
-    seed: int = -1
-    count: int = 0
-    level: int = 0
-    next_level: int | None = None
-    past_levels: set[int] = field(default_factory=lambda: {0})
-
-    def set_level(self, level: int) -> None:
-        self.level, self.next_level = level, None
-        self.past_levels.add(level)
-
-
-@dataclass
-class Row:
-    """One row of an env: its object, and where the result received last has left it."""
-
-    object: EnvObject
-    place: Place
-    is_over: bool = True
-
-
-@dataclass
-class Command:
-    """A command whose result was not received.
-
-    Attributes:
-        actions: of a step, one for each row; None for a reset.
-        seeds: of a reset, one for each row.
-        verb: how the reset fails.
-        levels: of the objects, when the command was sent.
-    """
-
-    actions: Sequence[int] | None
-    seeds: Sequence[int | None]
-    bonus: int
-    verb: int
-    levels: Sequence[int]
-
-
-@dataclass
-class Env:
-    """One env of the pool.
-
-    Attributes:
-        command: the one whose result was not received.
-        bonus: the option that is kept for later resets.
-        base, episode: the seed that the user gave last, and the number of the episode since.
-        risks: how many deaths of its worker it may still have to show.
-        is_loose: whether resets may have happened that no result has shown.
-        is_unknown: whether the seed and number of its episode are not known, until a reset with a seed.
-        is_skipped: whether it was exhausted in a step of all envs whose results were not received.
-        is_called: whether something was called that a replay cannot undo.
-    """
-
-    env_id: int
-    rows: list[Row]
-    status: str = NEEDS_RESET
-    command: Command | None = None
-    bonus: int = 0
-    base: int | None = None
-    episode: int = 0
-    num_ended: int = 0
-    risks: int = 0
-    is_loose: bool = False
-    is_unknown: bool = False
-    is_called: bool = False
-    is_skipped: bool = False
-
-    @property
-    def is_pending(self) -> bool:
-        return self.command is not None or self.is_skipped
-
-
-@dataclass
 class PoolModel:
-    """All envs of a program's pool."""
+    """All envs of a pool."""
 
-    program: Program
+    setup: Setup
     worker_of: Sequence[int]
     objects: list[EnvObject] = field(default_factory=list)
     envs: list[Env] = field(default_factory=list)
@@ -137,33 +71,35 @@ class PoolModel:
     is_revived: bool = False  # whether living workers were restarted, which no policy hides
 
     def __post_init__(self) -> None:
-        each = 2 if self.program.kind == "batched" else 1
-        self.is_kernel = self.program.kind == "kernel"
-        num_objects = (self.program.num_envs + self.program.num_spares) * each
+        each = self.setup.rows_each
+        self.is_kernel = self.setup.kind == "kernel"
+        num_objects = (self.setup.num_envs + self.setup.num_spares) * each
         self.objects = [EnvObject(-1 if self.is_kernel else number) for number in range(num_objects)]
-        nowhere = Place((0,) * 6, 0)
+        nowhere = Place((0,) * 7, 0)
         self.envs = [
             Env(number, [Row(own, nowhere) for own in self.objects[number * each : (number + 1) * each]])
-            for number in range(self.program.num_envs)
+            for number in range(self.setup.num_envs)
         ]
-        if HANG in self.program.verbs:  # with time limits, which other envs may exceed on a busy machine
+        if (
+            HANG in self.setup.verbs or self.setup.is_stormy
+        ):  # with time limits, which other envs may exceed on a busy machine
             self.has_deaths = True
             for env in self.envs:
                 env.risks, env.is_loose = MANY, True
-        self.mode = self.program.options["autoreset_mode"]
-        self.seeding = self.program.options["seeding"]
-        self.budget = self.program.options.get("num_episodes")
+        self.mode = self.setup.options["autoreset_mode"]
+        self.seeding = self.setup.options["seeding"]
+        self.budget = self.setup.options.get("num_episodes")
 
     # ---- rules --------------------------------------------------------------------------------------------------
 
     def policy_of(self, verb: int) -> str:
         """Return the policy for a failure."""
-        on_fault: str = self.program.options["on_fault"]
-        return on_fault if verb in (DIE, HANG) else self.program.options.get("restarts", {}).get("on_raise") or on_fault
+        on_fault: str = self.setup.options["on_fault"]
+        return on_fault if verb in (KILL, HANG) else self.setup.options.get("restarts", {}).get("on_raise") or on_fault
 
     @property
     def policies(self) -> set[str]:
-        return {self.policy_of(STEP), self.policy_of(DIE)}
+        return {self.policy_of(STEP), self.policy_of(KILL)}
 
     def is_stepping_refused(self, env: Env) -> bool:
         """Whether an idle env must be reset before a step."""
@@ -178,7 +114,11 @@ class PoolModel:
         is_reset = self.mode == "NextStep" and all(row.is_over for row in env.rows)
         pairs = zip(env.command.actions, env.rows, strict=True)
         skips = self.mode == "NextStep"
-        return [] if is_reset else [action for action, row in pairs if action % ONCE and not (skips and row.is_over)]
+        return (
+            []
+            if is_reset
+            else [action for action, row in pairs if action % ONCE in FAILURES and not (skips and row.is_over)]
+        )
 
     def must_fail(self, env: Env) -> bool:
         """Whether the command cannot have an ordinary result."""
@@ -188,7 +128,7 @@ class PoolModel:
 
     def may_fail(self, env: Env) -> bool:
         """Whether the command may have a fault, or the env be lost."""
-        is_in_process = self.program.options["backend"] != "process"
+        is_in_process = self.setup.options["backend"] != "process"
         is_doubtful = env.is_called and is_in_process and "replay" in self.policies and bool(self.verbs_of(env))
         return self.must_fail(env) or env.risks > 0 or is_doubtful
 
@@ -204,8 +144,8 @@ class PoolModel:
 
     def send(self, env: Env, actions: Sequence[int]) -> None:
         """Record that an env is stepping."""
-        levels = [row.object.level for row in env.rows]
-        env.command = Command(actions, [None] * len(env.rows), env.bonus, STEP, levels)
+        known = [Knowledge.of(row) for row in env.rows]
+        env.command = Command(actions, [None] * len(env.rows), env.bonus, STEP, known)
         env.status = PENDING
         self.add_risks(env, self.verbs_of(env))
 
@@ -218,17 +158,19 @@ class PoolModel:
             env.num_ended = 0
         if seeds[0] is not None:
             env.base, env.episode = seeds[0], -1  # the episode 0 is about to begin
-        levels = [row.object.level for row in env.rows]
-        env.command = Command(None, seeds, env.bonus if bonus is None else bonus, verb, levels)
+        known = [Knowledge.of(row) for row in env.rows]
+        env.command = Command(None, seeds, env.bonus if bonus is None else bonus, verb, known)
         env.status = PENDING
         for row in env.rows:
-            row.is_over = True
+            row.is_over, row.good_left = True, None
+            if not self.setup.hides_faults:
+                row.object.bumps = None  # its worker may have died: calls are not repeated
         env.is_loose |= verb != STEP
         self.add_risks(env, [verb])
 
     def add_risks(self, env: Env, verbs: Sequence[int]) -> None:
         """Record that a command may be the death of the env's worker."""
-        if any(verb % ONCE in (DIE, HANG) for verb in verbs):
+        if any(verb % ONCE in (KILL, HANG) for verb in verbs):
             self.lose_worker(self.worker_of[env.env_id])
 
     def lose_worker(self, worker: int, *, is_revived: bool = False) -> None:
@@ -236,7 +178,7 @@ class PoolModel:
         self.is_revived |= is_revived
         self.has_deaths = True
         for env in self.envs:
-            if self.worker_of[env.env_id] == worker or self.program.num_spares:
+            if self.worker_of[env.env_id] == worker or self.setup.num_spares:
                 env.risks += 1
                 env.is_loose = True
 
@@ -272,13 +214,16 @@ class PoolModel:
         if has_fault:
             require(self.may_fail(env), f"env {env_id} has a fault without a cause: {results}")
             require(self.policies & {"truncate", "replay"}, f"env {env_id} has a fault that must be raised: {results}")
+            self._check_replay(env, results)
         else:
             require(self.may_succeed(env), f"the action of env {env_id} must fail: {results}")
         is_between = all(row.is_over for row in env.rows)
         require(not (has_fault and is_between), f"env {env_id} has a fault between two episodes: {results}")
         env.is_loose |= has_fault
         for place, (row, result) in enumerate(zip(env.rows, results, strict=True)):
+            was_over, known = row.is_over, env.command.known[place]
             self._receive_row(env, row, place, result)
+            self._learn(row, result, known, was_over=was_over)
         if has_fault:
             env.risks, env.is_loose = max(0, env.risks - 1), True
         elif is_between:
@@ -301,19 +246,31 @@ class PoolModel:
             )
             row.place, row.is_over = start, False
         else:
-            self._receive_end_or_next(env, row, place, result, self.next_of(env, place))
+            shown = result.obs if result.final_obs is None else result.final_obs
+            self._receive_end_or_next(env, row, place, result, self.next_of(env, place, shown))
 
-    def next_of(self, env: Env, place: int = 0) -> Place:
-        """Return where the step that an env does leads a row."""
+    def next_of(self, env: Env, place: int = 0, obs: Obs | None = None) -> Place:
+        """Return where the step that an env does leads a row; `obs` chooses among several levels and bumps."""
         assert env.command is not None
         assert env.command.actions is not None
-        return next_place(env.rows[place].place, env.command.actions[place], env.command.levels[place])
+        known = env.command.known[place]
+        level = obs[LEVEL] if obs is not None and obs[LEVEL] in known.levels else max(known.levels)
+        bumps = (
+            obs[BUMPS]
+            if obs is not None and (known.bumps is None or obs[BUMPS] in known.bumps)
+            else max(known.bumps or {0})
+        )
+        return next_place(env.rows[place].place, env.command.actions[place], level, bumps)
 
     def _receive_end_or_next(self, env: Env, row: Row, place: int, result: Result, then: Place) -> None:
+        assert env.command is not None
+        assert env.command.actions is not None
         wanted = Result(then.obs, then.reward, then.ends, self._info(then))
         row.place, row.is_over = then, any(then.ends)
+        if env.command.actions[place] % ONCE == UNREADABLE:
+            wanted.omitted = ((env.env_id, "info['page']"),)
         if row.is_over:
-            wanted.episode = None if self.program.kind == "batched" and not result.episode else (then.total, then.clock)
+            wanted.episode = None if self.setup.kind == "batched" and not result.episode else (then.total, then.clock)
             if self.mode == "SameStep":
                 self._turn(env, row, place, result, wanted)
         same(result, wanted, f"env {env.env_id}: the next result")
@@ -323,9 +280,11 @@ class PoolModel:
         require(result.fault and result.fault["message"], f"no cause in {result}")
         wanted = Result(row.place.obs, 0.0, (False, not row.is_over), self._info(None), fault=result.fault)
         if not row.is_over:
+            # A worker may have died while it wrote the result of one more step.
+            ends = [(row.place.total, row.place.clock), *self._ends_after_one_more(env, place)]
             require(
-                result.episode is None or result.episode[1] in (row.place.clock, row.place.clock + 1),
-                f"the length of an episode that was cut short: {result}",
+                result.episode in ends or (self.setup.kind == "batched" and result.episode is None),
+                f"the return and length of an episode that was cut short: {result}; possible are {ends}",
             )
             wanted.episode = result.episode
             if self.mode == "SameStep":
@@ -333,6 +292,45 @@ class PoolModel:
                 wanted.final_info = {}
         row.is_over = self.mode != "SameStep" or row.is_over
         same(result, wanted, f"env {env.env_id}: a fault")
+
+    def _ends_after_one_more(self, env: Env, place: int) -> list[tuple[float, int]]:
+        """Return what the return and length may be of an episode that was cut short after the step under way."""
+        assert env.command is not None
+        if env.command.actions is None:
+            return []
+        here, action = env.rows[place].place, env.command.actions[place]
+        nexts = [next_place(here, action, level) for level in env.command.known[place].levels]
+        return [(each.total, each.clock) for each in nexts]
+
+    def _check_replay(self, env: Env, results: Sequence[Result]) -> None:
+        """Check that an env whose episodes are replayed has no fault that a replay should have repaired."""
+        text = "".join(str(result.fault) for result in results)
+        # A spare may have been reset long before it began to serve.
+        is_called = any(row.object.num_calls > (0 if self.setup.num_spares else row.calls_before) for row in env.rows)
+        # The effects of calls on an env that is not in a process cannot be undone.
+        is_undone = self.setup.options["backend"] == "process" or not (is_called or env.is_called)
+        has_differed = is_undone and "gave another result" in text
+        require(not has_differed, f"env {env.env_id} was not replayed as it was played: {results}")
+        may_break = self.setup.options["backend"] != "process" and is_called and "not_replayable" in text
+        is_hidden = self.setup.hides_faults and not may_break
+        require(not is_hidden, f"env {env.env_id} has a fault, and should have been replayed: {results}")
+
+    def _learn(self, row: Row, result: Result, known: Knowledge, *, was_over: bool) -> None:
+        """Reduce the possible states of an object to what its observation shows, unless it was called since."""
+        has_ended = result.fault is not None or any(result.ends)
+        require(
+            row.good_left != 0 or result.fault is not None,
+            f"a rebuilt env goes on in the middle of an episode: {result}",
+        )
+        row.good_left = None if has_ended or not row.good_left else row.good_left - 1
+        own, is_new = row.object, was_over or (any(result.ends) and not row.is_over)
+        if is_new:
+            row.calls_before = known.num_calls
+        if result.fault is None and not was_over and known.num_calls == own.num_calls:
+            own.levels, own.bumps = {result.obs[LEVEL]}, {result.obs[BUMPS]}
+        # An object may have been rebuilt, and calls are not repeated; a death between episodes is not visible in results.
+        if not self.setup.hides_faults and (result.fault is not None or was_over or has_ended):
+            own.bumps = None
 
     def _turn(self, env: Env, row: Row, place: int, result: Result, wanted: Result) -> None:
         """Let the end of an episode, with SAME_STEP, be the beginning of the next, unless it was the last of a budget."""
@@ -347,7 +345,7 @@ class PoolModel:
     def _info(self, place: Place | None) -> dict[str, Any]:
         """Return the info of a step; None has no info."""
         if self.is_kernel:
-            return {"mix": place.obs[4] if place else 0}
+            return {"mix": place.obs[MIX] if place else 0}
         return place.info if place else {}
 
     def _first_info(self, env: Env, place: int, row: Row, result: Result) -> dict[str, Any]:
@@ -355,25 +353,23 @@ class PoolModel:
         assert env.command is not None
         if self.is_kernel:
             return {"mix": 0}
-        if self.program.num_spares:
+        if self.setup.num_spares:
             return {"given": result.info.get("given")} if "given" in result.info else {"given": -1}
-        is_given = self.seeding != "continue" or env.command.seeds[place] is not None
-        return {"given": row.object.seed if is_given else -1}
+        return {"given": -1 if row.object.count else row.object.seed}
 
     def _begin(self, env: Env, row: Row, place: int, obs: Obs) -> Place:
         """Find where an episode begins that has this first observation, and adopt it."""
         assert env.command is not None
-        level = env.command.levels[place]
-        if self.program.num_spares or self.program.is_overlapped:
-            level = obs[5]  # the reset may have been made before the level was set
-        elif env.is_loose or self.may_fail(env) or row.object.next_level is not None:
-            levels = {level, row.object.next_level, *row.object.past_levels}
-            level = obs[5] if obs[5] in levels else level  # the reset may repeat one that has failed
+        levels, is_any = env.command.known[place].levels, self.setup.num_spares or self.setup.is_overlapped
+        if env.is_loose or self.may_fail(env):
+            levels = levels | row.object.past_levels  # the reset may repeat one that has failed
+        # A reset in advance may have been made before the level was set.
+        level = obs[LEVEL] if is_any or obs[LEVEL] in levels else max(levels)
         given = env.command.seeds[place]
-        if self.program.num_spares:
+        if self.setup.num_spares:
             return self._begin_with_spares(env, row, obs, given)
         starts = []
-        for seed, count, episode in self._origins(env, row.object, given, obs):
+        for seed, count, episode in self._origins(env, place, given, obs):
             start = self._first(row.object.identity, seed, count, env.command.bonus, level, obs)
             starts.append(
                 start.obs
@@ -381,38 +377,42 @@ class PoolModel:
             if start.obs == obs:
                 row.object.seed, row.object.count = seed, count
                 env.is_unknown &= None in env.command.seeds
-                env.base = seed if given is not None or env.base is None else env.base
+                env.base = seed - place if given is not None or env.base is None else env.base
                 env.episode = episode
                 return start
         raise WrongError(f"env {env.env_id} begins an episode with {obs}; possible are {starts}")
 
     def _first(self, identity: int, seed: int, count: int, bonus: int, level: int, obs: Obs) -> Place:
         if not self.is_kernel:
-            return first_place(identity, seed, count, bonus, level)
-        return first_of_kernel(seed, count) if seed >= 0 else Place((-1, obs[1], -1, 0, obs[1], 0), 1 + obs[1] % 6)
+            return first_place(identity, seed, count, bonus, level, obs[BUMPS], self.setup.length_of(identity))
+        return first_of_kernel(seed, count) if seed >= 0 else Place((-1, obs[1], -1, 0, obs[1], 0, 0), 1 + obs[1] % 6)
 
-    def _origins(self, env: Env, own: EnvObject, given: int | None, obs: Obs) -> list[tuple[int, int, int]]:
+    def _origins(self, env: Env, place: int, given: int | None, obs: Obs) -> list[tuple[int, int, int]]:
         """Return the seed, the resets since that seed, and the number of the episode with which it may begin."""
-        is_loose = env.is_loose or self.program.is_overlapped  # a reset in advance may not have been used
-        lost = range(MAX_LOST_RESETS if is_loose else 1)
+        own = env.rows[place].object
+        is_loose = env.is_loose or self.setup.is_overlapped  # a reset in advance may not have been used
+        most = MAX_LOST_IN_STORMS if self.setup.is_stormy else MAX_LOST_RESETS
+        lost = range(most if is_loose else 1)
         if given is not None:
             return [(given, 0, 0)]
         if env.is_unknown:
-            return [(obs[1], obs[2], 0) if not self.is_kernel else (-1, 0, 0)]
+            return [(obs[SEED], obs[COUNT], 0) if not self.is_kernel else (-1, 0, 0)]
+        going_on = [(own.seed, own.count + 1 + more, env.episode) for more in lost]
         if self.seeding == "continue":
             rebuilt = [(-1, 1 + more, 0) for more in lost] if env.is_loose else []
-            return [(own.seed, own.count + 1 + more, 0) for more in lost] + rebuilt
+            return going_on + rebuilt
         if env.base is None:
-            return [(obs[1], 0, 0)] if not self.is_kernel else [(-1, 0, 0)]
+            return [(obs[SEED], 0, 0)] if not self.is_kernel else [(-1, 0, 0)]
         if self.seeding == "fixed":
             return [(env.base, 0, 0)]
-        episodes = [env.episode + 1 + more for more in lost]
+        episodes = [env.episode + (place == 0) + more for more in lost]  # the first row has counted the reset
         seeds = [derive_seed(env.base, env.env_id, episode) if episode else env.base for episode in episodes]
-        return [(seed, 0, episode) for seed, episode in zip(seeds, episodes, strict=True)]
+        reset = [(seed + place, 0, episode) for seed, episode in zip(seeds, episodes, strict=True)]
+        return reset + (going_on if self.setup.kind == "batched" else [])  # whose rows reset themselves
 
     def _begin_with_spares(self, env: Env, row: Row, obs: Obs, given: int | None) -> Place:
         """Let any object begin an episode that serves no other env; a seed that was given is its seed."""
-        identity, seed, count = obs[:3]
+        identity, seed, count = obs[IDENTITY], obs[SEED], obs[COUNT]
         serving = [
             other.rows[0].object.identity
             for other in self.envs
@@ -420,7 +420,9 @@ class PoolModel:
         ]
         require(0 <= identity < len(self.objects) and identity not in serving, f"object {identity} serves {serving}")
         require(given in (None, seed), f"env {env.env_id} was reset with seed {given}, not {seed}")
-        start = first_place(identity, seed, count, 0, obs[5])
+        start = first_place(identity, seed, count, 0, obs[LEVEL], obs[BUMPS], self.setup.length_of(identity))
+        is_new = self.seeding != "per_episode" or given is not None or seed != row.place.obs[SEED]
+        require(is_new, f"env {env.env_id} begins the same episode again, with seed {seed}")
         require(start.obs == obs, f"{obs} is not the beginning of an episode")
         row.object = self.objects[identity]
         row.object.seed, row.object.count = seed, count
@@ -491,5 +493,5 @@ class PoolModel:
             if has_failed_now:  # an env that had failed before has not shown the death yet
                 env.risks = max(0, env.risks - 1)
             if is_reset and env.env_id in sent:  # it may have been sent
-                env.is_unknown, env.num_ended = True, UNKNOWN
+                env.is_unknown, env.num_ended = not self.setup.is_stormy, UNKNOWN
             env.status = state

@@ -9,10 +9,12 @@ from typing import Any
 import stepmill
 from stepmill.pool.port import PoolPort
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, RecvTimeout, StepmillError, UsageError, WorkerDied
-from tests.fuzz.model import FAULTED, Env, PoolModel, require
-from tests.fuzz.programs import Program
 from tests.harness.interrupts import LineInterrupt
 from tests.harness.pools import has_command
+from tests.pool_model.model import PoolModel
+from tests.pool_model.records import FAULTED, Env
+from tests.pool_model.results import require
+from tests.pool_model.setup import Setup
 
 FAULTS = (EnvError, BadOutput, WorkerDied, EnvTimeout)
 # Not adapters of envs, which on the serial backend run in this thread: an env that is interrupted there is FAULTED.
@@ -30,9 +32,9 @@ class Calls:
         interrupt: at which line of stepmill's code the next call is interrupted; 0 is never.
     """
 
-    def __init__(self, program: Program, pool: stepmill.Pool, lines: list[str]) -> None:
-        self.program, self.pool, self.lines = program, pool, lines
-        self.model = PoolModel(program, PoolPort(pool).worker_of)
+    def __init__(self, setup: Setup, pool: stepmill.Pool, lines: list[str], model: type[PoolModel] = PoolModel) -> None:
+        self.setup, self.pool, self.lines = setup, pool, lines
+        self.model = model(setup, PoolPort(pool).worker_of)
         self.interrupt = 0
         self.is_closed = False
         self._keeps_error = False  # an interrupt came before an error was raised
@@ -55,7 +57,7 @@ class Calls:
         sent = sent or {}
         self.lines.append(text)
         try:
-            result = self.interrupted(function) if self.interrupt else function()
+            result = self.run(function)
         except KeyboardInterrupt as interrupt:
             self.lines[-1] += f"  # Ctrl-C at line {self.interrupt} of stepmill's code"
             self.interrupt = 0
@@ -82,6 +84,10 @@ class Calls:
         outcome = self.make(text, function)
         return self.make(text, function) if isinstance(outcome, KeyboardInterrupt) else outcome
 
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Return what a function returns, or interrupt it."""
+        return self.interrupted(function) if self.interrupt else function()
+
     def interrupted(self, function: Callable[[], Any]) -> Any:
         results: list[Any] = []
         if LineInterrupt(self.interrupt, LEARNERS_CODE).call(lambda: results.append(function())) and not results:
@@ -106,7 +112,7 @@ class Calls:
     def pending(self) -> list[bool]:
         """Return whether each env has a result to be received, which may be a fault, or one that an interrupted call had received."""
         has_result = [state.name in ("BUSY", "READY") for state in self.pool.states]
-        return [has_result[env_id] or has_command(self.pool, env_id) for env_id in range(self.program.num_envs)]
+        return [has_result[env_id] or has_command(self.pool, env_id) for env_id in range(self.setup.num_envs)]
 
     def check(self) -> None:
         if not self.is_closed:
@@ -116,4 +122,4 @@ class Calls:
         return [env for env in self.model.envs if ids is None or env.env_id in ids]
 
     def ids(self, envs: Sequence[Env]) -> list[int] | None:
-        return None if len(envs) == self.program.num_envs else [env.env_id for env in envs]
+        return None if len(envs) == self.setup.num_envs else [env.env_id for env in envs]

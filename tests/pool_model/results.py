@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 import stepmill
-from tests.fuzz.envs import AGENTS
+from stepmill.spec.errors import StepmillError
+from tests.pool_model.envs import AGENTS
 
 
 @dataclass
@@ -19,6 +20,7 @@ class Result:
     Attributes:
         fault: the entry of the info, of the final one with SAME_STEP.
         episode: return and length.
+        omitted: env and leaf of each value of the info that could not be read.
     """
 
     obs: tuple[int, ...]
@@ -29,13 +31,30 @@ class Result:
     final_info: dict[str, Any] | None = None
     fault: dict[str, Any] | None = None
     episode: tuple[float, int] | None = None
+    omitted: tuple[tuple[int | None, str], ...] = ()
+
+
+class WrongError(AssertionError):
+    """A pool does not do what the model says."""
+
+
+def require(condition: object, text: str) -> None:
+    if not condition:
+        raise WrongError(text)
+
+
+def same(result: Result, wanted: Result, text: str) -> None:
+    if result != wanted:
+        raise WrongError(f"{text} is\n  {result}, not\n  {wanted}")
 
 
 def rows_of(batch: stepmill.Batch) -> Iterator[tuple[int, Result]]:
     """Yield env id and result of each row."""
     for row, env_id in enumerate(batch.env_id.tolist()):
         info = _own(batch.info, row)
-        final_obs, final_info, episode = (info.pop(key, None) for key in ("final_obs", "final_info", "episode"))
+        final_obs, final_info, episode, omitted = (
+            info.pop(key, None) for key in ("final_obs", "final_info", "episode", "omitted")
+        )
         result = Result(
             _obs_of(batch.obs, row),
             _first(batch.reward[row]),
@@ -44,6 +63,7 @@ def rows_of(batch: stepmill.Batch) -> Iterator[tuple[int, Result]]:
             None if final_obs is None else _obs_of(final_obs, None),
             None if final_info is None else _of_agent(final_info),
             episode=None if episode is None else (_first(episode["r"], step=episode["l"]), int(episode["l"])),
+            omitted=tuple((error.env_id, error.leaf) for error in omitted or ()),
         )
         result.fault = (result.info if result.final_info is None else result.final_info).pop("fault", None)
         yield env_id, result
@@ -92,3 +112,15 @@ def _same(flags: Any) -> Any:
     flags = np.atleast_1d(flags)
     assert (flags == flags[0]).all(), f"agents have flags {flags}"
     return flags[0]
+
+
+def named_in(error: StepmillError) -> set[int]:
+    """Return the envs that an error names, and those that the errors in its `others` name."""
+
+    def each(one: StepmillError) -> Iterator[int]:
+        yield from getattr(one, "env_ids", ())
+        env_id = getattr(one, "env_id", None)
+        if env_id is not None:
+            yield env_id
+
+    return {env_id for one in (error, *getattr(error, "others", ())) for env_id in each(one)}
