@@ -40,15 +40,18 @@ async def held_by_id(pool: stepmill.AsyncPool) -> dict[int, stepmill.EnvLease]:
     return {env.env_id: env for env in envs}
 
 
+async def step(env: stepmill.EnvLease, action: int) -> tuple[Any, ...]:
+    """Return all that came of a step, without the env's identity and the info."""
+    obs, reward, terminated, truncated, _ = await env.step(action)
+    return obs[1:].tolist(), reward, terminated, truncated
+
+
 async def play(env: stepmill.EnvLease, seed: int, action: int = 1) -> list[Any]:
-    """Play an episode, and return all that came of it, without the env's identity."""
+    """Play an episode, and return all that came of it."""
     obs, _ = await env.reset(seed=seed)
     rows: list[Any] = [obs[1:].tolist()]
-    is_over = False
-    while not is_over:
-        obs, reward, terminated, truncated, _ = await env.step(action)
-        is_over = terminated or truncated
-        rows.append((obs[1:].tolist(), reward, terminated, truncated))
+    while not (len(rows) > 1 and any(rows[-1][2:])):
+        rows.append(await step(env, action))
     return rows
 
 
@@ -391,10 +394,16 @@ def test_under_replay_tasks_do_not_notice_deaths() -> None:
                 async with pool.lease() as env:
                     return await play(env, seed)
 
+            held = await held_by_id(pool)
+            for env_id in (1, 2, 3):
+                await held[env_id].__aexit__(None, None, None)
             tasks = [asyncio.create_task(episode(seed)) for seed in range(40)]
             await tasks[0]
             await asyncio.to_thread(kill_first_worker, pool)
+            _, *rest = played_alone(1)  # the death comes in this episode
+            assert [await step(held[0], 1) for _ in range(LENGTH)] == rest
             assert await asyncio.gather(*tasks) == [played_alone(seed) for seed in range(40)]
+            await held[0].__aexit__(None, None, None)
             assert [worker.restarts for worker in pool.pool.stats().workers] == [1, 0]
 
     run(main())
