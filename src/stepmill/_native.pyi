@@ -50,15 +50,9 @@ def register_errors(usage: object, busy: object, closed: object, bug: object) ->
 class Slab:
     """One mapped slab of shared memory, laid out by slab/layout.py."""
 
-    def __init__(self, fd: int, plan: dict, command_fds: Sequence[int], result_fds: Sequence[int], event_fd: int, writable: Sequence[tuple[int, int]], only_worker: int = -1) -> None:
+    def __init__(self, fd: int, plan: dict, commands: Sequence[OwnedFd], results: Sequence[OwnedFd], event: OwnedFd, writable: Sequence[tuple[int, int]], only_worker: int = -1) -> None:
         """
-        Map a slab and duplicate each worker's two descriptors; -1 for those of another worker. event_fd: of the pool's eventfd. writable: (start, stop) ranges of whole pages that this process may write. only_worker: the worker whose rows this process uses, if only one.
-        """
-
-    @staticmethod
-    def owning(fd: int, plan: dict, commands: Sequence[OwnedFd], results: Sequence[OwnedFd], event: OwnedFd, writable: Sequence[tuple[int, int]]) -> Slab:
-        """
-        Return a new mapping of a slab that takes ownership of each worker's two descriptors and of the pool's eventfd.
+        Map a slab, and take ownership of each worker's two descriptors, or of none for those of another worker, and of the pool's eventfd. writable: (start, stop) ranges of whole pages that this process may write. only_worker: the worker whose rows this process uses, if only one.
         """
 
     @property
@@ -449,11 +443,6 @@ EXIT_LEARNER_GONE: int = 66
 def watch_parent(pidfd: int) -> None:
     """
     End this process, by a native thread, as soon as the process behind `pidfd` has ended. Keeps a duplicate.
-    """
-
-def pidfd_open(pid: int) -> int:
-    """
-    Return a descriptor as OwnedFd.pidfd does, which the caller must close.
     """
 
 def pidfd_send_signal(pidfd: int, signal: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+from contextlib import closing
 from pathlib import Path
 
 from stepmill import _native
@@ -13,14 +14,11 @@ from tests.harness.hangs import HANG_GUARD_S
 
 def kill_process(pid: int, number: int = signal.SIGKILL) -> None:
     """Send a process a signal, and wait until all its threads have ended: not only until it is a zombie."""
-    pidfd = _native.pidfd_open(pid)
-    try:
-        _native.pidfd_send_signal(pidfd, number)
+    with closing(_native.OwnedFd.pidfd(pid)) as pidfd:
+        _native.pidfd_send_signal(pidfd.fileno(), number)
         poller = select.poll()
         poller.register(pidfd, select.POLLIN)
         assert poller.poll(HANG_GUARD_S * 1000), f"process {pid} does not end after signal {number}"
-    finally:
-        os.close(pidfd)
 
 
 def stop_process(pid: int) -> None:

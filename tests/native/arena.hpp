@@ -43,8 +43,8 @@ inline std::shared_ptr<Slab> make_slab(SlabPlan plan) {
     const int event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     plan.place_rows();
     const ByteRange whole{0, plan.size_bytes};
-    auto slab = std::make_shared<Slab>(fd, std::move(plan), OwnFds(std::vector<int>{}), OwnFds(std::vector<int>{}), OwnFds(std::vector{event}), std::span(&whole, 1));
-    close(fd), close(event);
+    auto slab = std::make_shared<Slab>(fd, std::move(plan), std::vector<OwnedFd>(), std::vector<OwnedFd>(), OwnedFd(event), std::span(&whole, 1));
+    close(fd);
     slab->format();
     return slab;
 }

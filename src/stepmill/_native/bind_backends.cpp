@@ -20,18 +20,15 @@ namespace {
 
 using namespace nb::literals;
 
-constexpr double NANOSECONDS = 1e9;
-constexpr double MAX_LIMIT_S = 1e9;
-
-std::uint64_t to_ns(std::optional<double> limit_s) {
+std::uint64_t limit_ns(std::optional<double> limit_s) {
     if (!limit_s) return 0;
     if (!(*limit_s > 0.0)) throw nb::value_error("a time limit must be a positive number of seconds, or None for no limit");
-    return static_cast<std::uint64_t>(std::min(*limit_s, MAX_LIMIT_S) * NANOSECONDS) + 1;
+    return to_ns(*limit_s) + 1;
 }
 
 std::shared_ptr<Reaper> make_reaper(std::shared_ptr<Slab> slab, std::optional<double> step_timeout_s, std::optional<double> reset_timeout_s, int dump_signal,
                                     std::optional<double> call_timeout_s, std::optional<double> attempts_timeout_s, const std::map<std::uint32_t, int>& pidfds) {
-    const Limits limits{to_ns(step_timeout_s), to_ns(reset_timeout_s), dump_signal, to_ns(call_timeout_s), to_ns(attempts_timeout_s)};
+    const Limits limits{limit_ns(step_timeout_s), limit_ns(reset_timeout_s), dump_signal, limit_ns(call_timeout_s), limit_ns(attempts_timeout_s)};
     auto reaper = std::make_shared<Reaper>(std::move(slab), limits);
     for (const auto& [worker, pidfd] : pidfds) reaper->watch(worker, pidfd);
     return reaper;

@@ -95,20 +95,15 @@ std::vector<ByteRange> ranges_of(const std::vector<std::pair<std::size_t, std::s
 void bind_slab(nb::module_& module) {
     nb::class_<Slab>(module, "Slab", "One mapped slab of shared memory, laid out by slab/layout.py.")
         .def("__init__",
-             [](Slab* self, int fd, nb::dict plan, std::vector<int> command_fds, std::vector<int> result_fds, int event_fd, std::vector<std::pair<std::size_t, std::size_t>> writable, int only_worker) {
+             [](Slab* self, int fd, nb::dict plan, std::vector<OwnedFd*> commands, std::vector<OwnedFd*> results, OwnedFd* event, std::vector<std::pair<std::size_t, std::size_t>> writable, int only_worker) {
                  SlabPlan parsed = parse_plan(plan);
                  parsed.place_rows(only_worker);
-                 new (self) Slab(fd, std::move(parsed), OwnFds(command_fds), OwnFds(result_fds), OwnFds(std::vector{event_fd}), ranges_of(writable));
+                 new (self) Slab(fd, std::move(parsed), moved(commands), moved(results), std::move(*event), ranges_of(writable));
              },
-             "fd"_a, "plan"_a, "command_fds"_a, "result_fds"_a, "event_fd"_a, "writable"_a, "only_worker"_a = SlabPlan::ALL_WORKERS,
-             "Map a slab and duplicate each worker's two descriptors; -1 for those of another worker. event_fd: of the pool's eventfd. writable: (start, stop) ranges of whole pages that this process may write. only_worker: the worker whose rows this process uses, if only one.")
-        .def_static("owning", [](int fd, nb::dict plan, std::vector<OwnedFd*> commands, std::vector<OwnedFd*> results, OwnedFd* event, std::vector<std::pair<std::size_t, std::size_t>> writable) {
-                 SlabPlan parsed = parse_plan(plan);
-                 parsed.place_rows(SlabPlan::ALL_WORKERS);
-                 return std::make_shared<Slab>(fd, std::move(parsed), OwnFds(moved(commands)), OwnFds(moved(results)), OwnFds(moved({event})), ranges_of(writable));
-             }, "fd"_a, "plan"_a, "commands"_a, "results"_a, "event"_a, "writable"_a, "Return a new mapping of a slab that takes ownership of each worker's two descriptors and of the pool's eventfd.")
-        .def_prop_ro("event_fd", [](const Slab& slab) { return slab.event_fd.at(0); }, "The descriptor of the pool's eventfd. The slab keeps owning it.")
-        .def("fds_of", [](const Slab& slab, std::uint32_t worker) { return nb::make_tuple(slab.command_fds.at(worker), slab.result_fds.at(worker)); },
+             "fd"_a, "plan"_a, "commands"_a, "results"_a, "event"_a, "writable"_a, "only_worker"_a = SlabPlan::ALL_WORKERS,
+             "Map a slab, and take ownership of each worker's two descriptors, or of none for those of another worker, and of the pool's eventfd. writable: (start, stop) ranges of whole pages that this process may write. only_worker: the worker whose rows this process uses, if only one.")
+        .def_prop_ro("event_fd", [](const Slab& slab) { return slab.event_fd.number(); }, "The descriptor of the pool's eventfd. The slab keeps owning it.")
+        .def("fds_of", [](const Slab& slab, std::uint32_t worker) { return nb::make_tuple(slab.command_fds.at(worker).number(), slab.result_fds.at(worker).number()); },
              nb::sig("def fds_of(self, worker: int) -> tuple[int, int]"), "worker"_a, "Return a worker's command and result descriptors. The slab keeps owning them.")
         .def("place", [](const Slab& slab) { return nb::make_tuple(reinterpret_cast<std::uintptr_t>(slab.base), slab.plan.size_bytes); },
              "Return address and size in bytes of the mapping in this process, for locking its pages.")

@@ -47,8 +47,6 @@ void translate_system_error(const std::exception_ptr& pointer, void*) {
 
 void start_watching(int pidfd) { raise_if(watch_parent(pidfd)); }
 
-int open_process(int pid) { return owner_of(open_pidfd(pid)).release(); }
-
 void signal_process(int pidfd, int signal) { raise_if(signal_pidfd(pidfd, signal)); }
 
 void append_result(nb::list results, nb::callable function) { results.append(function()); }
@@ -75,7 +73,6 @@ void bind_system(nb::module_& module) {
     module.attr("EXIT_LEARNER_GONE") = EXIT_LEARNER_GONE;
     module.def("watch_parent", &start_watching, nb::arg("pidfd"),
                "End this process, by a native thread, as soon as the process behind `pidfd` has ended. Keeps a duplicate.");
-    module.def("pidfd_open", &open_process, nb::arg("pid"), "Return a descriptor as OwnedFd.pidfd does, which the caller must close.");
     module.def("pidfd_send_signal", &signal_process, nb::arg("pidfd"), nb::arg("signal"),
                "Send a signal to the process behind `pidfd`. Raises ProcessLookupError after it has ended.");
     module.def("is_from_signal", &is_from_signal, nb::arg("error"), nb::sig("def is_from_signal(error: BaseException) -> bool"),

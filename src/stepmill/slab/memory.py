@@ -41,7 +41,7 @@ class SharedSlab:
         fcntl.fcntl(self._memory.fileno(), fcntl.F_ADD_SEALS, seals)
         commands = [OwnedFd.memfd(f"stepmill-commands-{worker}") for worker in range(num_lanes)]
         results = [OwnedFd.memfd(f"stepmill-results-{worker}") for worker in range(num_lanes)]
-        mapping = _native.Slab.owning(
+        mapping = _native.Slab(
             self._memory.fileno(), dict(layout.plan), commands, results, OwnedFd.eventfd(), _whole_range(layout.plan)
         )
         mapping.format()

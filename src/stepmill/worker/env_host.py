@@ -20,13 +20,13 @@ from importlib import import_module
 from typing import Protocol, TypeAlias, cast
 
 from stepmill import _native
+from stepmill._native import OwnedFd
 from stepmill.spec.choices import AutoresetMode
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, EngineBug, UsageError
 from stepmill.spec.remote_env import CallLimits, set_limits
 from stepmill.worker import calls
 from stepmill.worker.build_progress import IN_WORKER_INIT
-from stepmill.worker.channel import NO_FD
 from stepmill.worker.error_records import RaisePredicate, describe_error, raise_none
 from stepmill.worker.messages import ErrorRecord, Reply, Request, RequestKind, Value, WorkerPlan, WorkerSettings
 from stepmill.worker.native_settings import native_settings
@@ -174,10 +174,11 @@ def map_slab(plan: Mapping[str, object], num_lanes: int, lane: int, fds: Sequenc
     Raises:
         RuntimeError: the memory is not a slab of this version.
     """
-    commands, results = [NO_FD] * num_lanes, [NO_FD] * num_lanes
-    commands[lane], results[lane] = fds[1:3]
+    own, event = [*map(OwnedFd.duplicate, fds[1:3])], OwnedFd.duplicate(fds[3])
+    of_others = OwnedFd()
+    commands, results = ([fd if at == lane else of_others for at in range(num_lanes)] for fd in own)
     writable = cast("Mapping[int, list[tuple[int, int]]]", plan["writable"])
-    return _native.Slab(fds[0], dict(plan), commands, results, fds[3], writable[lane], lane)
+    return _native.Slab(fds[0], dict(plan), commands, results, event, writable[lane], lane)
 
 
 def make_loop(

@@ -163,7 +163,7 @@ void KernelLoop::finish_all() {
 
 // Kernels take no reset options and no large seeds. Returns whether the command has either, and is now done with a fault.
 bool KernelLoop::refuses_options(std::uint32_t local) {
-    if (!read_blob_bytes(*slab_, 0, local, buffer_)) throw std::runtime_error("a reset's options could not be read back");
+    if (!read_blob_bytes(*slab_, slab_->plan.servers[0][local], buffer_)) throw std::runtime_error("a reset's options could not be read back");
     const nb::object blob = checked(decode(buffer_.data(), buffer_.size(), {unpickler_.ptr(), nullptr}));
     const nb::object seed = blob[0], options = blob[1];
     const char* text = nullptr;
@@ -204,16 +204,10 @@ void KernelLoop::run_until(std::uint32_t local, std::uint32_t after_ticket) {
 
 bool KernelLoop::stop(double timeout_s) {
     const nb::gil_scoped_release no_gil;
-    const auto timeout_ns = static_cast<std::uint64_t>(std::clamp(timeout_s, 0.0, 1e9) * 1e9);
-    const std::uint64_t until = now_ns() + timeout_ns;
+    const std::uint64_t until = now_ns() + to_ns(timeout_s);
     is_stopping_.store(true, std::memory_order_seq_cst);
-    const bool have_ended = threads_->stop(timeout_ns);
-    while (is_in_envs_.load(std::memory_order_seq_cst) != 0) {
-        const std::uint64_t now = now_ns();
-        if (now >= until) return false;
-        futex_wait(is_in_envs_, 1, std::min(SLICE_NS, until - now));
-    }
-    return have_ended;
+    const bool have_ended = threads_->stop(to_ns(timeout_s));
+    return wait_until_zero(is_in_envs_, until - std::min(until, now_ns()), SLICE_NS) && have_ended;
 }
 
 nb::object KernelLoop::last_reported() const {

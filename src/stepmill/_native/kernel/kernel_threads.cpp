@@ -161,14 +161,7 @@ bool KernelThreads::stop(std::uint64_t timeout_ns) noexcept {
     if (threads_.empty()) return true;
     shared_->is_stopped.store(true, std::memory_order_release);
     wake();
-    const std::uint64_t began = now_ns();
-    for (;;) {
-        const std::uint32_t running = shared_->num_running.load(std::memory_order_seq_cst);
-        const std::uint64_t spent = now_ns() - began;
-        if (running == 0 || spent >= timeout_ns) break;
-        futex_wait(shared_->num_running, running, std::min<std::uint64_t>(timeout_ns - spent, 1'000'000'000));
-    }
-    const bool have_ended = shared_->num_running.load(std::memory_order_seq_cst) == 0;
+    const bool have_ended = wait_until_zero(shared_->num_running, timeout_ns, 1'000'000'000);
     for (const pthread_t thread : threads_) have_ended ? pthread_join(thread, nullptr) : pthread_detach(thread);
     threads_.clear();
     return have_ended;

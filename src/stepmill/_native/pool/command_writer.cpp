@@ -6,15 +6,13 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "codec/blobs.hpp"
+#include "shared/py_ref.hpp"
 #include "shared/reaper.hpp"
 
 namespace stepmill {
 
 CommandWriter::CommandWriter(Slab& slab, PyObject* pickler)
-    : slab_(slab), tickets_(slab.server_locations.size()), is_restarting_(slab.workers.size()), has_new_commands_(slab.workers.size()), num_posted_(slab.workers.size()), encoder_(pickler) {
-    for (std::uint32_t w = 0; w < slab.workers.size(); ++w) blobs_.emplace_back(slab.command_fds.at(w), slab.plan.servers[w].size());
-}
+    : slab_(slab), tickets_(slab.server_locations.size()), is_restarting_(slab.workers.size()), has_new_commands_(slab.workers.size()), num_posted_(slab.workers.size()), blobs_(slab), encoder_(pickler) {}
 
 void CommandWriter::attach_loop(nb::object loop) {
     loop_ = nb::cast<Loop*>(loop);
@@ -48,16 +46,9 @@ const std::vector<std::uint8_t>& CommandWriter::encode(PyObject* blob) {
 }
 
 void CommandWriter::write_blob(std::uint32_t server, std::span<const std::uint8_t> blob) {
-    const ServerLocation location = slab_.server_locations[server];
-    const ServerWords& words = slab_.words[location.worker];
-    if (!write_small_blob(slab_, server, blob)) {
-        OverflowRef ref;
-        if (const int error = blobs_[location.worker].write(location.local, blob.data(), blob.size(), ref); error != 0 && !set_size_error(error, blob.size())) throw nb::python_error();
-        words.blob_offset[location.local] = ref.offset;
-        words.blob_bytes[location.local] = ref.size;
-        words.blob_generation[location.local] = ref.generation;
-    }
-    words.flags[location.local] |= FLAG_BLOB;
+    if (const int error = blobs_.write(server, blob); error != 0 && !set_size_error(error, blob.size())) throw nb::python_error();
+    const auto [words, local] = slab_.server_words(server);
+    words.flags[local] |= FLAG_BLOB;
 }
 
 void CommandWriter::repeat_blob(std::uint32_t server, std::span<const std::uint8_t> blob) {
@@ -109,12 +100,8 @@ void CommandWriter::issue_reserved(std::uint32_t server) {
     ring(slab_.server_locations[server].worker);
 }
 
-// If a worker died before its tickets were written, the reaper did not see them: abort them here. The reaper writes `dead` and then
-// reads the tickets; with the fence, either it sees these tickets or this function sees `dead`.
 void CommandWriter::check_deaths_of(std::uint32_t worker) {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (is_restarting_[worker] || slab_.workers[worker]->learner.dead.load(std::memory_order_seq_cst) == 0) return;
-    abort_commands(slab_, worker, Fault::DIED);
+    if (!is_restarting_[worker]) abort_if_dead(slab_, worker);
 }
 
 void CommandWriter::post_request(std::uint32_t worker) {

@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "codec/blobs.hpp"
 #include "codec/codec.hpp"
-#include "codec/overflow.hpp"
 #include "shared/slab.hpp"
 #include "worker/loop.hpp"
 
@@ -90,7 +90,7 @@ class CommandWriter {
     std::vector<std::uint8_t> is_restarting_;  // by worker
     std::vector<std::uint8_t> has_new_commands_;  // by worker: deliver() must wake it
     std::vector<std::uint32_t> num_posted_;    // by worker: the number of requests posted to it
-    std::vector<OverflowWriter> blobs_;        // by worker
+    BlobWriter blobs_;
     std::vector<std::uint8_t> buffer_;
     Encoder encoder_;
     std::optional<OwnedFd> outbox_;

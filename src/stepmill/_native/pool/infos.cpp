@@ -1,5 +1,6 @@
 // What a batch contains besides its arrays: payloads, last observations, sums of finished episodes.
 #define NO_IMPORT_ARRAY
+#include "codec/payload_writer.hpp"
 #include "pool/columns.hpp"
 #include "shared/tree_visit.hpp"
 
@@ -11,26 +12,9 @@ constexpr const char* OVERWRITTEN = "its memory was overwritten, by its worker o
 
 }  // namespace
 
-// Copies an env's payload to buffer_, which workers cannot write. Valid until the next call.
-std::span<const std::uint8_t> PoolState::fetch_payload(std::uint32_t env_id) {
-    const ServerLocation location = slab_->server_locations[envs_[env_id].server];
-    const ServerWords& words = slab_->words[location.worker];
-    const std::uint64_t bytes = words.payload_bytes[location.local];
-    if (!(words.result[location.local] & RESULT_REMOTE)) {
-        const auto* row = reinterpret_cast<const std::uint8_t*>(slab_->payload(result_row(env_id)));
-        buffer_.assign(row, row + std::min<std::uint64_t>(bytes, slab_->plan.payload.row_bytes));
-        return buffer_;
-    }
-    const OverflowRef ref{words.payload_offset[location.local], bytes, words.payload_generation[location.local]};
-    if (!read_overflow(slab_->result_fds.at(location.worker), ref, buffer_)) {
-        raise(errors().bug, OVERWRITTEN);
-    }
-    return buffer_;
-}
-
 nb::bytes PoolState::read_payload(std::uint32_t env_id) {
-    const auto bytes = fetch_payload(env_id);
-    return nb::bytes(bytes.data(), bytes.size());
+    if (!read_payload_bytes(*slab_, slab_->server_locations[envs_[env_id].server], result_row(env_id), buffer_)) raise(errors().bug, OVERWRITTEN);
+    return nb::bytes(buffer_.data(), buffer_.size());
 }
 
 nb::object PoolState::objects_of(std::uint32_t env_id) const {
@@ -41,14 +25,14 @@ nb::object PoolState::objects_of(std::uint32_t env_id) const {
 // Decodes the opaque parts of an env's observations, and separates the info, which stays encoded. Returns false if the payload is
 // unreadable; the env then has a fault. Other exceptions, for example KeyboardInterrupt, are thrown and change nothing.
 bool PoolState::read_opaques(std::uint32_t id, OpaquePayload& payload) {
-    const ServerLocation location = slab_->server_locations[envs_[id].server];
+    const auto [words, local] = slab_->server_words(envs_[id].server);
     try {
         const nb::object objects = objects_of(id);
         const nb::bytes bytes = read_payload(id);  // a copy: the unpickler may run user code that fetches another payload
         std::size_t used = 0;
         const auto* data = static_cast<const std::uint8_t*>(bytes.data());
         const nb::object both = checked(decode_values(data, bytes.size(), 2, {unpickler_.ptr(), objects.ptr()}, used));
-        const bool has_final = (slab_->words[location.worker].result[location.local] & RESULT_FINAL) != 0;
+        const bool has_final = (words.result[local] & RESULT_FINAL) != 0;
         auto has_all = [&](std::size_t place) {
             const nb::object opaques = nb::len(both) > place ? nb::object(both[place]) : nb::none();
             return PyList_CheckExact(opaques.ptr()) && PyList_GET_SIZE(opaques.ptr()) == obs_.num_opaques;
@@ -62,8 +46,8 @@ bool PoolState::read_opaques(std::uint32_t id, OpaquePayload& payload) {
         envs_[id].fault_record = describe_unreadable_(error.value());  // raises again what is not a fault of the env
         envs_[id].recorded_ticket = *envs_[id].ticket;
     }
-    slab_->words[location.worker].payload_bytes[location.local] = 0;
-    slab_->words[location.worker].fault[location.local].store(static_cast<std::uint32_t>(Fault::BAD_OUTPUT), std::memory_order_relaxed);
+    words.payload_bytes[local] = 0;
+    words.fault[local].store(static_cast<std::uint32_t>(Fault::BAD_OUTPUT), std::memory_order_relaxed);
     scanned_ = 0;
     return false;
 }

@@ -4,8 +4,7 @@
 //     stale     the records still have the slots of an earlier step; sync_records() updates them
 #define NO_IMPORT_ARRAY
 #include "kernel/kernel_loop.hpp"
-#include "pool/columns.hpp"
-#include "shared/tree_visit.hpp"
+#include "pool/pool_state.hpp"
 
 namespace stepmill {
 
@@ -46,34 +45,12 @@ nb::object PoolState::step_uniform(nb::handle actions) {
     unclaimed_.remember(all_, {}, true);
     add_to(slab_->pool->own.counters.num_batches, 1);
     const SampledTime timed(gather_sampler_, slab_->pool->own.counters.gather_ns, unclaimed_time_, TraceKind::GATHER, slab_->learner_trace());
-    nb::object obs = gather_obs(all_, nullptr);
-    nb::object reward = gather_rows(reward_, all_);
-    nb::object terminated = gather_rows(terminated_, all_);
-    nb::object truncated = gather_rows(truncated_, all_);
-    nb::object info = gather_info(all_, {});
-    return checked(PyTuple_Pack(5, obs.ptr(), reward.ptr(), terminated.ptr(), truncated.ptr(), info.ptr()));
+    return gather_columns(all_, {}, nullptr, false);
 }
 
 bool PoolState::run_kernel(std::uint32_t slot) {
     const SampledTime timed(run_sampler_, slab_->pool->own.counters.wait_ns, unclaimed_time_, TraceKind::WAIT, slab_->learner_trace());
     return kernel_->step_all(slot);
-}
-
-void PoolState::write_all_actions(nb::handle actions) {
-    std::vector<nb::object> arrays(action_.leaves.size());
-    auto leaf = [&](const Node& node, PyObject* value) {
-        const auto index = static_cast<std::size_t>(node.index);
-        arrays[index] = plain_actions(action_.leaves[index], value, static_cast<npy_intp>(num_envs_));
-        return true;
-    };
-    if (!visit_tree(action_.root, actions.ptr(), leaf, [](const Node&, PyObject*) { return false; })) {
-        nb::python_error cause;
-        raise(errors().usage, "the actions do not fit the action space: " + text_of(cause.value()));
-    }
-    for (std::size_t index = 0; index < arrays.size(); ++index) {
-        const Column& column = action_.leaves[index].column;
-        std::memcpy(slab_->base + column.at(0, 0), data_of<std::byte>(arrays[index]), column.row_bytes * num_envs_);
-    }
 }
 
 // Writes the commands of a step that is done and in which an env failed, so that the faults are handled as after any other step.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -38,6 +39,17 @@ struct OpaquePayload {
     nb::object opaques, final_opaques;  // lists
     nb::object info;                    // bytes, or null
 };
+
+// For the visits of an env's rows: functions that append the bytes to others, write others to them, or add up their sizes.
+inline auto append_to(std::vector<std::byte>& bytes) {
+    return [&bytes](std::byte* row, std::size_t size) { bytes.insert(bytes.end(), row, row + size); };
+}
+inline auto write_from(const std::vector<std::byte>& bytes) {
+    return [next = bytes.data()](std::byte* row, std::size_t size) mutable { std::memcpy(row, next, size), next += size; };
+}
+inline auto add_to_size(std::size_t& size_bytes) {
+    return [&size_bytes](std::byte*, std::size_t size) { size_bytes += size; };
+}
 
 // Connects the parts of a pool: commands, results, faults, replays. Owns the record of each env.
 // Used by one thread at a time; a second thread or a forked child gets an error. Needs the GIL, and releases it while it sleeps.
@@ -95,9 +107,12 @@ class PoolState {
     enum class CommandKind { STEP, STEP_ALL, RESET };  // STEP_ALL skips exhausted envs
     void check_idle(const Ids& ids, CommandKind kind) const;
     void empty_row(std::uint32_t id);
-    std::size_t sums_bytes() const noexcept { return (slab_->plan.outcome.episode_return.row_bytes + sizeof(std::int64_t)) * batch_size_; }
-    void copy_sums(std::uint32_t id, std::vector<std::byte>& sums) const;
-    void write_sums(std::uint32_t id, const std::vector<std::byte>& sums) const;
+    // Calls copy(bytes, size) for return and length of the episode of each row of an env.
+    template <typename Copy>
+    void visit_sums(std::uint32_t id, Copy copy) const {
+        copy(reinterpret_cast<std::byte*>(slab_->episode_return(row_of(id))), slab_->plan.outcome.episode_return.row_bytes * batch_size_);
+        copy(reinterpret_cast<std::byte*>(slab_->episode_length(row_of(id))), sizeof(std::int64_t) * batch_size_);
+    }
     // Calls copy(bytes, size) for each column of an env's rows except observation, return and length.
     template <typename Copy>
     void visit_outcome(std::uint32_t id, Copy copy) const {
@@ -122,10 +137,15 @@ class PoolState {
     void check_workers(const Ids& ids, Command command) const;
     void add_workers_to_recycle(Ids& found) const;
     bool is_between_episodes(std::uint32_t server) const;
+    // Whether an env is in an episode that its next step continues, or has a command.
+    bool has_episode(std::uint32_t id) const {
+        const EnvPhase phase = envs_[id].phase();
+        return phase == EnvPhase::PENDING || phase == EnvPhase::EXHAUSTED || (phase == EnvPhase::IDLE && !spares_.is_staged(envs_[id].server));
+    }
     void write_actions(nb::handle actions, const Ids& ids, std::vector<nb::list>& opaques);
     void write_opaque_action(std::uint32_t id, const nb::list& opaques);
     nb::object plain_actions(const Leaf& leaf, PyObject* value, npy_intp rows) const;
-    void write_reset_seed(std::uint32_t id, ServerWords& words, std::uint32_t local, nb::handle seed) const;
+    void write_reset_seed(std::uint32_t id, nb::handle seed) const;
     int find_common_slot(bool is_for_all) const;
     void choose_slots(const Ids& ids);
     void dispatch(const Ids& ids, Command command);
@@ -186,7 +206,7 @@ class PoolState {
     void fail_worker(Decision& decision);
     std::unique_ptr<Replay> make_replay(std::uint32_t id) const;
     void cut_short(std::uint32_t id);
-    void begin_episode(std::uint32_t id, ServerWords& words, std::uint32_t local);
+    void begin_episode(std::uint32_t id);
     bool is_ended(std::uint32_t id) const;
     bool resets_itself(std::uint32_t id, bool is_received = true) const;
     bool have_all_ended(std::uint32_t id, bool is_received = true) const;  // of all rows of the env: in the newest result received, or in the next one
@@ -217,6 +237,8 @@ class PoolState {
     void find_uniform_slot();
     void sync_records();
     void write_all_actions(nb::handle actions);
+    template <typename VisitOpaque>
+    std::vector<nb::object> read_actions(nb::handle actions, std::size_t num_envs, const VisitOpaque& opaque) const;
     void write_commands_after(std::uint32_t slot);
     nb::object gather_obs(const Ids& ids, const std::vector<nb::object>* outs);
     nb::object gather_leaf(const Leaf& leaf, const Ids& ids, int common_slot, nb::object& lease);
@@ -244,7 +266,6 @@ class PoolState {
     void discard_staged(std::uint32_t id);
     void flush_deferred_resets();
     int common_slot(const Ids& ids) const;
-    std::span<const std::uint8_t> fetch_payload(std::uint32_t env_id);
     nb::bytes read_payload(std::uint32_t env_id);
 
     std::shared_ptr<Slab> slab_;

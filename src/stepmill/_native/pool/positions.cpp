@@ -131,10 +131,9 @@ nb::dict PoolState::position_of(std::uint32_t id) {
     rest.command = get_command(words, local), rest.flags = words.flags[local], rest.seed = words.seed[local], rest.episode = words.episode[local];
     rest.action.resize(slab_->action_bytes());
     slab_->read_action(id, rest.action.data());
-    visit_obs(id, env.latest, [&](std::byte* row, std::size_t size) { rest.obs.insert(rest.obs.end(), row, row + size); });
-    visit_outcome(id, [&](std::byte* row, std::size_t size) { rest.outcome.insert(rest.outcome.end(), row, row + size); });
-    rest.sums.resize(sums_bytes());
-    copy_sums(id, rest.sums);
+    visit_obs(id, env.latest, append_to(rest.obs));
+    visit_outcome(id, append_to(rest.outcome));
+    visit_sums(id, append_to(rest.sums));
     rest.ended.assign(ended_.begin() + row_of(id), ended_.begin() + row_of(id) + batch_size_);
     const std::size_t num_alive = was_alive_.size() / num_envs_;
     rest.was_alive.assign(was_alive_.begin() + static_cast<std::ptrdiff_t>(id * num_alive), was_alive_.begin() + static_cast<std::ptrdiff_t>((id + 1) * num_alive));
@@ -146,8 +145,7 @@ nb::dict PoolState::position_of(std::uint32_t id) {
     if (kernel_ != nullptr) rest.memory = kernel_->save(local);
     FieldWriter field;
     visit_fields(field, env, log, rest);
-    const bool is_in_episode = (is_pending && !env.begins_episode()) || env.phase() == EnvPhase::EXHAUSTED || (env.phase() == EnvPhase::IDLE && !spares_.is_staged(env.server));
-    field("needs_state", is_in_episode && env.object() == ObjectPhase::CURRENT);
+    field("needs_state", has_episode(id) && !(is_pending && env.begins_episode()) && env.object() == ObjectPhase::CURRENT);
     field("reset_seed", seed_of(id, env.episode));
     return field.fields;
 }
@@ -163,10 +161,11 @@ SavedPosition PoolState::read_position(nb::handle fields) const {
     check(env.command.kind <= Command::RESET && env.command.begins <= Begins::EPISODE_OF_EACH_ROW && env.command.source <= Source::STAGING_ROW && rest.command <= Command::RESET, "its command");
     check((rest.place >= 0) == (rest.phase == EnvPhase::PENDING), "its state");
     check((env.command.source == Source::OWN_ROW) || spares_.has_spares(), "its source");
-    std::size_t obs_bytes = 0, outcome_bytes = 0;
-    visit_obs(0, 0, [&](std::byte*, std::size_t size) { obs_bytes += size; });
-    visit_outcome(0, [&](std::byte*, std::size_t size) { outcome_bytes += size; });
-    check(rest.obs.size() == obs_bytes && rest.outcome.size() == outcome_bytes && rest.sums.size() == sums_bytes() && rest.action.size() == slab_->action_bytes(), "the size of its rows");
+    std::size_t obs_bytes = 0, outcome_bytes = 0, sums_bytes = 0;
+    visit_obs(0, 0, add_to_size(obs_bytes));
+    visit_outcome(0, add_to_size(outcome_bytes));
+    visit_sums(0, add_to_size(sums_bytes));
+    check(rest.obs.size() == obs_bytes && rest.outcome.size() == outcome_bytes && rest.sums.size() == sums_bytes && rest.action.size() == slab_->action_bytes(), "the size of its rows");
     check(rest.ended.size() == batch_size_ && rest.was_alive.size() == was_alive_.size() / num_envs_, "the number of its rows");
     check(is_bytes_or_null(env.reset_blob) && is_bytes_or_null(log.reset_blob), "its reset");
     check(!env.opaques || (PyList_CheckExact(env.opaques.ptr()) && PyList_GET_SIZE(env.opaques.ptr()) == obs_.num_opaques), "its observation");
@@ -207,8 +206,7 @@ void PoolState::restore_positions(nb::handle env_ids, nb::list saved, nb::object
         if (position.rest.place >= 0) pending.emplace_back(position.rest.place, ids[i]);
         restore_position(ids[i], position);
         const EnvRecord& env = envs_[ids[i]];
-        const bool has_episode = env.phase() == EnvPhase::PENDING || env.phase() == EnvPhase::EXHAUSTED || (env.phase() == EnvPhase::IDLE && !spares_.is_staged(env.server));
-        if (position.rest.is_replayed && has_episode && env.object() == ObjectPhase::CURRENT) suspend(ids[i], make_replay(ids[i])), env.replay->is_restored = true;
+        if (position.rest.is_replayed && has_episode(ids[i]) && env.object() == ObjectPhase::CURRENT) suspend(ids[i], make_replay(ids[i])), env.replay->is_restored = true;
     }
     std::ranges::sort(pending);
     for (const auto& each : pending) pending_.push_back(each.second);
@@ -241,12 +239,9 @@ void PoolState::restore_position(std::uint32_t id, const SavedPosition& saved) {
     words.fault[local].store(0, std::memory_order_relaxed);
     if (rest.place >= 0 && env.reset_blob) commands_.write_blob(server, env.reset_blob);
     slab_->write_action(id, rest.action.data());
-    const auto write = [](const std::vector<std::byte>& bytes) {
-        return [next = bytes.data()](std::byte* row, std::size_t size) mutable { std::memcpy(row, next, size), next += size; };
-    };
-    visit_obs(id, env.latest, write(rest.obs));
-    visit_outcome(id, write(rest.outcome));
-    write_sums(id, rest.sums);
+    visit_obs(id, env.latest, write_from(rest.obs));
+    visit_outcome(id, write_from(rest.outcome));
+    visit_sums(id, write_from(rest.sums));
     std::ranges::copy(rest.ended, ended_.begin() + row_of(id));
     std::ranges::copy(rest.was_alive, was_alive_.begin() + static_cast<std::ptrdiff_t>(id * rest.was_alive.size()));
     if (rest.unclaimed) unclaimed_.put(id, rest.unclaimed[0], rest.unclaimed[1]);

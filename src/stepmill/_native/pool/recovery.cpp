@@ -223,7 +223,7 @@ void PoolState::settle(Decision& decision) {
         cut_short(id);
         if (!is_reset_after_cut(env)) return;
     }
-    begin_episode(id, words, local);
+    begin_episode(id);
     set_command(words, local, Command::RESET);
     record_command(id, words, local, Command::STEP);
     issue(id, Command::RESET, env.target);
@@ -250,8 +250,9 @@ void PoolState::issue(std::uint32_t id, Command command, std::uint32_t slot) {
 }
 
 // Turns the words of a step into those of a reset, with the seed that the next episode would have.
-void PoolState::begin_episode(std::uint32_t id, ServerWords& words, std::uint32_t local) {
-    EnvRecord& env = envs_[id];
+void PoolState::begin_episode(std::uint32_t id) {
+    const EnvRecord& env = envs_[id];
+    const auto [words, local] = slab_->server_words(env.server);
     envs_.move(id, ObjectPhase::CURRENT);
     if (spares_.has_spares()) {
         spares_.write_next_seed(env.server);
@@ -353,8 +354,7 @@ void PoolState::begin_restart(Decision& decision) {
         EnvRecord& env = envs_[id];
         env.is_recycled = decision.is_recycling;
         if (env.is_suspended()) envs_.move(id, ObjectPhase::AWAITING_REPLAY);  // its replay will start from the beginning
-        const bool has_episode = env.phase() == EnvPhase::PENDING || env.phase() == EnvPhase::EXHAUSTED || (env.phase() == EnvPhase::IDLE && !spares_.is_staged(env.server));
-        if (is_replayed && has_episode && !env.begins_episode_next() && !env.is_suspended()) suspend(id, std::move(decision.replays[i]));
+        if (is_replayed && has_episode(id) && !env.begins_episode_next() && !env.is_suspended()) suspend(id, std::move(decision.replays[i]));
         if (!is_replayed && env.is_suspended()) resume_with_fault(id);
     }
 }
@@ -412,7 +412,7 @@ void PoolState::free_overflow(std::uint32_t lane) {
         const bool is_awaited = envs_[id].phase() == EnvPhase::PENDING && is_done(id) && (words.result[location.local] & RESULT_REMOTE);
         if (location.worker == lane && is_awaited) kept.push_back({words.payload_offset[location.local], words.payload_bytes[location.local], 0});
     }
-    free_all_but(slab_->result_fds.at(lane), std::move(kept));
+    free_all_but(slab_->result_fds.at(lane).number(), std::move(kept));
 }
 
 }  // namespace stepmill

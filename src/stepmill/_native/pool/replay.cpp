@@ -128,31 +128,16 @@ nb::tuple PoolState::newest_outcome(std::uint32_t env_id) const {
     return nb::make_tuple(outcome.reward, static_cast<int>(outcome.flags), outcome.hash);
 }
 
-// ---- results beside the observation -----------------------------------------------------------------------------
-
-// Copies return and length of the episode of each row of an env.
-void PoolState::copy_sums(std::uint32_t id, std::vector<std::byte>& sums) const {
-    const std::size_t lengths = sizeof(std::int64_t) * batch_size_, returns = sums.size() - lengths;
-    std::memcpy(sums.data(), slab_->episode_return(row_of(id)), returns);
-    std::memcpy(sums.data() + returns, slab_->episode_length(row_of(id)), lengths);
-}
-
-void PoolState::write_sums(std::uint32_t id, const std::vector<std::byte>& sums) const {
-    const std::size_t lengths = sizeof(std::int64_t) * batch_size_, returns = sums.size() - lengths;
-    std::memcpy(slab_->episode_return(row_of(id)), sums.data(), returns);
-    std::memcpy(slab_->episode_length(row_of(id)), sums.data() + returns, lengths);
-}
-
 // ---- suspended envs ----------------------------------------------------------------------------------------------
 
 std::unique_ptr<Replay> PoolState::make_replay(std::uint32_t id) const {
     auto replay = std::make_unique<Replay>();
     replay->action.resize(slab_->action_bytes());
     replay->blob = log_.of(id).newest_blob;
-    replay->sums.resize(sums_bytes());
-    std::size_t size_bytes = 0;
-    if (unclaimed_.is_unclaimed(id)) visit_outcome(id, [&](std::byte*, std::size_t size) { size_bytes += size; });
-    replay->outcome.reserve(size_bytes);
+    std::size_t sums_bytes = 0, outcome_bytes = 0;
+    visit_sums(id, add_to_size(sums_bytes));
+    if (unclaimed_.is_unclaimed(id)) visit_outcome(id, add_to_size(outcome_bytes));
+    replay->sums.reserve(sums_bytes), replay->outcome.reserve(outcome_bytes);
     return replay;
 }
 
@@ -164,8 +149,8 @@ void PoolState::suspend(std::uint32_t id, std::unique_ptr<Replay> replay) {
     const bool is_counted = env.phase() == EnvPhase::EXHAUSTED || env.is_masked() || replay->was_ended;
     replay->was_last = budget_ != 0 && env.num_ended + (is_counted ? 0 : 1) >= budget_;
     slab_->read_action(id, replay->action.data());
-    copy_sums(id, replay->sums);
-    if (unclaimed_.is_unclaimed(id)) visit_outcome(id, [&](std::byte* row, std::size_t size) { replay->outcome.insert(replay->outcome.end(), row, row + size); });
+    visit_sums(id, append_to(replay->sums));
+    if (unclaimed_.is_unclaimed(id)) visit_outcome(id, append_to(replay->outcome));
     replay->never_done.store(*env.ticket + (1u << 31), std::memory_order_relaxed);
     env.done = &replay->never_done;
     env.replay = std::move(replay);
@@ -187,9 +172,8 @@ void PoolState::resume_env(std::uint32_t id) {
 // Restores what the replay has overwritten in the rows: the sums, and the outcome of an unclaimed result.
 void PoolState::restore_outcome(std::uint32_t id) {
     const Replay& replay = *envs_[id].replay;
-    write_sums(id, replay.sums);
-    const std::byte* kept = replay.outcome.data();
-    if (!replay.outcome.empty()) visit_outcome(id, [&](std::byte* row, std::size_t size) { std::memcpy(row, kept, size), kept += size; });
+    visit_sums(id, write_from(replay.sums));
+    if (!replay.outcome.empty()) visit_outcome(id, write_from(replay.outcome));
 }
 
 // Resumes an env without a replay: restores the sums and the outcome in the slab, and drops the result of the replay.

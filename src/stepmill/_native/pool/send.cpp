@@ -73,17 +73,26 @@ nb::object PoolState::plain_actions(const Leaf& leaf, PyObject* value, npy_intp 
     return cast;
 }
 
-// Checks everything before it writes: a wrong action changes nothing.
-void PoolState::write_actions(nb::handle actions, const Ids& ids, std::vector<nb::list>& opaques) {
-    check_workers(ids, Command::STEP);
-    const auto rows = static_cast<npy_intp>(ids.size() * batch_size_);
+// Returns the actions of `num_envs` envs as an array per leaf. `opaque` visits the parts without a fixed size.
+template <typename VisitOpaque>
+std::vector<nb::object> PoolState::read_actions(nb::handle actions, std::size_t num_envs, const VisitOpaque& opaque) const {
+    const auto rows = static_cast<npy_intp>(num_envs * batch_size_);
     std::vector<nb::object> arrays(action_.leaves.size());
-    if (action_.num_opaques != 0) opaques.resize(ids.size());
     auto leaf = [&](const Node& node, PyObject* value) {
         const auto index = static_cast<std::size_t>(node.index);
         arrays[index] = plain_actions(action_.leaves[index], value, rows);
         return true;
     };
+    if (visit_tree(action_.root, actions.ptr(), leaf, opaque)) return arrays;
+    nb::python_error cause;
+    const char* hint = PyList_Check(actions.ptr()) ? "; give its structure once, with arrays of one row per env, in place of a list of actions" : "";
+    raise(errors().usage, "the actions do not fit the action space: " + text_of(cause.value()) + hint);
+}
+
+// Checks everything before it writes: a wrong action changes nothing.
+void PoolState::write_actions(nb::handle actions, const Ids& ids, std::vector<nb::list>& opaques) {
+    check_workers(ids, Command::STEP);
+    if (action_.num_opaques != 0) opaques.resize(ids.size());
     auto opaque = [&](const Node&, PyObject* value) {
         nb::object items = nb::steal(PySequence_Fast(value, "actions without a fixed size must be a sequence with one item per env"));
         if (!items) return false;
@@ -94,11 +103,7 @@ void PoolState::write_actions(nb::handle actions, const Ids& ids, std::vector<nb
         for (std::size_t i = 0; i < ids.size(); ++i) opaques[i].append(nb::handle(PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i))));
         return true;
     };
-    if (!visit_tree(action_.root, actions.ptr(), leaf, opaque)) {
-        nb::python_error cause;
-        const char* hint = PyList_Check(actions.ptr()) ? "; give its structure once, with arrays of one row per env, in place of a list of actions" : "";
-        raise(errors().usage, "the actions do not fit the action space: " + text_of(cause.value()) + hint);
-    }
+    const std::vector<nb::object> arrays = read_actions(actions, ids.size(), opaque);
     std::size_t held_offset = 0;
     for (std::size_t index = 0; index < arrays.size(); ++index) {
         const Column& column = action_.leaves[index].column;
@@ -121,6 +126,15 @@ void PoolState::write_actions(nb::handle actions, const Ids& ids, std::vector<nb
     }
     for (std::size_t i = 0; i < opaques.size(); ++i) {
         if (!spares_.is_staged(envs_[ids[i]].server)) write_opaque_action(ids[i], opaques[i]);
+    }
+}
+
+// For a step of a kernel without commands.
+void PoolState::write_all_actions(nb::handle actions) {
+    const std::vector<nb::object> arrays = read_actions(actions, num_envs_, [](const Node&, PyObject*) { return false; });
+    for (std::size_t index = 0; index < arrays.size(); ++index) {
+        const Column& column = action_.leaves[index].column;
+        std::memcpy(slab_->base + column.at(0, 0), data_of<std::byte>(arrays[index]), column.row_bytes * num_envs_);
     }
 }
 
@@ -205,7 +219,6 @@ void PoolState::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blob
     check_workers(ids, Command::RESET);
     for (std::size_t i = 0; i < ids.size(); ++i) {
         EnvRecord& env = envs_[ids[i]];
-        const ServerLocation location = slab_->server_locations[env.server];
         nb::object seed = seeds[i], blob = blobs[i];
         const bool is_staged = spares_.is_staged(env.server) && env.phase() == EnvPhase::IDLE && seed.is_none() && blob.is_none();
         env.command.source = is_staged ? Source::STAGING_ROW : Source::OWN_ROW;
@@ -217,7 +230,7 @@ void PoolState::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blob
             env.reset_blob = nb::bytes(bytes.data(), bytes.size());
             env.is_blob_seeded = !nb::object(blob[0]).is_none();
         }
-        write_reset_seed(ids[i], slab_->words[location.worker], location.local, seed);
+        write_reset_seed(ids[i], seed);
         if (env.reset_blob) commands_.write_blob(env.server, env.reset_blob);
         if (spares_.has_spares()) spares_.record_explicit_reset(env.server, ids.size() == num_envs_ && ids[i] == 0, !env.has_blob_seed());
     }
@@ -226,8 +239,9 @@ void PoolState::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blob
 }
 
 // Writes the seed of an explicit reset. Without a given seed the worker derives it, unless its env object is new.
-void PoolState::write_reset_seed(std::uint32_t id, ServerWords& words, std::uint32_t local, nb::handle seed) const {
+void PoolState::write_reset_seed(std::uint32_t id, nb::handle seed) const {
     const EnvRecord& env = envs_[id];
+    const auto [words, local] = slab_->server_words(env.server);
     words.flags[local] = 0;
     if (!seed.is_none()) {
         words.seed[local] = nb::cast<std::uint64_t>(seed);
@@ -332,7 +346,7 @@ void PoolState::dispatch(const Ids& ids, Command command) {
         const ServerLocation location = slab_->server_locations[env.server];
         ServerWords& words = slab_->words[location.worker];
         const bool is_restored = command == Command::STEP && env.object() == ObjectPhase::RENEWED;
-        if (is_restored) begin_episode(id, words, location.local);
+        if (is_restored) begin_episode(id);
         commands_.write(location, row_of(id), is_restored ? Command::RESET : command, env.target);
         if (command == Command::STEP && !is_restored && is_last(env)) words.flags[location.local] |= FLAG_LAST;
         record_command(id, words, location.local, command);

@@ -205,7 +205,7 @@ WaitResult PoolState::wait_inline(const Ids& ids, std::uint32_t num_needed, nb::
 
 std::uint64_t PoolState::deadline_of(nb::handle timeout_s) const {
     if (!timeout_s.is_valid() || timeout_s.is_none()) return UINT64_MAX;
-    return now_ns() + static_cast<std::uint64_t>(std::min(std::max(nb::cast<double>(timeout_s), 0.0), 1e9) * 1e9);
+    return now_ns() + to_ns(nb::cast<double>(timeout_s));
 }
 
 // An external pool or a kernel without a thread of its own: advance() runs it in this thread and stores its results. A call may take longer

@@ -4,7 +4,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "codec/blobs.hpp"
 #include "relay/relay_message.hpp"
 #include "shared/reaper.hpp"
 
@@ -15,55 +14,32 @@ namespace {
 constexpr std::uint64_t SLICE_NS = 100'000'000;  // a wait looks again after at most this time
 constexpr std::uint32_t SLOT_OF_NODE = 0;        // a node copies each result before the next command: one slot suffices
 
-bool read_payload(const Slab& slab, ServerLocation location, std::vector<std::uint8_t>& out) {
-    const ServerWords& words = slab.words[location.worker];
-    const OverflowRef ref{words.payload_offset[location.local], words.payload_bytes[location.local], words.payload_generation[location.local]};
-    if ((words.result[location.local] & RESULT_REMOTE) != 0) return read_overflow(slab.result_fds.at(location.worker), ref, out);
-    out.clear();
-    if (ref.size > slab.plan.payload.row_bytes) return false;
-    const auto* bytes = reinterpret_cast<const std::uint8_t*>(slab.payload(words.row[location.local]));
-    out.assign(bytes, bytes + ref.size);
-    return true;
-}
-
 }  // namespace
 
 NodeRelay::NodeRelay(std::shared_ptr<Slab> slab)
-    : slab_(std::move(slab)), num_posted_(slab_->workers.size()), generations_(slab_->workers.size()), is_death_collected_(slab_->workers.size()) {
+    : slab_(std::move(slab)), blobs_(*slab_), num_posted_(slab_->workers.size()), generations_(slab_->workers.size()), is_death_collected_(slab_->workers.size()) {
     slab_->check();
     for (std::uint32_t worker = 0; worker < slab_->workers.size(); ++worker) {
         first_server_.push_back(static_cast<std::uint32_t>(servers_.size()));
         const std::vector<std::uint32_t>& own = slab_->plan.servers[worker];
-        blobs_.emplace_back(slab_->command_fds.at(worker), own.size());
         for (std::uint32_t local = 0; local < own.size(); ++local) servers_.push_back({{worker, local}, own[local]});
     }
 }
 
 bool NodeRelay::is_done(const Server& server) const {
-    return slab_->words[server.location.worker].done[server.location.local].load(std::memory_order_acquire) == server.ticket;
+    const auto [words, local] = slab_->server_words(server.server);
+    return words.done[local].load(std::memory_order_acquire) == server.ticket;
 }
 
 std::uint32_t NodeRelay::num_outstanding() const {
     return static_cast<std::uint32_t>(std::ranges::count_if(servers_, [](const Server& server) { return server.is_outstanding; }));
 }
 
-void NodeRelay::write_blob(const Server& server, const std::uint8_t* bytes, std::uint64_t size) {
-    buffer_.assign(bytes, bytes + size);
-    if (write_small_blob(*slab_, server.server, buffer_)) return;
-    const ServerWords& words = slab_->words[server.location.worker];
-    const std::uint32_t local = server.location.local;
-    OverflowRef ref;
-    if (const int error = blobs_[server.location.worker].write(local, buffer_.data(), buffer_.size(), ref); error != 0) throw std::system_error(error, std::generic_category(), "the options of a reset cannot be stored");
-    words.blob_offset[local] = ref.offset;
-    words.blob_bytes[local] = ref.size;
-    words.blob_generation[local] = ref.generation;
-}
-
 std::uint32_t NodeRelay::apply_commands(nb::handle message) {
     std::vector<std::uint64_t> storage;
     Cursor cursor = open_message(message, storage);
     const CommandHeader& header = read_header<CommandHeader>(cursor);
-    const CommandColumns columns(cursor, slab_->plan, header.num, header.blob_bytes);
+    const CommandColumns columns(cursor, slab_->plan, header);
     slab_->pool->own.eager.store(header.is_eager, std::memory_order_relaxed);
     slab_->pool->own.hashing.store(header.is_hashing, std::memory_order_relaxed);
     std::vector<std::uint8_t> has_commands(slab_->workers.size());
@@ -72,15 +48,17 @@ std::uint32_t NodeRelay::apply_commands(nb::handle message) {
     for (std::size_t row = 0; row < header.num; ++row) {
         if (columns.server[row] >= servers_.size() || blob_at + columns.blob_bytes[row] > header.blob_bytes) throw std::invalid_argument("a message of a pool names a server that does not exist");
         Server& server = servers_[columns.server[row]];
-        const std::uint8_t* blob = columns.blobs + blob_at;
+        const std::span blob(columns.blobs + blob_at, columns.blob_bytes[row]);
         blob_at += columns.blob_bytes[row];
         if (!is_later(columns.ticket[row], server.pool_ticket)) continue;  // it came before
-        const ServerWords& words = slab_->words[server.location.worker];
-        const std::uint32_t local = server.location.local, first_row = server.server * slab_->plan.batch_size;
+        const auto [words, local] = slab_->server_words(server.server);
+        const std::uint32_t first_row = server.server * slab_->plan.batch_size;
         words.flags[local] = columns.flags[row];
         words.seed[local] = columns.seed[row];
         words.episode[local] = columns.episode[row];
-        if ((columns.flags[row] & FLAG_BLOB) != 0) write_blob(server, blob, columns.blob_bytes[row]);
+        if ((columns.flags[row] & FLAG_BLOB) != 0) {
+            if (const int error = blobs_.write(server.server, blob); error != 0) throw std::system_error(error, std::generic_category(), "the options of a reset cannot be stored");
+        }
         for (std::size_t leaf = 0; leaf < columns.actions.size(); ++leaf) {
             const Column& column = slab_->plan.action[leaf];
             const std::size_t size = column.row_bytes * slab_->plan.batch_size;
@@ -98,9 +76,7 @@ std::uint32_t NodeRelay::apply_commands(nb::handle message) {
     for (std::uint32_t worker = 0; worker < has_commands.size(); ++worker) {
         if (!has_commands[worker]) continue;
         ring_worker(*slab_->workers[worker]);
-        // As CommandWriter::check_deaths_of: either the reaper sees these tickets, or this thread sees `dead`.
-        std::atomic_thread_fence(std::memory_order_seq_cst);
-        if (slab_->workers[worker]->learner.dead.load(std::memory_order_seq_cst) != 0) abort_commands(*slab_, worker, Fault::DIED);
+        abort_if_dead(*slab_, worker);
     }
     return num_new;
 }
@@ -112,7 +88,7 @@ void NodeRelay::wake() {
 
 bool NodeRelay::wait(bool is_for_all, double timeout_s) {
     PoolControl& pool = *slab_->pool;
-    const std::uint64_t deadline = now_ns() + static_cast<std::uint64_t>(std::clamp(timeout_s, 0.0, 1e9) * 1e9);
+    const std::uint64_t deadline = now_ns() + to_ns(timeout_s);
     for (;;) {
         // This order sees every result or is woken by it, as in PoolState::wait_until_done.
         const std::uint32_t seen = pool.shared.bell.load(std::memory_order_acquire);
@@ -158,10 +134,9 @@ nb::object NodeRelay::collect_results() {
     for (Server& server : servers_) {
         if (!server.is_outstanding || !is_done(server)) continue;
         server.is_outstanding = false;
-        const ServerWords& words = slab_->words[server.location.worker];
-        const std::uint32_t local = server.location.local;
+        const auto [words, local] = slab_->server_words(server.server);
         std::uint8_t result = words.result[local];
-        const bool has_payload = words.payload_bytes[local] != 0 && read_payload(*slab_, server.location, buffer_);
+        const bool has_payload = words.payload_bytes[local] != 0 && read_payload_bytes(*slab_, server.location, words.row[local], buffer_);
         if (!has_payload) buffer_.clear();
         if (words.fault[local].load(std::memory_order_relaxed) != 0) result &= static_cast<std::uint8_t>(~RESULT_FINAL);
         ready.push_back(&server);
@@ -172,22 +147,15 @@ nb::object NodeRelay::collect_results() {
     }
     header.num = static_cast<std::uint32_t>(ready.size());
     header.payload_bytes = payloads.size();
-    Cursor measure;
-    measure.take<ResultHeader>(1);
     const SlabPlan& plan = slab_->plan;
-    ResultColumns(measure, plan, header);
-    nb::object message = new_message(measure.used);
-    Cursor cursor{data_of<std::byte>(message), measure.used};
-    *cursor.take<ResultHeader>(1) = header;
-    const ResultColumns columns(cursor, plan, header);
+    const auto [message, columns] = new_message<ResultColumns>(header, plan);
     std::copy(workers.begin(), workers.end(), columns.workers);
     const std::vector<const Column*> outcomes = outcome_columns(plan);
     const std::size_t k = plan.batch_size;
     std::size_t final_row = 0;
     for (std::size_t i = 0; i < ready.size(); ++i) {
         const Server& server = *ready[i];
-        const ServerWords& words = slab_->words[server.location.worker];
-        const std::uint32_t local = server.location.local;
+        const auto [words, local] = slab_->server_words(server.server);
         const std::size_t row = words.row[local];
         columns.server[i] = first_server_[server.location.worker] + local;
         columns.ticket[i] = server.pool_ticket;

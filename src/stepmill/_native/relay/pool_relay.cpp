@@ -16,7 +16,7 @@ PoolRelay::PoolRelay(std::shared_ptr<Slab> slab, std::vector<std::uint32_t> work
         workers_.push_back({worker, 0, {}});
         payloads_.emplace_back(*slab_, worker);
         for (std::uint32_t local = 0; local < slab_->plan.servers.at(worker).size(); ++local) {
-            servers_.push_back({{worker, local}, slab_->plan.servers[worker][local], slab_->words[worker].done[local].load(std::memory_order_acquire)});
+            servers_.push_back({slab_->plan.servers[worker][local], slab_->words[worker].done[local].load(std::memory_order_acquire)});
             worker_of_.push_back(index);
         }
     }
@@ -24,9 +24,9 @@ PoolRelay::PoolRelay(std::shared_ptr<Slab> slab, std::vector<std::uint32_t> work
 
 bool PoolRelay::has_outstanding() const {
     return std::ranges::any_of(servers_, [&](const Server& server) {
-        const ServerWords& words = slab_->words[server.location.worker];
-        const std::uint32_t ticket = words.ticket[server.location.local].load(std::memory_order_acquire);
-        return ticket == server.collected && words.done[server.location.local].load(std::memory_order_acquire) != ticket;
+        const auto [words, local] = slab_->server_words(server.server);
+        const std::uint32_t ticket = words.ticket[local].load(std::memory_order_acquire);
+        return ticket == server.collected && words.done[local].load(std::memory_order_acquire) != ticket;
     });
 }
 
@@ -36,32 +36,25 @@ nb::object PoolRelay::collect_commands() {
     std::vector<std::uint64_t> sizes;
     for (std::size_t place = 0; place < servers_.size(); ++place) {
         Server& server = servers_[place];
-        const ServerWords& words = slab_->words[server.location.worker];
-        const std::uint32_t local = server.location.local, ticket = words.ticket[local].load(std::memory_order_acquire);
+        const auto [words, local] = slab_->server_words(server.server);
+        const std::uint32_t ticket = words.ticket[local].load(std::memory_order_acquire);
         if (ticket == server.collected) continue;
         server.collected = ticket;
         if (words.done[local].load(std::memory_order_acquire) == ticket || !start_command(words.state[local], ticket)) continue;  // aborted
         places.push_back(place);
         sizes.push_back(0);
         if ((words.flags[local] & FLAG_BLOB) == 0) continue;
-        if (!read_blob_bytes(*slab_, server.location.worker, local, buffer_)) throw std::runtime_error("the options of a reset could not be read");
+        if (!read_blob_bytes(*slab_, server.server, buffer_)) throw std::runtime_error("the options of a reset could not be read");
         sizes.back() = buffer_.size();
         blobs.insert(blobs.end(), buffer_.begin(), buffer_.end());
     }
     if (places.empty()) return nb::none();
     const CommandHeader header{MESSAGE_VERSION, static_cast<std::uint32_t>(places.size()), slab_->pool->own.eager.load(std::memory_order_relaxed),
                                slab_->pool->own.hashing.load(std::memory_order_relaxed), blobs.size()};
-    Cursor measure;
-    measure.take<CommandHeader>(1);
-    CommandColumns(measure, slab_->plan, places.size(), blobs.size());
-    nb::object message = new_message(measure.used);
-    Cursor cursor{data_of<std::byte>(message), measure.used};
-    *cursor.take<CommandHeader>(1) = header;
-    const CommandColumns columns(cursor, slab_->plan, places.size(), blobs.size());
+    const auto [message, columns] = new_message<CommandColumns>(header, slab_->plan);
     for (std::size_t i = 0; i < places.size(); ++i) {
         const Server& server = servers_[places[i]];
-        const ServerWords& words = slab_->words[server.location.worker];
-        const std::uint32_t local = server.location.local;
+        const auto [words, local] = slab_->server_words(server.server);
         columns.server[i] = static_cast<std::uint32_t>(places[i]);
         columns.ticket[i] = server.collected;
         columns.seed[i] = words.seed[local];
@@ -120,9 +113,9 @@ void PoolRelay::update_worker(Worker& worker, const RelayedWorker& report, nb::l
 
 void PoolRelay::publish_row(const ResultColumns& columns, std::size_t row, std::size_t final_row, const std::uint8_t* payload) {
     const Server& server = servers_[columns.server[row]];
-    const ServerWords& words = slab_->words[server.location.worker];
+    const auto [words, local] = slab_->server_words(server.server);
     const SlabPlan& plan = slab_->plan;
-    const std::uint32_t local = server.location.local, ticket = columns.ticket[row];
+    const std::uint32_t ticket = columns.ticket[row];
     if (words.ticket[local].load(std::memory_order_acquire) != ticket || !claim_result(words.state[local], ticket)) return;  // aborted meanwhile
     const std::size_t k = plan.batch_size, target = words.row[local];
     words.clear_result(local);

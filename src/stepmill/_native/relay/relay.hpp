@@ -17,7 +17,7 @@
 
 #include <nanobind/nanobind.h>
 
-#include "codec/overflow.hpp"
+#include "codec/blobs.hpp"
 #include "codec/payload_writer.hpp"
 #include "shared/slab.hpp"
 
@@ -52,8 +52,7 @@ class PoolRelay {
 
    private:
     struct Server {
-        ServerLocation location;
-        std::uint32_t server;   // number in the pool
+        std::uint32_t server;     // number in the pool
         std::uint32_t collected;  // ticket of the newest command that was collected
     };
     struct Worker {
@@ -100,12 +99,11 @@ class NodeRelay {
         bool is_outstanding = false;    // its result has not been collected
     };
     bool is_done(const Server& server) const;
-    void write_blob(const Server& server, const std::uint8_t* bytes, std::uint64_t size);
 
     std::shared_ptr<Slab> slab_;
     std::vector<Server> servers_;
     std::vector<std::uint32_t> first_server_;  // by worker
-    std::vector<OverflowWriter> blobs_;        // by worker
+    BlobWriter blobs_;
     std::vector<std::uint32_t> num_posted_, generations_;
     std::vector<std::uint8_t> is_death_collected_;
     std::vector<std::uint8_t> buffer_;

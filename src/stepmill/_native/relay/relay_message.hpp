@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "relay/relay.hpp"
@@ -46,12 +47,12 @@ struct CommandColumns {
     std::vector<std::byte*> actions;
     std::uint8_t* blobs;
 
-    CommandColumns(Cursor& cursor, const SlabPlan& plan, std::size_t num, std::size_t num_blob_bytes)
-        : server(cursor.take<std::uint32_t>(num)), ticket(cursor.take<std::uint32_t>(num)), seed(cursor.take<std::uint64_t>(num)),
-          episode(cursor.take<std::uint64_t>(num)), blob_bytes(cursor.take<std::uint64_t>(num)), command(cursor.take<std::uint8_t>(num)),
-          flags(cursor.take<std::uint8_t>(num)) {
-        for (const Column& column : plan.action) actions.push_back(cursor.take<std::byte>(num * plan.batch_size * column.row_bytes));
-        blobs = cursor.take<std::uint8_t>(num_blob_bytes);
+    CommandColumns(Cursor& cursor, const SlabPlan& plan, const CommandHeader& header)
+        : server(cursor.take<std::uint32_t>(header.num)), ticket(cursor.take<std::uint32_t>(header.num)), seed(cursor.take<std::uint64_t>(header.num)),
+          episode(cursor.take<std::uint64_t>(header.num)), blob_bytes(cursor.take<std::uint64_t>(header.num)), command(cursor.take<std::uint8_t>(header.num)),
+          flags(cursor.take<std::uint8_t>(header.num)) {
+        for (const Column& column : plan.action) actions.push_back(cursor.take<std::byte>(std::size_t{header.num} * plan.batch_size * column.row_bytes));
+        blobs = cursor.take<std::uint8_t>(header.blob_bytes);
     }
 };
 
@@ -63,7 +64,17 @@ inline std::vector<const Column*> outcome_columns(const SlabPlan& plan) {
     return columns;
 }
 
-inline nb::object new_message(std::size_t size) { return new_column(static_cast<npy_intp>(size), NPY_UINT8); }
+// Returns a new message with this header, and its columns, which the caller writes.
+template <typename Columns, typename Header>
+std::pair<nb::object, Columns> new_message(const Header& header, const SlabPlan& plan) {
+    Cursor measure;
+    measure.take<Header>(1);
+    Columns(measure, plan, header);
+    nb::object message = new_column(static_cast<npy_intp>(measure.used), NPY_UINT8);
+    Cursor cursor{data_of<std::byte>(message), measure.used};
+    *cursor.take<Header>(1) = header;
+    return {message, Columns(cursor, plan, header)};
+}
 
 // Returns the bytes of a message; copies them to `storage` if they are not aligned.
 inline Cursor open_message(nb::handle message, std::vector<std::uint64_t>& storage) {

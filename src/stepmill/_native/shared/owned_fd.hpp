@@ -18,8 +18,12 @@ class OwnedFd {
     ~OwnedFd() { close(); }
     OwnedFd(OwnedFd&& other) noexcept : fd_(other.release()) {}
     OwnedFd(const OwnedFd&) = delete;
-    OwnedFd& operator=(OwnedFd&&) = delete;
     OwnedFd& operator=(const OwnedFd&) = delete;
+    OwnedFd& operator=(OwnedFd&& other) noexcept {
+        close();
+        fd_.store(other.release());
+        return *this;
+    }
 
     int number() const noexcept { return fd_.load(); }  // NONE after close() or release()
 

@@ -2,6 +2,7 @@
 // Needs no Python.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
@@ -23,6 +24,9 @@ inline std::uint64_t now_ns() noexcept {
     clock_gettime(CLOCK_MONOTONIC, &time);
     return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000u + static_cast<std::uint64_t>(time.tv_nsec);
 }
+
+// Returns a duration that was given in seconds; the longest one is 31 years.
+inline std::uint64_t to_ns(double seconds) noexcept { return static_cast<std::uint64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9); }
 
 inline void cpu_pause() noexcept {
 #if defined(__x86_64__) || defined(__i386__)
@@ -70,6 +74,19 @@ inline Woken futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected
 
 inline void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept {
     syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+// Waits until the word is 0, at most timeout_ns. Looks at it every slice_ns, because the thread that clears it may not see the waiter and
+// then wakes nobody. Returns whether the word is 0.
+inline bool wait_until_zero(std::atomic<std::uint32_t>& word, std::uint64_t timeout_ns, std::uint64_t slice_ns) noexcept {
+    const std::uint64_t began = now_ns();
+    for (;;) {
+        const std::uint32_t value = word.load(std::memory_order_seq_cst);
+        if (value == 0) return true;
+        const std::uint64_t spent = now_ns() - began;
+        if (spent >= timeout_ns) return false;
+        futex_wait(word, value, std::min(slice_ns, timeout_ns - spent));
+    }
 }
 
 // Makes an eventfd readable. Never waits: a full counter is readable as it is.

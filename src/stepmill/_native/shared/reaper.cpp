@@ -73,39 +73,23 @@ std::uint32_t abort_commands(Slab& slab, std::uint32_t lane, Fault fault) {
 }
 
 Reaper::Reaper(std::shared_ptr<Slab> slab, Limits limits)
-    : slab_(std::move(slab)), limits_(limits), owner_(getpid()), watched_(slab_->workers.size()) {
-    epoll_ = epoll_create1(EPOLL_CLOEXEC);
-    wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    : slab_(std::move(slab)), limits_(limits), owner_(getpid()), epoll_(epoll_create1(EPOLL_CLOEXEC)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), watched_(slab_->workers.size()) {
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u64 = WAKE;
-    int error = epoll_ < 0 || wake_ < 0 || epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event) != 0 ? errno : 0;
+    int error = epoll_.number() < 0 || wake_.number() < 0 || epoll_ctl(epoll_.number(), EPOLL_CTL_ADD, wake_.number(), &event) != 0 ? errno : 0;
     if (error == 0) error = start_native_thread(thread_, &Reaper::run, this);
-    if (error != 0) {
-        close_all();
-        fail(error, "the thread that watches the workers cannot be started");
-    }
+    if (error != 0) fail(error, "the thread that watches the workers cannot be started");
     is_running_ = true;
 }
 
-Reaper::~Reaper() {
-    stop();
-    close_all();
-}
+Reaper::~Reaper() { stop(); }
 
 bool Reaper::is_forked() const { return getpid() != owner_; }
 
 void Reaper::check_number(std::uint32_t number, std::size_t stop) const {
     if (number < stop) return;
     throw std::out_of_range("worker " + std::to_string(number) + " does not exist; the pool has workers 0 to " + std::to_string(stop - 1));
-}
-
-void Reaper::close_all() {
-    for (std::uint32_t worker = 0; worker < slab_->lanes.size(); ++worker) unwatch(worker);
-    for (int* fd : {&epoll_, &wake_}) {
-        if (*fd >= 0) close(*fd);
-        *fd = -1;
-    }
 }
 
 void Reaper::unwatch(std::uint32_t worker) {
@@ -115,12 +99,8 @@ void Reaper::unwatch(std::uint32_t worker) {
         watched_[lane].is_watched = false;
     }
     Watched& process = watched_[slab_->lanes[worker].front()];
-    if (process.pidfd != NO_PIDFD) {
-        // A forked child shares the epoll set with the learner and must not change it.
-        if (!is_forked()) epoll_ctl(epoll_, EPOLL_CTL_DEL, process.pidfd, nullptr);
-        close(process.pidfd);
-    }
-    process.pidfd = NO_PIDFD;
+    if (process.pidfd.number() != NO_PIDFD) epoll_ctl(epoll_.number(), EPOLL_CTL_DEL, process.pidfd.number(), nullptr);
+    process.pidfd.close();
     process.kill_at_ns = 0;
     ++process.generation;
 }
@@ -131,7 +111,7 @@ void Reaper::stop() {
         const std::lock_guard lock(mutex_);
         is_stopping_ = true;
     }
-    set_event(wake_);
+    set_event(wake_.number());
     pthread_join(thread_, nullptr);
     is_running_ = false;
 }
@@ -143,8 +123,8 @@ void Reaper::watch(std::uint32_t worker, int pidfd) {
     unwatch(worker);
     Watched& process = watched_[slab_->lanes[worker].front()];
     if (pidfd != NO_PIDFD) {
-        process.pidfd = fcntl(pidfd, F_DUPFD_CLOEXEC, 3);
-        if (process.pidfd < 0) fail(errno, "a worker's process descriptor cannot be duplicated");
+        process.pidfd = OwnedFd(fcntl(pidfd, F_DUPFD_CLOEXEC, 3));
+        if (process.pidfd.number() < 0) fail(errno, "a worker's process descriptor cannot be duplicated");
     }
     for (const std::uint32_t lane : slab_->lanes[worker]) {
         WorkerControl& control = *slab_->workers[lane];
@@ -164,7 +144,7 @@ void Reaper::watch(std::uint32_t worker, int pidfd) {
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u64 = std::uint64_t{process.generation} << 32 | worker;
-    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, process.pidfd, &event) == 0) return;
+    if (epoll_ctl(epoll_.number(), EPOLL_CTL_ADD, process.pidfd.number(), &event) == 0) return;
     const int error = errno;
     unwatch(worker);
     fail(error, "a worker's process cannot be watched");
@@ -215,7 +195,7 @@ void Reaper::loop() {
     std::uint64_t looked = now_ns();
     epoll_event events[MAX_EVENTS];
     for (;;) {
-        const int num_events = epoll_wait(epoll_, events, MAX_EVENTS, timeout_ms);
+        const int num_events = epoll_wait(epoll_.number(), events, MAX_EVENTS, timeout_ms);
         const std::lock_guard lock(mutex_);
         if (is_stopping_) return;
         for (int i = 0; i < num_events; ++i) on_event(events[i].data.u64);
@@ -243,7 +223,7 @@ void Reaper::on_event(std::uint64_t data) {
     if (data == WAKE) return;  // written only by stop()
     const auto worker = static_cast<std::uint32_t>(data);
     const Watched& process = watched_[slab_->lanes[worker].front()];
-    if (process.pidfd != NO_PIDFD && process.generation == data >> 32) mark_dead(worker);
+    if (process.pidfd.number() != NO_PIDFD && process.generation == data >> 32) mark_dead(worker);
 }
 
 void Reaper::mark_dead(std::uint32_t worker) {
@@ -395,7 +375,7 @@ bool Reaper::is_serving(std::uint32_t lane) const {
 // Ends a worker whose late command cannot be aborted while it lives, since its state says PUBLISHING: pickling a value of an info may
 // hang. Or a faulty worker wrote the state. The command is aborted when the worker is dead.
 void Reaper::end_stuck(std::uint32_t lane, std::uint32_t local) {
-    if (process_of(lane).pidfd == NO_PIDFD) return;
+    if (process_of(lane).pidfd.number() == NO_PIDFD) return;
     watched_[lane].stuck = local;
     end_overdue(lane);
 }
@@ -427,10 +407,10 @@ void Reaper::end_overdue(std::uint32_t lane) {
 
 // A process that has ended meanwhile is marked dead at the next event. Commands of one that does not die are aborted too.
 void Reaper::kill(Watched& process) const {
-    if (process.pidfd == NO_PIDFD) return;
+    if (process.pidfd.number() == NO_PIDFD) return;
     const bool may_dump = limits_.dump_signal != 0 && process.kill_at_ns == 0;
     process.kill_at_ns = may_dump ? now_ns() + DUMP_NS : 0;
-    [[maybe_unused]] const int error = signal_pidfd(process.pidfd, may_dump ? limits_.dump_signal : SIGKILL);
+    [[maybe_unused]] const int error = signal_pidfd(process.pidfd.number(), may_dump ? limits_.dump_signal : SIGKILL);
 }
 
 }  // namespace stepmill

@@ -30,6 +30,13 @@ namespace stepmill {
 // at once: each command is aborted once. Returns how many commands this call aborted.
 std::uint32_t abort_commands(Slab& slab, std::uint32_t lane, Fault fault);
 
+// Called after tickets of a lane were written: if its worker died before that, the reaper did not see them. The reaper writes `dead` and
+// then reads the tickets; with the fence, either it sees these tickets or this function sees `dead`.
+inline void abort_if_dead(Slab& slab, std::uint32_t lane) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (slab.workers[lane]->learner.dead.load(std::memory_order_seq_cst) != 0) abort_commands(slab, lane, Fault::DIED);
+}
+
 // 0: no limit.
 struct Limits {
     std::uint64_t step_ns{0};
@@ -58,7 +65,7 @@ class Reaper {
     void finish_marking() const { if (!is_forked()) const std::lock_guard lock(mutex_); }  // waits until all lanes of a worker are marked dead
     void stop();                              // ends the thread; idempotent
 
-    static constexpr int NO_PIDFD = -1;
+    static constexpr int NO_PIDFD = OwnedFd::NONE;
 
    private:
     // The newest command of a server, as the reaper saw it.
@@ -69,7 +76,7 @@ class Reaper {
     };
     // A lane. The first one of a worker has what belongs to the process: `pidfd`, `generation`, `kill_at_ns`.
     struct Watched {
-        int pidfd{NO_PIDFD};
+        OwnedFd pidfd;
         bool is_watched{false};
         bool is_overdue{false};       // it was given up
         std::uint32_t generation{0};  // distinguishes events of this process from those of its predecessors
@@ -107,13 +114,11 @@ class Reaper {
     void mark_lane_dead(std::uint32_t lane);
     void unwatch(std::uint32_t worker);
     bool is_forked() const;
-    void close_all();
 
     std::shared_ptr<Slab> slab_;
     const Limits limits_;
     const pid_t owner_;
-    int epoll_{-1};
-    int wake_{-1};
+    OwnedFd epoll_, wake_;
     pthread_t thread_{};
     bool is_running_{false};       // owned by the caller: the thread must be joined
     mutable std::mutex mutex_;

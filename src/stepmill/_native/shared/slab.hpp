@@ -185,30 +185,6 @@ class SlabMemory final : AtFork {
     std::size_t size_bytes_;
 };
 
-// Descriptors that a slab owns, one per worker. While the slab lives, no other file can get their numbers.
-class OwnFds {
-   public:
-    // Takes ownership.
-    explicit OwnFds(std::vector<OwnedFd> fds) : fds_(std::move(fds)) {}
-
-    // Duplicates them. -1: the memory of another worker, which this process does not need.
-    explicit OwnFds(const std::vector<int>& fds) {
-        fds_.reserve(fds.size());
-        for (const int fd : fds) {
-            fds_.emplace_back(fd < 0 ? OwnedFd::NONE : fcntl(fd, F_DUPFD_CLOEXEC, 3));
-            if (fd >= 0 && at(fds_.size() - 1) < 0) throw std::system_error(errno, std::generic_category(), "a descriptor of the slab's memory cannot be duplicated");
-        }
-    }
-
-    OwnFds(OwnFds&&) = default;
-    OwnFds(const OwnFds&) = delete;
-
-    int at(std::size_t index) const { return fds_.at(index).number(); }
-
-   private:
-    std::vector<OwnedFd> fds_;
-};
-
 // Returns the inode number of an open file, which is the same for all descriptors of one memfd.
 inline std::uint64_t file_id(int fd) {
     struct stat file {};
@@ -219,9 +195,9 @@ inline std::uint64_t file_id(int fd) {
 // Pointers into a mapping. All members are constant after the constructor.
 class Slab {
    public:
-    // slab_plan: after place_rows(). writable: ranges of whole pages that this process may write.
-    // event: the pool's eventfd, or none.
-    Slab(int fd, SlabPlan slab_plan, OwnFds commands, OwnFds results, OwnFds event, std::span<const ByteRange> writable)
+    // slab_plan: after place_rows(). commands, results: one per worker, or none for the memory of another worker, which this process does
+    // not need. event: the pool's eventfd, or none. writable: ranges of whole pages that this process may write.
+    Slab(int fd, SlabPlan slab_plan, std::vector<OwnedFd> commands, std::vector<OwnedFd> results, OwnedFd event, std::span<const ByteRange> writable)
         : lanes(slab_plan.lanes),
           plan(std::move(slab_plan)),
           id(file_id(fd)),
@@ -230,7 +206,7 @@ class Slab {
           event_fd(std::move(event)),
           memory(std::make_shared<SlabMemory>(fd, plan.size_bytes, writable)),
           base(memory->base()),
-          control{*reinterpret_cast<PoolWords*>(base + plan.pool_words), *reinterpret_cast<SharedWords*>(base + plan.shared_words), event_fd.at(0)} {
+          control{*reinterpret_cast<PoolWords*>(base + plan.pool_words), *reinterpret_cast<SharedWords*>(base + plan.shared_words), event_fd.number()} {
         for (std::size_t w = 0; w < plan.servers.size(); ++w) {
             std::byte *const learner = base + plan.learner_words.at(w), *const own = base + plan.worker_words.at(w);
             const auto num_servers = static_cast<std::uint32_t>(plan.servers[w].size());
@@ -339,7 +315,8 @@ class Slab {
     std::vector<WorkerControl*> workers;  // point into `controls`
     const SlabPlan plan;
     const std::uint64_t id;  // of the memory: equal for all slabs over the same memfd
-    const OwnFds command_fds, result_fds, event_fd;
+    const std::vector<OwnedFd> command_fds, result_fds;  // by worker; while the slab lives, no other file can get their numbers
+    const OwnedFd event_fd;
     const std::shared_ptr<SlabMemory> memory;
     std::byte* const base;
     PoolControl control;

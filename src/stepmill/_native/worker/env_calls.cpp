@@ -128,7 +128,7 @@ bool Loop::accept_step(std::uint32_t local, PyObject* returned, Result& result, 
 }
 
 bool Loop::read_blob(std::uint32_t local, nb::object& blob) {
-    if (!read_blob_bytes(*slab_, worker_, local, buffer_)) {
+    if (!read_blob_bytes(*slab_, slab_->plan.servers[worker_][local], buffer_)) {
         PyErr_SetString(PyExc_RuntimeError, "the options or the action of the command could not be read");
         return false;
     }

@@ -100,8 +100,7 @@ void ExternalPoolLoop::publish_rows(const Rows& rows, std::vector<std::size_t>& 
             publish_fault(local, envs_[local].done, Fault::BAD_OUTPUT, "output of step", true);
             continue;
         }
-        words_.fault[local].store(static_cast<std::uint32_t>(Fault::NONE), std::memory_order_relaxed);
-        finish(local, envs_[local].done);
+        complete(local, envs_[local].done);
     }
     flush();
 }
@@ -204,13 +203,7 @@ bool ExternalPoolLoop::write_row(std::uint32_t local, const Rows& rows, std::siz
         error.restore();
         return false;
     }
-    if (result.has_final) {
-        write_final_obs(words_.row[local], result);
-        words_.result[local] |= RESULT_FINAL;
-    }
-    if (!write_flags(local, words_.row[local], result)) return false;
-    envs_[local].needs_reset = autoreset_ == Autoreset::NEXT_STEP && *slab_->over(words_.row[local]);
-    return (!result.has_final && result.info.is(no_info_)) || write_payload(local, result, {});
+    return write_rest(local, words_.row[local], result, {});
 }
 
 }  // namespace stepmill

@@ -193,16 +193,10 @@ void Loop::run_inline(std::uint32_t local, std::uint32_t ticket) {
 }
 
 bool Loop::wait_idle(double timeout_s) {
-    constexpr std::uint64_t SLICE_NS = 10'000'000;  // a runner that ends now may see `stop` too late, and then wakes nobody
-    const std::uint64_t until = now_ns() + static_cast<std::uint64_t>(std::clamp(timeout_s, 0.0, 1e9) * 1e9);
+    constexpr std::uint64_t SLICE_NS = 10'000'000;
     if (runner_.load(std::memory_order_relaxed) == PyThread_get_thread_ident()) return true;
     const nb::gil_scoped_release no_gil;
-    while (is_running_.load(std::memory_order_acquire) != 0) {
-        const std::uint64_t now = now_ns();
-        if (now >= until) return false;
-        futex_wait(is_running_, 1, std::min(SLICE_NS, until - now));
-    }
-    return true;
+    return wait_until_zero(is_running_, to_ns(timeout_s), SLICE_NS);
 }
 
 void Loop::run_until(std::uint32_t local, std::uint32_t after_ticket) {

@@ -121,7 +121,9 @@ class Loop {
     PyObject* action_leaf(const Node& node, std::uint32_t row);
     PyObject* cached_scalar(const Leaf& leaf, const std::byte* value);
     void publish(std::uint32_t local, std::uint32_t ticket, Result& result);
+    void complete(std::uint32_t local, std::uint32_t ticket);
     bool write_result(std::uint32_t local, Result& result);
+    bool write_rest(std::uint32_t local, std::uint32_t row, Result& result, const nb::object& opaques);
     bool write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, const nb::object& opaques);
     [[gnu::noinline]] void write_final_obs(std::uint32_t row, const Result& result);
     [[gnu::noinline]] bool write_info(std::uint32_t row, Result& result);

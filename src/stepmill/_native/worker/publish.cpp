@@ -30,6 +30,11 @@ void Loop::publish(std::uint32_t local, std::uint32_t ticket, Result& result) {
         publish_fault(local, ticket, Fault::BAD_OUTPUT, output_phase(result.has_bad_info, is_reset), true);
         return;
     }
+    complete(local, ticket);
+}
+
+// Publishes a result that was written without a fault.
+void Loop::complete(std::uint32_t local, std::uint32_t ticket) {
     words_.fault[local].store(static_cast<std::uint32_t>(Fault::NONE), std::memory_order_relaxed);
     finish(local, ticket);
 }
@@ -50,7 +55,6 @@ void Loop::flush() {
 }
 
 bool Loop::write_result(std::uint32_t local, Result& result) {
-    ServedEnv& served = envs_[local];
     const std::uint32_t row = words_.row[local];
     put(words_.result[local], {});
     put(words_.payload_bytes[local], {});
@@ -58,7 +62,12 @@ bool Loop::write_result(std::uint32_t local, Result& result) {
     if (!check_info(result)) return false;
     nb::object opaques;
     if (obs_.num_opaques != 0) opaques = nb::list();
-    if (!write_obs(result.obs.ptr(), row, words_.slot[local], opaques)) return false;
+    return write_obs(result.obs.ptr(), row, words_.slot[local], opaques) && write_rest(local, row, result, opaques);
+}
+
+// Writes all of a result but its observation.
+bool Loop::write_rest(std::uint32_t local, std::uint32_t row, Result& result, const nb::object& opaques) {
+    ServedEnv& served = envs_[local];
     if (result.has_final) {
         write_final_obs(row, result);
         words_.result[local] |= RESULT_FINAL;
@@ -67,7 +76,7 @@ bool Loop::write_result(std::uint32_t local, Result& result) {
     if (!(is_batched_ ? write_batched_flags(local, row, result) : write_flags(local, row, result))) return false;
     if (pool_->own.hashing.load(std::memory_order_relaxed) != 0) write_hash(local, row);
     const bool is_last = (words_.flags[local] & FLAG_LAST) != 0;
-    served.needs_reset = !is_batched_ && !is_last && !result.has_final && result.is_over;
+    served.needs_reset = !is_batched_ && !is_last && !result.has_final && *slab_->over(row) != 0;
     if (is_empty_dict(result.info) && !result.has_final && obs_.num_opaques == 0) return true;
     return write_payload(local, result, opaques);
 }
