@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, cast
 import cloudpickle
 import numpy as np
 
-from stepmill.envs import Steppable
 from stepmill.envs.env_adapter import EnvAdapter
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
@@ -49,11 +48,6 @@ def describe(env: object, _like: EnvSpec | None) -> EnvSpec:
     """Return the spec of a DI-engine env."""
     pair = [_read_space(env, name) for name in ("observation_space", "action_space")]
     return EnvSpec(observation=tree_of_any(pair[0]), action=tree_of_any(pair[1]), spaces=dump_spaces(tuple(pair)))
-
-
-def adapt(env: object) -> Steppable:
-    """Return the object that the hot loop steps."""
-    return DingSteppable(env)
 
 
 def tree_of_any(space: object) -> Node:
@@ -130,6 +124,9 @@ class DingSteppable(EnvAdapter):
         obs, reward, done, info, *_ = self.env.step(action)
         is_cut = bool(done) and isinstance(info, Mapping) and bool(info.get("TimeLimit.truncated", False))
         return obs, np.asarray(reward).item(), bool(done) and not is_cut, is_cut, info
+
+
+adapt = DingSteppable
 
 
 def seed_env(env: Any, seed: int, dynamic_seed: bool | None) -> None:

@@ -13,7 +13,6 @@ from typing import Any, cast
 import numpy as np
 from gymnasium import spaces
 
-from stepmill.envs import Steppable
 from stepmill.envs.env_adapter import EnvAdapter
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError, needs_extra
@@ -37,11 +36,6 @@ def describe(env: object, _like: EnvSpec | None) -> EnvSpec:
         info=DictNode((("discount", discount),)),
         spaces=pickle.dumps((space_of(observation), space_of(action))),
     )
-
-
-def adapt(env: object) -> Steppable:
-    """Return the object that the hot loop steps."""
-    return cast("Steppable", DmEnv(env))
 
 
 class DmEnv(EnvAdapter):
@@ -73,6 +67,9 @@ class DmEnv(EnvAdapter):
         is_terminated = bool(is_last and not np.any(discount))
         reward = self._no_reward if time_step.reward is None else time_step.reward
         return time_step.observation, reward, is_terminated, bool(is_last) and not is_terminated, {"discount": discount}
+
+
+adapt = DmEnv
 
 
 def _seeder_of(env: Any) -> Callable[[int], object]:

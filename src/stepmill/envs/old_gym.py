@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import cloudpickle
 
-from stepmill.envs import Steppable
 from stepmill.envs.di_engine import tree_of_any
 from stepmill.envs.env_adapter import EnvAdapter
 from stepmill.envs.opaque import has_gymnasium_api
@@ -33,11 +32,6 @@ def describe(env: object, _like: EnvSpec | None) -> EnvSpec:
         metadata=dict(getattr(known, "metadata", None) or {}),
         spaces=bytes(cloudpickle.dumps((known.observation_space, known.action_space))),
     )
-
-
-def adapt(env: object) -> Steppable:
-    """Return the object that the hot loop steps."""
-    return cast("Steppable", OldGymEnv(env))
 
 
 class OldGymEnv(EnvAdapter):
@@ -72,6 +66,9 @@ class OldGymEnv(EnvAdapter):
         obs, reward, done, info = result
         is_truncated = bool(done) and bool(info.get(_TIME_LIMIT, False))
         return obs, reward, bool(done) and not is_truncated, is_truncated, info
+
+
+adapt = OldGymEnv
 
 
 def _split_reset(result: Any, tree: Node) -> tuple[object, Mapping[str, object]]:

@@ -17,7 +17,6 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from stepmill.envs import Steppable
 from stepmill.envs.agent_stacking import row_of, stack, stack_values, zeros
 from stepmill.envs.env_adapter import EnvAdapter
 from stepmill.envs.gymnasium import tree_of
@@ -109,11 +108,6 @@ def describe(env: object, _like: EnvSpec | None) -> EnvSpec:
     )
 
 
-def adapt(env: object) -> Steppable:
-    """Return the object that the hot loop steps."""
-    return RaggedAgents(env)
-
-
 class RaggedAgents(EnvAdapter):
     """Steps a ragged env for the hot loop."""
 
@@ -161,3 +155,6 @@ class RaggedAgents(EnvAdapter):
         for agent, value in obs.items():
             values[slots[agent]] = value
         return stack_values(self._observation, values)
+
+
+adapt = RaggedAgents

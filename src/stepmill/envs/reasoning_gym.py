@@ -8,20 +8,14 @@ index. The reward is the result of `score_answer`, and the `info` of the step ha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from stepmill.envs import Steppable
 from stepmill.envs.env_adapter import EnvAdapter
 from stepmill.envs.gymnasium import describe_opaque
 
 describe = describe_opaque
-
-
-def adapt(env: object) -> Steppable:
-    """Return the object that the hot loop steps."""
-    return cast("Steppable", QuestionEnv(env))
 
 
 class QuestionEnv(EnvAdapter):
@@ -46,3 +40,6 @@ class QuestionEnv(EnvAdapter):
         """Score an answer, which ends the episode."""
         score = float(self.env.score_answer(action, self._entry))
         return self._entry["question"], score, True, False, {"index": self._index, "answer": self._entry["answer"]}
+
+
+adapt = QuestionEnv

@@ -16,20 +16,14 @@ import random
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
-from stepmill.envs import Steppable
 from stepmill.envs.env_adapter import EnvAdapter
 from stepmill.envs.gymnasium import describe_opaque
 
 _GENERATOR_LOCK = threading.Lock()  # envs may run in several threads
 
 describe = describe_opaque
-
-
-def adapt(env: object) -> Steppable:
-    """Return the object that the hot loop steps."""
-    return cast("Steppable", TextArenaEnv(env))
 
 
 class TextArenaEnv(EnvAdapter):
@@ -79,6 +73,9 @@ class TextArenaEnv(EnvAdapter):
             finally:
                 self._random_state = random.getstate()
                 random.setstate(of_others)
+
+
+adapt = TextArenaEnv
 
 
 def _by_name(of_players: Mapping[int, object]) -> dict[str, object]:

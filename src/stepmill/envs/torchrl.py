@@ -20,7 +20,6 @@ from tensordict import TensorDict
 from torchrl.data import Composite
 from torchrl.envs import EnvBase, GymLikeEnv
 
-from stepmill.envs import Steppable
 from stepmill.envs.env_adapter import EnvAdapter
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
@@ -67,11 +66,6 @@ def describe(env: object, _like: EnvSpec | None) -> EnvSpec:
     return EnvSpec(
         observation=_tree_of(observation), action=_tree_of(action), spaces=pickle.dumps((observation, action))
     )
-
-
-def adapt(env: object) -> Steppable:
-    """Return the object that the hot loop steps."""
-    return cast("Steppable", TorchRLEnv(env))
 
 
 class TorchRLEnv(EnvAdapter):
@@ -127,6 +121,9 @@ class TorchRLEnv(EnvAdapter):
                 place = place.setdefault(name, {})
             place[key[-1]] = tensordict.get(key).detach().cpu().numpy()
         return found
+
+
+adapt = TorchRLEnv
 
 
 def _to_tensors(action: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -54,33 +54,45 @@ class Model:
         return body
 
 
-def sum_squares(values: Any) -> Any:
-    """Return the sum of squares of a 1-D array, in its own precision, as `np.sum(np.square(values))` does."""
-    num = len(values)
-    if num < 8:
-        total = values[0] * values[0]
-        for place in range(1, num):
-            total += values[place] * values[place]
-        return total
-    a, b, c, d = values[0] * values[0], values[1] * values[1], values[2] * values[2], values[3] * values[3]
-    e, f, g, h = values[4] * values[4], values[5] * values[5], values[6] * values[6], values[7] * values[7]
-    place = 8
-    while place + 8 <= num:
-        a += values[place] * values[place]
-        b += values[place + 1] * values[place + 1]
-        c += values[place + 2] * values[place + 2]
-        d += values[place + 3] * values[place + 3]
-        e += values[place + 4] * values[place + 4]
-        f += values[place + 5] * values[place + 5]
-        g += values[place + 6] * values[place + 6]
-        h += values[place + 7] * values[place + 7]
-        place += 8
-    total = ((a + b) + (c + d)) + ((e + f) + (g + h))
-    while place < num:
-        total += values[place] * values[place]
-        place += 1
-    return total
-
-
 def clip(value: float, low: float, high: float) -> float:
     return min(max(value, low), high)
+
+
+def make_sum(term: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the function that adds up a term of each value of a 1-D array, in the order of `np.sum`: eight partial sums."""
+
+    def sum_terms(values: Any) -> Any:
+        num = len(values)
+        if num < 8:
+            total = term(values[0])
+            for place in range(1, num):
+                total += term(values[place])
+            return total
+        a, b, c, d = term(values[0]), term(values[1]), term(values[2]), term(values[3])
+        e, f, g, h = term(values[4]), term(values[5]), term(values[6]), term(values[7])
+        place = 8
+        while place + 8 <= num:
+            a += term(values[place])
+            b += term(values[place + 1])
+            c += term(values[place + 2])
+            d += term(values[place + 3])
+            e += term(values[place + 4])
+            f += term(values[place + 5])
+            g += term(values[place + 6])
+            h += term(values[place + 7])
+            place += 8
+        total = ((a + b) + (c + d)) + ((e + f) + (g + h))
+        while place < num:
+            total += term(values[place])
+            place += 1
+        return total
+
+    return sum_terms
+
+
+def _square(value: Any) -> Any:
+    return value * value
+
+
+sum_squares = make_sum(_square)
+"""`np.sum(np.square(values))`, in the precision of the values."""

@@ -33,14 +33,8 @@ from stepmill.spec.errors import UsageError, needs_extra
 from stepmill.spec.kernel import OutsideMemory
 
 _FUNCTIONS = ("mj_resetData", "mj_forward", "mj_step", "mj_rnePostConstraint")
-_ARRAYS = (
-    *("qpos", "qvel", "ctrl", "xpos", "xipos", "site_xpos"),
-    *("cfrc_ext", "cinert", "cvel", "qfrc_actuator", "qfrc_constraint", "ten_length", "ten_velocity"),
-)
-_DERIVED = _ARRAYS[3:]  # mj_step computes these; the others are MuJoCo's state
 _FORGETFUL = ("mjENBL_SLEEP", "mjENBL_IPC")
 _FATAL = ("mjWARN_BADQPOS", "mjWARN_BADQVEL", "mjWARN_BADQACC")
-_STATE = np.dtype([(name, "u8") for name in ("model", "data", "warnings", *_FUNCTIONS, *_ARRAYS)])
 
 
 class Sim(NamedTuple):
@@ -59,6 +53,11 @@ class Sim(NamedTuple):
     qfrc_constraint: Any
     ten_length: Any
     ten_velocity: Any
+
+
+_ARRAYS = Sim._fields
+_DERIVED = _ARRAYS[3:]  # mj_step computes these; the others are MuJoCo's state
+_STATE = np.dtype([(name, "u8") for name in ("model", "data", "warnings", *_FUNCTIONS, *_ARRAYS)])
 
 
 @dataclass(frozen=True)

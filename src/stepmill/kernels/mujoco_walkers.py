@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stepmill.kernels.mujoco_model import F32, Given, Model, clip, sum_squares
+from stepmill.kernels.mujoco_model import F32, Given, Model, clip, make_sum, sum_squares
 
 # ---- where a body is, for infos, and before a step ---------------------------------------------------------------------
 
@@ -225,38 +225,21 @@ def ant(model: Model, given: Given) -> Callable[..., tuple[float, bool]]:
     contact_weight, (low, high) = given["contact_cost_weight"], given["contact_force_range"]
     (low_z, high_z), inform = given["healthy_z_range"], inform_gains(model, given, ant_position(model, given))
 
+    def clipped_square(force: Any) -> Any:
+        return clip(force, low, high) ** 2
+
+    sum_clipped_squares = make_sum(clipped_square)
+
     def outcome(sim: Any, action: Any, before: Any, info: Any) -> tuple[float, bool]:
         is_healthy = low_z <= sim.qpos[2] <= high_z
         for value in sim.qpos:
             is_healthy = is_healthy and math.isfinite(value)
         for value in sim.qvel:
             is_healthy = is_healthy and math.isfinite(value)
-        contact_cost = contact_weight * _sum_clipped_squares(sim.cfrc_ext.reshape(sim.cfrc_ext.size), low, high)
+        contact_cost = contact_weight * sum_clipped_squares(sim.cfrc_ext.reshape(sim.cfrc_ext.size))
         effort = effort_weight * sum_squares(action)
         inform(sim, before, info, is_healthy, effort, contact_cost)
         costs = np.float64(effort) + contact_cost
         return info.reward_forward + info.reward_survive - costs, not (is_healthy or may_fall)
 
     return outcome
-
-
-def _sum_clipped_squares(values: Any, low: float, high: float) -> float:
-    """Return `np.sum(np.square(np.clip(values, low, high)))`: eight partial sums, as in sum_squares."""
-    num = len(values)
-    a = b = c = d = e = f = g = h = 0.0
-    place = 0
-    while place + 8 <= num:
-        a += clip(values[place], low, high) ** 2
-        b += clip(values[place + 1], low, high) ** 2
-        c += clip(values[place + 2], low, high) ** 2
-        d += clip(values[place + 3], low, high) ** 2
-        e += clip(values[place + 4], low, high) ** 2
-        f += clip(values[place + 5], low, high) ** 2
-        g += clip(values[place + 6], low, high) ** 2
-        h += clip(values[place + 7], low, high) ** 2
-        place += 8
-    total = ((a + b) + (c + d)) + ((e + f) + (g + h))
-    while place < num:
-        total += clip(values[place], low, high) ** 2
-        place += 1
-    return total

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, models, overload_method, register_model
+
+from stepmill.kernels.rng import Rng
 
 
 class RngType(types.Type):
@@ -66,25 +67,12 @@ def _bits(rng: Any) -> Any:
     return bits
 
 
-@njit
-def _random(rng: Any) -> Any:
-    return np.float64(_bits(rng) >> np.uint64(11)) * 2.0**-53
-
-
 @overload_method(RngType, "random")
 def _overload_random(rng: Any) -> Any:
     def random(rng: Any) -> Any:
-        return _random(rng)
+        return np.float64(_bits(rng) >> np.uint64(11)) * 2.0**-53
 
     return random
-
-
-@overload_method(RngType, "uniform")
-def _overload_uniform(rng: Any, low: Any, high: Any) -> Any:
-    def uniform(rng: Any, low: Any, high: Any) -> Any:
-        return low + (high - low) * _random(rng)
-
-    return uniform
 
 
 @overload_method(RngType, "integers")
@@ -106,14 +94,12 @@ def _overload_integers(rng: Any, low: Any, high: Any) -> Any:
     return integers
 
 
-@overload_method(RngType, "normal")
-def _overload_normal(rng: Any) -> Any:
-    def normal(rng: Any) -> Any:
-        while True:
-            u = 2.0 * _random(rng) - 1.0
-            v = 2.0 * _random(rng) - 1.0
-            s = u * u + v * v
-            if 0.0 < s < 1.0:
-                return u * math.sqrt(-2.0 * math.log(s) / s)
+# The other methods only call these, so that Numba can compile them as they are. It compares the signatures, with the annotations.
+@overload_method(RngType, "uniform")
+def _overload_uniform(self, low: float, high: float) -> float:
+    return Rng.uniform
 
-    return normal
+
+@overload_method(RngType, "normal")
+def _overload_normal(self) -> float:
+    return Rng.normal
