@@ -27,6 +27,7 @@ from stepmill.backends.serial import InlineBackend
 from stepmill.backends.thread import ThreadBackend, ThreadWorker
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
+from stepmill.worker.calls import ServingLoop
 from stepmill.worker.env_host import BuiltEnvs, Fault, loop_settings
 from stepmill.worker.error_records import RaisePredicate, describe_error, raise_none
 from stepmill.worker.messages import WorkerPlan, WorkerSettings
@@ -198,7 +199,7 @@ class InlineExternalPoolBackend(InlineBackend):
 # ---- the proxy -----------------------------------------------------------------------------------------------------------
 
 
-class Proxy:
+class Proxy(ServingLoop):
     """Passes commands from the slab to an external pool, and its results to the slab."""
 
     def __init__(self, loop: _native.ExternalPoolLoop, pool: ExternalPool) -> None:
@@ -248,12 +249,6 @@ class Proxy:
         except BaseException as exc:
             self._fail_interrupted(exc)
             raise
-
-    def refresh(self) -> None:
-        """Do nothing, because the proxy does not cache methods of envs."""
-
-    def restart_early_reset(self, local: int) -> None:
-        """Do nothing, because the proxy does not begin an episode before it is commanded."""
 
     def restore(self, local: int, position: dict[str, Any]) -> None:
         raise UsageError("the envs of another library's pool have no state that could be restored")

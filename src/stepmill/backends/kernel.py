@@ -18,6 +18,7 @@ from stepmill.backends.serial import InlineBackend
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
 from stepmill.spec.kernel import KernelEnvMemory, KernelMaker, KernelProgram, info_offsets, zero_infos
+from stepmill.worker.calls import ServingLoop
 from stepmill.worker.env_host import BuiltEnvs, Fault
 from stepmill.worker.messages import WorkerSettings
 from stepmill.worker.native_settings import native_settings
@@ -109,18 +110,14 @@ class KernelBackend(InlineBackend):
         }
 
 
-class _KernelService:
-    """The part of a loop that `serve_request` uses. Kernels have no early resets, and no cached methods."""
+class _KernelService(ServingLoop):
+    """The part of a loop that `serve_request` uses."""
 
     def __init__(self, native: _native.KernelLoop) -> None:
         self.native = native
-        self.run_until = native.run_until
 
-    def refresh(self) -> None:
-        pass
-
-    def restart_early_reset(self, local: int) -> None:
-        pass
+    def run_until(self, local: int, after_ticket: int) -> None:
+        self.native.run_until(local, after_ticket)
 
     def restore(self, local: int, position: dict[str, Any]) -> None:
         raise UsageError("the state of a kernel is its memory; leave out state=")

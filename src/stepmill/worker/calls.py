@@ -26,11 +26,21 @@ class UnreadablePayload:
 
 
 class ServingLoop(Protocol):
-    """The methods of a native loop that serving a request needs."""
+    """The methods of a native loop that serving a request needs.
+
+    A loop that neither caches the methods of its envs nor begins episodes before their commands inherits two of them.
+    """
 
     def run_until(self, local: int, after_ticket: int) -> object: ...
-    def refresh(self) -> object: ...
-    def restart_early_reset(self, local: int) -> object: ...
+
+    def refresh(self) -> object:
+        """Look up the methods of all envs again."""
+        return None
+
+    def restart_early_reset(self, local: int) -> object:
+        """Begin the next episode of an env again, because a request may change the env."""
+        return None
+
     def restore(self, local: int, position: dict[str, Any]) -> object: ...
     def set_default_options(self, local: int, options: bytes | None) -> object: ...
 

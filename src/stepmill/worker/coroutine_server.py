@@ -54,7 +54,7 @@ class _Watched:
                 resume = partial(coroutine.throw, exc)
 
 
-class CoroutineServer:
+class CoroutineServer(calls.ServingLoop):
     """The worker's loop for `env_host.serve`. It runs commands, and receives requests."""
 
     def __init__(
@@ -139,12 +139,6 @@ class CoroutineServer:
         done = self._loop.create_future()
         done.set_result(None)  # it cannot be cancelled
         run_here(done, self._envs[local])
-
-    def refresh(self) -> None:
-        """Do nothing, because methods are looked up in each call."""
-
-    def restart_early_reset(self, local: int) -> None:
-        """Do nothing, because no episode begins before its command."""
 
     def restore(self, local: int, position: dict[str, Any]) -> None:
         self._native.restore(local, position)
