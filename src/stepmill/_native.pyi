@@ -168,11 +168,8 @@ class CoroutineLoop(Loop):
         Take what a call raised. Return the keyword arguments of a reset to be tried again, or None: the fault is published.
         """
 
-    def hold(self, server: int, after_ticket: int) -> None:
-        """Hold the commands of a server that are later than a ticket."""
-
-    def release_hold(self, server: int) -> None:
-        """End a hold."""
+    def hold(self, server: int, after_ticket: int | None) -> None:
+        """Hold the commands of a server that are later than a ticket, or none."""
 
     def begin_request(self) -> None:
         """Record that one more slow request was read; commands may follow it."""

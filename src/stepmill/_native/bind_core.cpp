@@ -151,8 +151,7 @@ void bind_loop(nb::module_& module) {
              "Take what a call returned. Return the keyword arguments of the reset that follows it, or None: the result is published.")
         .def("fail", [](CoroutineLoop& loop, std::uint32_t server, nb::handle error) { return value_or_none(loop.fail(server, error)); }, "server"_a, "error"_a,
              "Take what a call raised. Return the keyword arguments of a reset to be tried again, or None: the fault is published.")
-        .def("hold", &CoroutineLoop::hold, "server"_a, "after_ticket"_a, "Hold the commands of a server that are later than a ticket.")
-        .def("release_hold", &CoroutineLoop::release_hold, "server"_a, "End a hold.")
+        .def("hold", &CoroutineLoop::hold, "server"_a, "after_ticket"_a.none(), "Hold the commands of a server that are later than a ticket, or none.")
         .def("begin_request", &CoroutineLoop::begin_request, "Record that one more slow request was read; commands may follow it.")
         .def("end_request", &CoroutineLoop::end_request, "Record that no slow request is being served.")
         .def("enter", &CoroutineLoop::enter, "server"_a, "Record that the code of an env runs now.")

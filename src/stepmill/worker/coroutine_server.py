@@ -200,10 +200,7 @@ class CoroutineServer(calls.ServingLoop):
             self._hold(server)
 
     def _hold(self, server: int) -> None:
-        if self._holds[server]:
-            self._native.hold(server, self._holds[server][0])
-        else:
-            self._native.release_hold(server)
+        self._native.hold(server, self._holds[server][0] if self._holds[server] else None)
 
     async def _begin_command(self, server: int, arguments: Any, *, is_reset: bool) -> None:
         try:

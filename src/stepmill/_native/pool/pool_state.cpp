@@ -20,6 +20,7 @@ InUse::InUse(PoolState& state, For call) : state_(state) {
 }
 
 InUse::~InUse() {
+    state_.waits_for_replays_ = false;
     state_.is_in_use_.store(false, std::memory_order_release);
     if (state_.is_released_) state_.clear();
 }

@@ -282,7 +282,7 @@ class PoolState {
     Ids suspended_;                          // by env id
     Ids counted_lives_;                      // by worker: the number of the life, from 1 on, whose death was counted last
     bool has_news_ = false;                  // since the last drain(true), a replay has paused, or ended during wait_for_event()
-    bool waits_for_replays_ = false;         // wait_for_event() runs
+    bool waits_for_replays_ = false;         // wait_for_event() runs; the end of each call clears it
     Ids all_, pending_;  // pending: in the order of send, then by env id
     std::uint32_t scanned_ = 0;              // this many of the first pending envs are ready without a fault
     std::vector<std::uint8_t> ended_;        // by row, of batched envs and under SAME_STEP: the newest result received ended an episode

@@ -2,7 +2,6 @@
 #define NO_IMPORT_ARRAY
 #include <algorithm>
 #include <iterator>
-#include <utility>
 
 #include "pool/pool_state.hpp"
 
@@ -11,20 +10,7 @@ namespace stepmill {
 namespace {
 
 constexpr std::uint64_t PARENT_SLICE_NS = 100'000'000;  // a signal that arrives just before the wait is handled after at most this time
-// Gives a flag a value, and at the end of the scope the value that it had.
-class Restored {
-   public:
-    Restored(bool& flag, bool value) : flag_(flag), before_(std::exchange(flag, value)) {}
-    ~Restored() { flag_ = before_; }
-    Restored(const Restored&) = delete;
-    Restored& operator=(const Restored&) = delete;
-
-   private:
-    bool& flag_;
-    const bool before_;
-};
-
-constexpr std::uint64_t GIL_SPIN_NS = 10'000;            // longer spins release the GIL for other threads
+constexpr std::uint64_t GIL_SPIN_NS = 10'000;  // longer spins release the GIL for other threads
 
 }  // namespace
 
@@ -74,7 +60,7 @@ std::uint32_t PoolState::num_unclaimed_ready() const {
 
 WaitResult PoolState::wait_for_event(nb::handle timeout_s) {
     const Ids ids = commands_.has_workers() ? Ids() : suspended_;
-    const Restored waiting(waits_for_replays_, true);
+    waits_for_replays_ = true;
     return wait_until_done(ids, commands_.has_workers() ? 1 : static_cast<std::uint32_t>(ids.size()), timeout_s);
 }
 

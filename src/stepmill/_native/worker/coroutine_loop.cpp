@@ -53,23 +53,23 @@ void CoroutineLoop::stop() {
     pthread_join(watcher_, nullptr);
 }
 
-// Returns (exit, [(env, is_reset, arguments) ...]): STOP, or REQUEST before a command that a slow request may have to precede, or
-// LOOP_CALLS. The arguments are an action, or the keyword arguments of a reset.
+// Returns (exit, [(env, is_reset, arguments) ...]). The exit is REQUEST before a command that a slow request may have to precede. The arguments are an action, or the keyword arguments of a reset.
 nb::tuple CoroutineLoop::receive_calls() {
     clear_event(event_.number());
     swept_.store(control_->learner.bell.load(std::memory_order_acquire), std::memory_order_release);
     futex_wake_all(swept_);
     nb::list calls;
-    if (control_->learner.stop.load(std::memory_order_acquire) != 0 || is_abandoned()) return nb::make_tuple(static_cast<int>(LoopExit::STOP), calls);
+    const auto returned = [&](LoopExit exit) { return nb::make_tuple(static_cast<int>(exit), calls); };
+    if (control_->learner.stop.load(std::memory_order_acquire) != 0 || is_abandoned()) return returned(LoopExit::STOP);
     for (std::uint32_t local = 0; local < calls_.size(); ++local) {
         const std::uint32_t ticket = words_.ticket[local].load(std::memory_order_acquire);
-        if (ticket == calls_[local].ticket || (calls_[local].is_held && is_later(ticket, calls_[local].held_after))) continue;
+        if (ticket == calls_[local].ticket || (calls_[local].held_after && is_later(ticket, *calls_[local].held_after))) continue;
         if (control_->learner.requests.load(std::memory_order_acquire) != requests_seen_) break;
         if (const nb::object arguments = begin(local, ticket)) calls.append(nb::make_tuple(local, calls_[local].is_reset, arguments));
     }
-    if (control_->learner.requests.load(std::memory_order_acquire) == requests_seen_) return nb::make_tuple(LOOP_CALLS, calls);
+    if (control_->learner.requests.load(std::memory_order_acquire) == requests_seen_) return returned(LoopExit::COMMANDS);
     control_->own.serving.store(1, std::memory_order_release);
-    return nb::make_tuple(static_cast<int>(LoopExit::REQUEST), calls);
+    return returned(LoopExit::REQUEST);
 }
 
 // Returns the arguments of a command's first call; null if the command was aborted, or has failed already.

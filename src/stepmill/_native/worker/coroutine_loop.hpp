@@ -9,6 +9,7 @@
 // worker are RUNNING at once. `current` is the env whose code runs just now, and NO_SERVER while all of them wait.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include <pthread.h>
@@ -17,8 +18,6 @@
 #include "worker/loop.hpp"
 
 namespace stepmill {
-
-constexpr int LOOP_CALLS = 2;  // an exit besides those of LoopExit: the caller makes the calls that were returned
 
 // Used by one thread, with the GIL. A native thread sleeps on the worker's bell in its place, and makes an eventfd readable.
 class CoroutineLoop : public Loop {
@@ -30,9 +29,8 @@ class CoroutineLoop : public Loop {
     nb::tuple receive_calls();
     nb::object accept(std::uint32_t local, nb::handle returned);
     nb::object fail(std::uint32_t local, nb::handle error);
-    // Commands after this ticket wait until the next call of hold() or release_hold(): a slow request comes first.
-    void hold(std::uint32_t local, std::uint32_t after_ticket) { calls_.at(local).is_held = true, calls_[local].held_after = after_ticket; }
-    void release_hold(std::uint32_t local) { calls_.at(local).is_held = false; }
+    // Commands after this ticket, if there is one, wait until the next call of hold(): a slow request comes first.
+    void hold(std::uint32_t local, std::optional<std::uint32_t> after_ticket) { calls_.at(local).held_after = after_ticket; }
     void begin_request() { ++requests_seen_; }
     void end_request() { stepmill::end_request(*control_); }
     void enter(std::uint32_t local);  // the env's code runs from now on
@@ -49,8 +47,7 @@ class CoroutineLoop : public Loop {
         std::uint64_t episode = 0;        // the env's count of episodes before the reset
         std::uint64_t began_ns = 0;       // when the env's code began to run; 0: not yet
         bool is_reset = false, is_automatic = false;
-        bool is_held = false;
-        std::uint32_t held_after = 0;
+        std::optional<std::uint32_t> held_after;
     };
 
     static void* watch_bell(void* self);

@@ -26,17 +26,17 @@ ExternalPoolLoop::ExternalPoolLoop(std::shared_ptr<Slab> slab, std::uint32_t wor
 
 // ---- commands ---------------------------------------------------------------------------------------------------
 
-nb::tuple ExternalPoolLoop::no_commands(int exit) const { return nb::make_tuple(exit, nb::none(), nb::none(), nb::none()); }
+nb::tuple ExternalPoolLoop::no_commands(LoopExit exit) const { return nb::make_tuple(static_cast<int>(exit), nb::none(), nb::none(), nb::none()); }
 
 // Returns (exit, servers [k] int32, actions [k, ...], [(server, seed, options), ...]). The arrays are None if no env is to step.
 nb::tuple ExternalPoolLoop::receive_commands(bool may_wait) {
     for (;;) {
         // Read the bell before the tickets: every later change rings it again.
         const std::uint32_t seen = control_->learner.bell.load(std::memory_order_acquire);
-        if (control_->learner.stop.load(std::memory_order_acquire) != 0) return no_commands(static_cast<int>(LoopExit::STOP));
+        if (control_->learner.stop.load(std::memory_order_acquire) != 0) return no_commands(LoopExit::STOP);
         if (control_->learner.requests.load(std::memory_order_acquire) != requests_seen_) {
             control_->own.serving.store(1, std::memory_order_release);
-            return no_commands(static_cast<int>(LoopExit::REQUEST));
+            return no_commands(LoopExit::REQUEST);
         }
         Servers steps;
         nb::list resets;
@@ -73,11 +73,12 @@ void ExternalPoolLoop::begin(std::uint32_t local, std::uint32_t ticket, Servers&
 
 nb::tuple ExternalPoolLoop::commands(const Servers& steps, nb::list resets) {
     report_progress();
-    if (steps.empty()) return nb::make_tuple(EXTERNAL_COMMANDS, nb::none(), nb::none(), resets);
+    constexpr int COMMANDS = static_cast<int>(LoopExit::COMMANDS);
+    if (steps.empty()) return nb::make_tuple(COMMANDS, nb::none(), nb::none(), resets);
     const nb::object servers = new_column(static_cast<npy_intp>(steps.size()), NPY_INT32);
     auto* target = data_of<std::int32_t>(servers);
     for (const std::uint32_t local : steps) *target++ = static_cast<std::int32_t>(local);
-    return nb::make_tuple(EXTERNAL_COMMANDS, servers, actions_of(steps), resets);
+    return nb::make_tuple(COMMANDS, servers, actions_of(steps), resets);
 }
 
 // Returns the actions [k, ...] in the structure of the action space, in the order of `steps`.

@@ -14,8 +14,6 @@
 
 namespace stepmill {
 
-constexpr int EXTERNAL_COMMANDS = 2;  // besides those of LoopExit: the tuple has the new commands, possibly none
-
 // Called by one thread, the proxy's own, with the GIL; receive_commands() releases the GIL while it waits. The learner writes commands
 // with the GIL, so receive_commands() sees all commands of one send, or none.
 class ExternalPoolLoop : public Loop {
@@ -40,7 +38,7 @@ class ExternalPoolLoop : public Loop {
     };
     struct Rows;  // the arguments of one publish(), as arrays with one row per server
 
-    nb::tuple no_commands(int exit) const;
+    nb::tuple no_commands(LoopExit exit) const;
     void begin(std::uint32_t local, std::uint32_t ticket, Servers& steps, nb::list& resets);
     nb::tuple commands(const Servers& steps, nb::list resets);
     nb::object actions_of(const Servers& steps) const;

@@ -15,7 +15,8 @@
 
 namespace stepmill {
 
-enum class LoopExit : int { REQUEST = 0, STOP = 1 };
+// Why a loop returns to Python: before a slow request, because the worker must stop, or with commands that Python carries out.
+enum class LoopExit : int { REQUEST = 0, STOP = 1, COMMANDS = 2 };
 
 // Sleeps without the GIL until the worker's bell moves from `seen`, or a signal comes; then runs Python's signal handlers. Returns the
 // time in ns.
