@@ -91,7 +91,6 @@ def main() -> None:
             head = ("way of stepping", "share of the time in which an env runs, %")
             rows = [(name, f"{100 * rate / IDEAL:.0f}") for name, rate in bars]
             csv.writer(file, lineterminator="\n").writerows([head, *rows])
-    assert as_ready >= lockstep / 0.75
 
 
 if __name__ == "__main__":
