@@ -223,7 +223,7 @@ inline look_whether_finished(r_) {
 	fi
 }
 
-/* C++: check_deadline (reaper.cpp), check_deadlines (reaper.cpp). The first look stores what the second compares. */
+/* C++: check_deadline (reaper.cpp), loop (reaper.cpp). The first look stores what the second compares. */
 inline check_deadlines() {
 	LOCK;
 	STEP(looked = progress[w]; was_waiting = IS_ANY_WAITING(w));

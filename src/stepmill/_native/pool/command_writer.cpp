@@ -132,11 +132,7 @@ void CommandWriter::end_restart(std::uint32_t worker) {
 void CommandWriter::rewrite_control_words(std::uint32_t worker, bool is_closed) {
     WorkerControl& control = *slab_.workers.at(worker);
     const ServerWords& words = slab_.words[worker];
-    control.learner.requests.store(num_posted_[worker], std::memory_order_relaxed);
-    control.learner.stop.store(is_closed, std::memory_order_relaxed);
-    control.own.parked.store(0, std::memory_order_relaxed);
-    control.own.serving.store(0, std::memory_order_relaxed);
-    control.own.current.store(NO_SERVER, std::memory_order_relaxed);
+    reset_words(control, num_posted_[worker], is_closed);
     control.own.num_ended.store(0, std::memory_order_relaxed);
     control.own.resident_bytes.store(0, std::memory_order_relaxed);
     const std::vector<std::uint32_t>& servers = slab_.plan.servers[worker];

@@ -193,13 +193,8 @@ void NodeRelay::set_tickets(std::uint32_t worker, const std::vector<std::uint32_
 }
 
 void NodeRelay::clear_worker(std::uint32_t worker) {
-    WorkerControl& control = *slab_->workers.at(worker);
-    const ServerWords& words = slab_->words[worker];
-    control.learner.requests.store(num_posted_[worker], std::memory_order_relaxed);
-    control.learner.stop.store(0, std::memory_order_relaxed);
-    control.own.parked.store(0, std::memory_order_relaxed);
-    control.own.serving.store(0, std::memory_order_relaxed);
-    control.own.current.store(NO_SERVER, std::memory_order_relaxed);
+    const ServerWords& words = slab_->words.at(worker);
+    reset_words(*slab_->workers[worker], num_posted_[worker], false);
     for (std::uint32_t local = 0; local < slab_->plan.servers[worker].size(); ++local) {
         Server& server = servers_[first_server_[worker] + local];
         server.is_outstanding = false;

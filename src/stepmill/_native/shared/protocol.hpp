@@ -156,6 +156,15 @@ inline void end_request(WorkerControl& worker) noexcept {
     worker.own.serving.store(0, std::memory_order_release);
 }
 
+// Rewrites words of a worker that is gone, for its successor.
+inline void reset_words(WorkerControl& worker, std::uint32_t num_requests, bool is_stopped) noexcept {
+    worker.learner.requests.store(num_requests, std::memory_order_relaxed);
+    worker.learner.stop.store(is_stopped, std::memory_order_relaxed);
+    worker.own.parked.store(0, std::memory_order_relaxed);
+    worker.own.serving.store(0, std::memory_order_relaxed);
+    worker.own.current.store(NO_SERVER, std::memory_order_relaxed);
+}
+
 // Stores only changed values: a cache line without writes stays in the caches of both sides, and most words of a result repeat the
 // previous ones.
 template <typename Value>

@@ -87,9 +87,9 @@ Reaper::~Reaper() { stop(); }
 
 bool Reaper::is_forked() const { return getpid() != owner_; }
 
-void Reaper::check_number(std::uint32_t number, std::size_t stop) const {
-    if (number < stop) return;
-    throw std::out_of_range("worker " + std::to_string(number) + " does not exist; the pool has workers 0 to " + std::to_string(stop - 1));
+std::unique_lock<std::mutex> Reaper::lock_for(std::uint32_t number, std::size_t stop) const {
+    if (number >= stop) throw std::out_of_range("worker " + std::to_string(number) + " does not exist; the pool has workers 0 to " + std::to_string(stop - 1));
+    return is_forked() ? std::unique_lock<std::mutex>() : std::unique_lock(mutex_);
 }
 
 void Reaper::unwatch(std::uint32_t worker) {
@@ -117,9 +117,8 @@ void Reaper::stop() {
 }
 
 void Reaper::watch(std::uint32_t worker, int pidfd) {
-    check_number(worker, slab_->lanes.size());
-    if (is_forked()) return;
-    const std::lock_guard lock(mutex_);
+    const auto lock = lock_for(worker, slab_->lanes.size());
+    if (!lock) return;
     unwatch(worker);
     Watched& process = watched_[slab_->lanes[worker].front()];
     if (pidfd != NO_PIDFD) {
@@ -151,25 +150,17 @@ void Reaper::watch(std::uint32_t worker, int pidfd) {
 }
 
 void Reaper::forget(std::uint32_t worker) {
-    check_number(worker, slab_->lanes.size());
-    if (is_forked()) return;
-    const std::lock_guard lock(mutex_);
-    unwatch(worker);
+    if (const auto lock = lock_for(worker, slab_->lanes.size())) unwatch(worker);
 }
 
 void Reaper::declare_dead(std::uint32_t worker) {
-    check_number(worker, slab_->lanes.size());
-    if (is_forked()) return;
-    const std::lock_guard lock(mutex_);
-    if (watched_[slab_->lanes[worker].front()].is_watched) mark_dead(worker);
+    const auto lock = lock_for(worker, slab_->lanes.size());
+    if (lock && watched_[slab_->lanes[worker].front()].is_watched) mark_dead(worker);
 }
 
 void Reaper::record_answered(std::uint32_t lane, std::uint32_t num_requests) {
-    check_number(lane, watched_.size());
-    if (is_forked()) return;
-    const std::lock_guard lock(mutex_);
-    Watched& watched = watched_[lane];
-    if (is_later(num_requests, watched.num_answered)) watched.num_answered = num_requests;
+    const auto lock = lock_for(lane, watched_.size());
+    if (lock && is_later(num_requests, watched_[lane].num_answered)) watched_[lane].num_answered = num_requests;
 }
 
 // ---- the thread -------------------------------------------------------------------------------------------------
@@ -203,7 +194,7 @@ void Reaper::loop() {
         const std::uint64_t now = now_ns(), elapsed = now - looked;
         looked = now;
         if (elapsed > ABSENT_TICKS * tick_ns) skip_absence(elapsed - tick_ns);
-        check_deadlines(now);
+        for (std::uint32_t lane = 0; lane < watched_.size(); ++lane) check_deadline(lane, now);
     }
 }
 
@@ -248,10 +239,6 @@ void Reaper::mark_lane_dead(std::uint32_t lane) {
     // Rings again: the learner may have looked too early, or the dead worker may have overwritten the words that it looked at.
     control.learner.reaped.store(1, std::memory_order_seq_cst);
     ring_pool(*slab_->pool);
-}
-
-void Reaper::check_deadlines(std::uint64_t now) {
-    for (std::uint32_t lane = 0; lane < watched_.size(); ++lane) check_deadline(lane, now);
 }
 
 void Reaper::check_deadline(std::uint32_t lane, std::uint64_t now) {

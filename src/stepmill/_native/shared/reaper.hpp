@@ -89,14 +89,15 @@ class Reaper {
         std::vector<Outstanding> commands;  // by server
     };
 
-    void check_number(std::uint32_t number, std::size_t stop) const;  // throws std::out_of_range
+    // Locks the records for a call about the worker or lane `number`. Throws std::out_of_range unless it is less than `stop`. In a forked
+    // child, where the call must do nothing, the returned lock owns nothing.
+    std::unique_lock<std::mutex> lock_for(std::uint32_t number, std::size_t stop) const;
     Watched& process_of(std::uint32_t lane) { return watched_[slab_->lanes[slab_->worker_of[lane]].front()]; }
     static void* run(void* self);
     void loop();
     int tick_ms() const;
     void on_event(std::uint64_t data);
     void mark_dead(std::uint32_t worker);
-    void check_deadlines(std::uint64_t now);
     void skip_absence(std::uint64_t absent_ns);
     void check_outstanding(std::uint32_t lane, std::uint64_t now);
     std::uint64_t longest_ns(std::uint32_t lane, std::uint32_t num_requests) const;
