@@ -222,10 +222,9 @@ class _Worker:
         if faults:
             return Failed(faults)
         modules = loaded.modules
-        if inherited is None:
+        if inherited is None and not loaded.has_init:
             # An env may have imported more; its own changes do not count as differences.
-            envs = () if loaded.has_init else [env for lane in self._lanes for env in lane.built.envs]
-            modules = module_contents.read_contents(modules, envs)
+            modules = module_contents.read_contents(modules, [env for lane in self._lanes for env in lane.built.envs])
         return _make_ready(self._lanes, modules, loaded.load_s)
 
     def _attach_and_serve(self, settings: WorkerSettings) -> int:
@@ -380,7 +379,7 @@ def _load_plan(message: Build, inherited: WorkerPlan | None, begin: Callable[[in
         modules = module_contents.unchanged(module_contents.read_contents(), before)
     except BaseException as exc:
         return _LoadedPlan(None, worker_fault(exc, phase))
-    # A function of the user may change packages on purpose.
+    # Contents that are read after that function was called may be changes that it has made on purpose, so `_build` reads no more of them.
     return _LoadedPlan(plan, (), modules, register_all, packed.plan.init is not None, load_s)
 
 
