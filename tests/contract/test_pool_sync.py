@@ -365,3 +365,25 @@ def test_a_wrong_number_of_actions_is_counted_against_the_envs(pool_of):
     ):
         pool.step(np.array([2**63, 1, 1, 1], np.uint64))
     assert pool.step([1, 1, 1, 1]).reward.tolist() == [1.0] * 4
+
+
+class Unreadable:
+    """An object that NumPy asks for an array, as it asks a tensor of torch."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __array__(self, *_, **__):
+        raise self.error
+
+
+def test_actions_that_are_no_array_are_refused_with_the_reason(pool_of):
+    pool = pool_of(counting_envs(2))
+    pool.reset(seed=0)
+    with pytest.raises(stepmill.UsageError, match=r"^actions are not an array: .* inhomogeneous .*; give an array of"):
+        pool.step([[1], [1, 2]])
+    with pytest.raises(stepmill.UsageError, match=r"^actions are not an array: it requires grad; give an array of"):
+        pool.step(Unreadable(RuntimeError("it requires grad.")))
+    with pytest.raises(KeyboardInterrupt):
+        pool.step(Unreadable(KeyboardInterrupt()))
+    assert pool.step([1, 1]).reward.tolist() == [1.0] * 2

@@ -47,8 +47,10 @@ std::string of_leaf(const Leaf& leaf) { return leaf.path.empty() ? "" : " for le
 nb::object PoolState::plain_actions(const Leaf& leaf, PyObject* value, npy_intp rows) const {
     nb::object array = nb::steal(PyArray_FROM_O(value));
     if (!array) {
-        PyErr_Clear();
-        raise(errors().usage, "actions" + of_leaf(leaf) + " are not an array; give an array of shape [num_envs, ...]");
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) throw nb::python_error();  // Ctrl-C
+        std::string why = text_of(nb::python_error().value());
+        if (why.ends_with('.')) why.pop_back();
+        raise(errors().usage, "actions" + of_leaf(leaf) + " are not an array: " + why + "; give an array of shape [num_envs, ...]");
     }
     auto* source = reinterpret_cast<PyArrayObject*>(array.ptr());
     std::vector<npy_intp> dims{rows};
