@@ -10,6 +10,7 @@ autoreset modes and fault policies, envs of one row and of several, spares, epis
     starts           pools whose construction is interrupted by Ctrl-C
     fault_injection  signals, traps, breaking actions, calls and Ctrl-C
     storm            the calls of a round; `tests.pool_model` checks them
+    mortal_envs      envs that end their process at a chosen command, and a learner that checks them
     report           counters and complaints of a run
 """
 

@@ -77,7 +77,7 @@ class StormModel(PoolModel):
     def record_failed_bump(self, env: Env) -> None:
         """Record that a bump failed: the object that serves the env may have counted it or not."""
         (row,) = env.rows
-        for each in self.objects if row.is_over else [row.object]:
+        for each in self.objects if row.is_over and self.setup.num_spares else [row.object]:
             each.may_have_counted()
 
     def record_level(self, level: int, *, is_certain: bool) -> None:
