@@ -15,7 +15,7 @@ from stepmill.frontends.alf.errors import as_runtime_error
 from stepmill.frontends.alf.nests import converter
 from stepmill.pool.pool import Pool
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import StepmillError, UsageError, raising_as
+from stepmill.spec.errors import StepmillError, UsageError
 
 
 @dataclass(frozen=True)
@@ -43,28 +43,29 @@ class AlfSpecs:
 class HasSpecs:
     """The spec methods of ALF envs, without a batch dimension. The specs are known from the start."""
 
-    def _env_specs(self) -> AlfSpecs:
+    @cached_property
+    def _specs(self) -> AlfSpecs:
         raise NotImplementedError
 
     def observation_spec(self) -> Any:
         """Return the spec of an observation."""
-        return self._env_specs().observation_spec
+        return self._specs.observation_spec
 
     def action_spec(self) -> Any:
         """Return the spec of an action."""
-        return self._env_specs().action_spec
+        return self._specs.action_spec
 
     def reward_spec(self) -> Any:
         """Return the spec of a reward."""
-        return self._env_specs().reward_spec
+        return self._specs.reward_spec
 
     def time_step_spec(self) -> Any:
         """Return the spec of a TimeStep."""
-        return self._env_specs().time_step_spec
+        return self._specs.time_step_spec
 
     def env_info_spec(self) -> Any:
         """Return the spec of an env_info."""
-        return self._env_specs().env_info_spec
+        return self._specs.env_info_spec
 
 
 # The fields that must be equal in all envs, in the order of the checks, and ALF's names for them.
@@ -130,9 +131,9 @@ Value = TypeVar("Value")
 class Promise(Generic[Value]):
     """The future result of a call. Calling the promise waits for it; repeated calls return it again, in any order."""
 
-    def __init__(self, fetch: Callable[[], Value]) -> None:
-        """`fetch()` waits for the result."""
-        self._fetch = fetch
+    def __init__(self, fetch: Callable[[], Value], fields: Sequence[str] = ()) -> None:
+        """`fetch()` waits for the result; `fields` are those of a TimeStep, for errors."""
+        self._fetch, self._fields = fetch, fields
         self._outcome: tuple[Value] | StepmillError | None = None
 
     def __call__(self) -> Value:
@@ -146,7 +147,7 @@ class Promise(Generic[Value]):
             try:
                 self._outcome = (self._fetch(),)
             except StepmillError as error:
-                self._outcome = as_runtime_error(error)
+                self._outcome = as_runtime_error(error, self._fields)
                 raise self._outcome from error
         if isinstance(self._outcome, StepmillError):
             raise self._outcome
@@ -157,7 +158,11 @@ class EnvMethods(HasSpecs):
     """The methods of ALF's ProcessEnvironment for one env of a pool. Other attributes are read from the env in its process."""
 
     _env_id = 0
-    _fields: Sequence[str] = ()  # the fields of a TimeStep, for errors
+
+    @cached_property
+    def _fields(self) -> Sequence[str]:
+        """The fields of a TimeStep, for errors."""
+        return ()
 
     def _running_pool(self) -> Pool:
         """Return the pool if the env may be used."""
@@ -206,29 +211,24 @@ class EnvMethods(HasSpecs):
         return self._running_pool()
 
     def _begin_step(self, action: Any) -> Promise[Any]:
-        pool = self._idle_pool()
-        to_batch = self._converters[0]
-        return self._promised(lambda: pool.send(to_batch(action), env_ids=[self._env_id]))
+        self._idle_pool().send(self._converters[0](action), env_ids=[self._env_id])
+        return self._promise()
 
     def _begin_reset(self) -> Promise[Any]:
-        pool = self._idle_pool()
-        return self._promised(lambda: pool.reset_async(env_ids=[self._env_id]))
+        self._idle_pool().reset_async(env_ids=[self._env_id])
+        return self._promise()
 
-    def _promised(self, command: Callable[[], object]) -> Promise[Any]:
-        with raising_as(as_runtime_error, self._fields):
-            command()
-        return Promise(self._fetch)
+    def _promise(self) -> Promise[Any]:
+        """Return the promise of the TimeStep of the command that was sent."""
+        return Promise(self._fetch, self._fields)
 
     def _fetch(self) -> Any:
-        pool = self._running_pool()
-        with raising_as(as_runtime_error, self._fields):
-            time_step = pool.recv(env_ids=[self._env_id]).obs
-        return self._converters[1](time_step)
+        return self._converters[1](self._running_pool().recv(env_ids=[self._env_id]).obs)
 
     @cached_property
     def _converters(self) -> tuple[nests.Convert, nests.Convert]:
         """The functions that make a batch of an action, and a TimeStep of a batch."""
-        spec, is_batched = self._running_pool().spec, self._env_specs().batched
+        spec, is_batched = self._running_pool().spec, self._specs.batched
         to_batch = nests.to_array if is_batched else lambda value: np.asarray(nests.to_array(value))[None]
         to_one = nests.to_array if is_batched else lambda value: nests.to_array(value)[0]
         return converter(spec.action, to_batch), converter(spec.observation, to_one)
@@ -253,9 +253,6 @@ class EnvHandle(EnvMethods):
 
     def _running_pool(self) -> Pool:
         return self._pool
-
-    def _env_specs(self) -> AlfSpecs:
-        return self._specs
 
     def __repr__(self) -> str:
         return f"EnvHandle(env_id={self._env_id})"

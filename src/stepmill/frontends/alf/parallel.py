@@ -284,9 +284,6 @@ class FastParallelEnvironment(CloseAtEnd, HasSpecs):
         """The metadata of env 0, read from its process."""
         return self._envs[0].metadata
 
-    def _env_specs(self) -> AlfSpecs:
-        return self._specs
-
     # ---- the end ------------------------------------------------------------------------------------------------
 
     def stats(self) -> PoolStats:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from stepmill.envs.alf import PROGRESS, AlfEnvMaker, NotAlfEnvError
@@ -53,7 +54,6 @@ class ProcessEnvironment(CloseAtEnd, EnvMethods):
         options = replace(own, num_workers=1).pool_options()
         self._starting = StartingPool([AlfEnvMaker(env_constructor, env_id)], options)
         self._is_started = False
-        self._specs: AlfSpecs | None = None
         self._pending: Promise[Any] | None = None
 
     # ---- life ---------------------------------------------------------------------------------------------------
@@ -93,11 +93,7 @@ class ProcessEnvironment(CloseAtEnd, EnvMethods):
         if not self._is_started:
             raise errors.NotStartedError("Run ProcessEnvironment.start() first")
         with raising_as(errors.as_runtime_error):
-            pool = self._starting.pool
-        if self._specs is None:
-            self._specs = AlfSpecs.of(pool.spec)
-            self._fields = getattr(pool.spec.observation, "factory")._fields  # noqa: B009  # a TimeStep's class
-        return pool
+            return self._starting.pool
 
     # ---- the env ------------------------------------------------------------------------------------------------
 
@@ -116,10 +112,15 @@ class ProcessEnvironment(CloseAtEnd, EnvMethods):
 
     # ---- internal -----------------------------------------------------------------------------------------------
 
-    def _env_specs(self) -> AlfSpecs:
-        self._running_pool()
-        assert self._specs is not None
-        return self._specs
+    @cached_property
+    def _specs(self) -> AlfSpecs:
+        return AlfSpecs.of(self._running_pool().spec)
+
+    @cached_property
+    def _fields(self) -> Sequence[str]:
+        factory: Any = getattr(self._running_pool().spec.observation, "factory")  # noqa: B009  # a TimeStep's class
+        fields: Sequence[str] = factory._fields
+        return fields
 
     def _idle_pool(self) -> Pool:
         """Wait for the last step or reset to finish, and return the pool."""
@@ -132,8 +133,8 @@ class ProcessEnvironment(CloseAtEnd, EnvMethods):
             self._pending = None
         return pool
 
-    def _promised(self, command: Callable[[], object]) -> Promise[Any]:
-        self._pending = super()._promised(command)
+    def _promise(self) -> Promise[Any]:
+        self._pending = super()._promise()
         return self._pending
 
 

@@ -4,9 +4,9 @@ Importing this package replaces the managers in DI-engine's registry, if DI-engi
 makes these, and no config has to change. Without DI-engine the managers run Gymnasium's envs.
 
     managers         the managers under DI-engine's names, and its registry
-    manager          `Manager`, their base class: launch and close, resets, seeds
+    manager          `Manager`, their base class: launch and close, resets, steps, seeds
     env_pool         `PoolEnvManager`: EnvPool's envs
-    env_lifecycle    `EnvState`, and its changes by replies, ends of episodes and retries
+    env_lifecycle    `EnvState`, and its changes by replies and retries, for managers and the supervisor
     env_calls        attributes and methods of envs
     pool_client      sends commands to the pool by env_id, returns one reply per command, and rebuilds timesteps with the classes,
                      dtypes and shapes of each env

@@ -24,7 +24,7 @@ from stepmill.frontends.torchrl.env import StepmillEnv, replace_class
 from stepmill.frontends.torchrl.errors import NotSteppedError, StillBusyError, translated
 from stepmill.pool.port import checked_ids
 from stepmill.spec.batch import Batch
-from stepmill.spec.errors import RecvTimeout, UsageError, join_errors, raising_as
+from stepmill.spec.errors import RecvTimeout, UsageError, join_errors
 
 Ids = NDArray[np.int64]
 EnvIndex = int | Sequence[int] | None
@@ -179,8 +179,7 @@ class AsyncStepmillEnv(StepmillEnv):
         self._check_idle(ids)
         with torch.no_grad():
             actions = self._reader.read(rows)
-        with raising_as(translated):
-            self._engine.pool.send(actions, ids)
+        self._engine.pool.send(actions, ids)
         self._tasks.update((env_id, _Task(kind, (rows, place))) for place, env_id in enumerate(ids.tolist()))
 
     def _select_envs(self, tensordict: TensorDictBase | None, env_index: EnvIndex) -> tuple[Ids, TensorDictBase | None]:
