@@ -28,7 +28,8 @@ from tests.chaos.envs import HANG, KILL, RAISE, ChaosEnv
 from tests.chaos.kinds import KINDS, Kind
 from tests.chaos.report import ChaosReport
 from tests.chaos.rounds import Round
-from tests.chaos.starts import StartRound, join_threads
+from tests.chaos.starts import StartRound
+from tests.harness.interrupts import wait_for_threads
 
 __all__ = ["HANG", "KILL", "RAISE", "ChaosEnv", "ChaosReport", "run_chaos"]
 
@@ -87,7 +88,7 @@ class ResourceCheck:
     def compare(self, report: ChaosReport, parity: int) -> None:
         """Report what has grown since the first pass of this parity. Call it while no pool exists."""
         STARTERS.close()  # some rounds have a starter, with two descriptors, and others have none
-        join_threads()
+        wait_for_threads()
         gc.collect()  # an interrupt may leave a cycle of a frame and its exception, which holds what it used until the next collection
         with open("/proc/self/statm") as file:
             num_bytes = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

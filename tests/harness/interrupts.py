@@ -25,7 +25,7 @@ INTERRUPTED = (
     str(Path(stepmill.__file__).parent),
     *(module.__file__ for module in (contextlib, threading, socket, subprocess)),
 )
-NUM_FOREIGN = 32  # descriptors that the program opens after the interrupt; more than a pool of the tests has
+NUM_FOREIGN = 64  # descriptors that the program opens after the interrupt; more than a pool of the tests has
 END_S = 20.0  # a guard against hangs
 
 
@@ -106,13 +106,14 @@ def find_damage(before: Footprint) -> list[str]:
     """Go on as a program does after an interrupt; return what is broken or left behind since `before`."""
     files = ForeignFiles()
     gc.collect()
-    _wait_for_threads()
+    wait_for_threads()
     damage = [f"descriptor {fd} of the program was closed" for fd in files.close()]
     # A worker whose launcher was killed while it started is an orphan, and in tests orphans come to this process.
     return damage + find_leaks(before, grace_s=END_S, reaps=True)
 
 
-def _wait_for_threads() -> None:
+def wait_for_threads() -> None:
+    """Wait for threads of closed pools to end; one that hangs in an env returns after a while."""
     deadline = time.monotonic() + END_S
     for thread in threading.enumerate():
         if thread.name.startswith("stepmill"):
