@@ -39,7 +39,6 @@ EnvIds: TypeAlias = int | Sequence[int] | NDArray[np.integer[Any]] | None
 StepResult: TypeAlias = tuple[NDArray[Any], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], NDArray[Any]]
 
 _SPACES = ("observation_space", "action_space")
-_WAITING = (EnvState.BUSY, EnvState.READY)
 
 
 class StepmillVectorEnv(BaseVectorEnv):
@@ -74,6 +73,8 @@ class StepmillVectorEnv(BaseVectorEnv):
         self.timeout = timeout
         self.is_async = self.wait_num != self.env_num or timeout is not None
         self.is_closed = False
+        self.waiting_id: list[int] = []
+        self.ready_id = list(range(self.env_num))
         chosen = replace(merge_options(options, keywords), autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
         self._pool = Pool(env_fns, options=chosen)
         with close_on_error(self._pool.close):
@@ -102,6 +103,7 @@ class StepmillVectorEnv(BaseVectorEnv):
         if kwargs:
             raise UsageError(f"reset() got unknown arguments {sorted(kwargs)}; give seed and options only")
         batch = self._pool.reset(seed=None if seed is None else dict.fromkeys(ids, seed), options=options, env_ids=ids)
+        self._mark_idle(ids)  # an env that had a fault may still be listed as stepping
         rows = _places_of(ids)
         return self._as_array(batch.obs, len(ids))[rows], _own_infos(batch)[rows]
 
@@ -120,10 +122,17 @@ class StepmillVectorEnv(BaseVectorEnv):
             raise ValueError("action must be not-None for non-async")
         if action is not None:
             self._send(action, id)
-        requested = None if self.is_async else self._idle_ids(id)
-        batch = self._receive() if requested is None else self._pool.recv(env_ids=requested)
-        result = self._as_tianshou(batch)
-        if requested is None or requested == batch.env_id.tolist():
+        try:
+            batch = self._receive() if self.is_async else self._pool.recv(env_ids=self._idle_ids(id))
+        except BaseException:
+            # An env with a fault is not stepping; reset() repairs it.
+            states = self._pool.states
+            self._mark_idle([each for each in self.waiting_id if states[each] not in (EnvState.BUSY, EnvState.READY)])
+            raise
+        result, received = self._as_tianshou(batch), batch.env_id.tolist()
+        requested = self.waiting_id if self.is_async else self._idle_ids(id)
+        self._mark_idle(received)
+        if self.is_async or requested == received:
             return result
         rows = _places_of(requested)
         return tuple(column[rows] for column in result)  # type: ignore[return-value]
@@ -136,6 +145,9 @@ class StepmillVectorEnv(BaseVectorEnv):
 
     def _as_returned(self, batch: Batch) -> StepResult:
         """Return what `stepmill.restore` returns: the newest results of all envs."""
+        states = self._pool.states
+        self.waiting_id = [env_id for env_id, state in enumerate(states) if state in (EnvState.BUSY, EnvState.READY)]
+        self.ready_id = [env_id for env_id in range(self.env_num) if env_id not in self.waiting_id]
         return self._as_tianshou(batch)
 
     def _send(self, action: Any, id: EnvIds) -> None:  # noqa: A002
@@ -148,18 +160,15 @@ class StepmillVectorEnv(BaseVectorEnv):
             self._pool.send(actions)
         else:
             self._pool.send(actions, ids)
+        self.waiting_id = self.waiting_id + ids
+        sent = set(ids)
+        self.ready_id = [each for each in self.ready_id if each not in sent]
 
-    @property
-    def waiting_id(self) -> list[int]:
-        """The envs that are stepping, or have a result that `step` has not returned."""
-        states = [] if self.is_closed else self._pool.states
-        return [env_id for env_id, state in enumerate(states) if state in _WAITING]
-
-    @property
-    def ready_id(self) -> list[int]:
-        """The other envs, to which actions may be sent, or which need a reset."""
-        waiting = set(self.waiting_id)
-        return [env_id for env_id in range(self.env_num) if env_id not in waiting]
+    def _mark_idle(self, ids: Sequence[int]) -> None:
+        """Move envs from `waiting_id` to `ready_id`, in the order of their results."""
+        idle, waiting = set(ids), set(self.waiting_id)
+        self.ready_id += [each for each in ids if each in waiting]
+        self.waiting_id = [each for each in self.waiting_id if each not in idle]
 
     def _receive(self) -> Batch:
         least = min(self.wait_num, len(self.waiting_id))
@@ -218,8 +227,8 @@ class StepmillVectorEnv(BaseVectorEnv):
     def _idle_ids(self, given: EnvIds) -> list[int]:
         self._assert_is_not_closed()
         ids = self._ids(given)
-        if self.is_async and (stepping := set(ids) & set(self.waiting_id)):
-            self._assert_id(sorted(stepping))  # raises
+        if self.is_async:
+            self._assert_id(ids)
         return ids
 
     def _as_array(self, obs: Any, num_rows: int) -> NDArray[Any]:

@@ -151,7 +151,7 @@ def test_async_steps_return_the_envs_that_are_done_and_keep_the_rest():
         *_, infos = envs.step(np.array([GATED_ACTION, 0, 0, 0]))
         assert sorted(info["env_id"] for info in infos) == [1, 2, 3]
         assert envs.waiting_id == [0]
-        assert sorted(envs.ready_id) == [1, 2, 3]
+        assert envs.ready_id == [info["env_id"] for info in infos]
         with pytest.raises(AssertionError, match="0"):
             envs.step(np.zeros(1, np.int64), [0])
         with pytest.raises(RuntimeError, match=r"\[0\]"):
@@ -159,6 +159,9 @@ def test_async_steps_return_the_envs_that_are_done_and_keep_the_rest():
         gate.open()
         *_, infos = envs.step(None)
         assert [info["env_id"] for info in infos] == [0]
+        assert envs.ready_id[-1] == 0
+        *_, infos = envs.step(np.zeros(4, np.int64), [3, 1, 0, 2])
+        assert envs.ready_id == [info["env_id"] for info in infos]
         envs.close()
 
 
