@@ -81,7 +81,7 @@ inline bool KernelEnvs::run_env(std::uint32_t local, const EnvCommand& command, 
     if (command.is_reset || is_due) {
         if (!begin_episode(local, command.is_reset ? command.flags : 0, obs, outcome)) return false;
         write_reset(local, command);
-        env.needs_reset = false;
+        env.needs_reset = 0;
     } else if (!step(local, command, obs, outcome)) {
         return false;
     }

@@ -42,14 +42,15 @@ struct KernelPlan {
     std::vector<std::size_t> final_offsets;          // by leaf of the infos: where in that payload its values are
 };
 
-// The engine's record of one env; the kernel's state follows it in memory. Plain memory, which is saved as it is.
+// The engine's record of one env; the kernel's state follows it in memory. Plain memory, which is saved and restored as it is: each byte
+// may have any value.
 struct KernelEnvRecord {
     std::uint64_t num_commands = 0;            // that were carried out
     stepmill_rng rng{};
     double episode_return = 0.0;
     std::int64_t episode_length = 0;
     EpisodeSeeds seeds;
-    bool needs_reset = false;                  // its last step ended an episode; the next step begins another
+    std::uint8_t needs_reset = 0;              // not 0: its last step ended an episode; the next step begins another
 };
 
 // A command that failed.

@@ -26,7 +26,7 @@ inline std::uint64_t seed_of_episode(Seeding seeding, std::uint64_t base, std::u
 // The seeds of one env's episodes, where its resets are made.
 struct EpisodeSeeds {
     std::uint64_t base = 0, episode = 0;  // base: of the last reset that had a seed; episode: resets since then
-    bool has_seed = false;
+    std::uint8_t has_seed = 0;            // or not 0; a byte, because records of kernels are restored as they were saved
 
     // An episode begins with these words of a command; an automatic reset has none. Returns whether its reset has a seed: `of`.
     bool begin(std::uint8_t flags, std::uint64_t seed, std::uint64_t number, Seeding seeding) noexcept {
