@@ -1,4 +1,4 @@
-"""Files of saved envs that someone has changed, and whose checksum is right: `python -m tests.forged [--files 3000] [--seed 0]`.
+"""Files of saved envs that someone has changed, and whose checksum is right: `python -m tests.forged [--files 3000] [--first 0]`.
 
 Each file is one of several kinds of envs with changed bytes, or with another part, and a new checksum. It is restored without `trust`, with and
 without `strict`, and a file that is accepted is played on. Prints how many were refused, how many gave the saved envs, and how many gave other

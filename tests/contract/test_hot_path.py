@@ -22,9 +22,9 @@ def gate():
         yield gate
 
 
-def bytes_written(pid: int | str) -> int:
-    """Return how many bytes a process has written by system calls."""
-    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+def bytes_written(place: int | str) -> int:
+    """Return how many bytes a process or a thread has written by system calls."""
+    lines = Path(f"/proc/{place}/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["wchar"])
 
 
@@ -42,11 +42,11 @@ def mapping_of(address: int) -> str:
 def test_actions_and_results_pass_through_no_pipe_and_no_queue(pool_of):
     pool = pool_of([partial(ImageEnv, i) for i in range(4)], num_workers=2)
     pool.reset(seed=0)
-    pids = ["self", *(worker.pid for worker in pool.stats().workers)]
-    before = [bytes_written(pid) for pid in pids]
+    places = ["thread-self", *(worker.pid for worker in pool.stats().workers)]
+    before = [bytes_written(place) for place in places]
     for _ in range(200):
         pool.step([0] * 4)
-    written = [bytes_written(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
+    written = [bytes_written(place) - earlier for place, earlier in zip(places, before, strict=True)]
     assert max(written) < 200 * 8  # at most a wake-up a step; an image has thousands of bytes
 
 
