@@ -243,6 +243,23 @@ def test_a_neighbours_step_that_is_lost_with_the_old_process_ends_its_episode(ho
         assert pool.step([1, 1]).obs[:, 2].tolist() == [1, 0]
 
 
+def test_a_reset_whose_death_is_found_by_the_next_send_is_repeated(tmp_path: Path) -> None:
+    pool, _ = make("process", tmp_path, (2,), how="dies", resets={"retries": 1, "retry_in": "new"})
+    with pool:
+        pool.reset(seed=7)
+        pool.step([1, 1])
+        pool.reset_async(env_ids=[0])
+        while not pool.stats().workers[0].is_dead:
+            os.sched_yield()
+        pool.send([1], [1])
+
+        batch = pool.recv(2)
+
+        assert batch.truncated.tolist() == [False, True]
+        assert batch.info["fault"]["error"][1] == "WorkerDied"
+        assert pool.step([1, 1]).obs[:, 2].tolist() == [1, 0]
+
+
 def test_wrong_outputs_are_not_asked_for_again(tmp_path: Path) -> None:
     options = stepmill.PoolOptions(resets={"retries": 3, "retry_wait_s": 0.0})
     with stepmill.Pool([_ShapelessEnv], backend="serial", options=options) as pool:

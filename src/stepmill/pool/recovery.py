@@ -400,11 +400,14 @@ class Recovery:
     def handle_dead_workers(self, workers: Iterable[int]) -> None:
         """Handle dead workers, also if they had no commands, and workers that `send` has found due to be recycled."""
         with defer_signals():
+            if self._attempts.is_in_new_process:
+                self.handle()  # resets that were lost with these workers are repeated, and restart them
             deaths = self.workers.record_deaths()
             for worker in workers:
-                if self.workers.records[worker].state is WorkerState.SERVING:
+                state = self.workers.records[worker].state
+                if state is WorkerState.SERVING:
                     self._recycle(worker)
-                else:
+                elif state is not WorkerState.RESTARTING:
                     self.carry_out(self._decide_death(worker, (), deaths.get(worker)))
 
     def _recycle(self, worker: int) -> None:
