@@ -80,7 +80,7 @@ class CoroutineServer(calls.ServingLoop):
         self._served: Request | None = None
         self._call_limit_s = settings.call_timeout_s or _FOREVER_S
         self._call_deadline = _FOREVER_S
-        self._is_told = False  # whether the worker must stop
+        self._must_stop = False
         self._error: BaseException | None = None
 
     # ---- for env_host.serve ----------------------------------------------------------------------------------------------
@@ -96,13 +96,13 @@ class CoroutineServer(calls.ServingLoop):
 
     def run(self) -> int:
         """Run commands until there is a request or the worker must stop. Return LOOP_REQUEST or LOOP_STOP."""
-        while not self._requests and not self._is_told:
+        while not self._requests and not self._must_stop:
             self._loop.run_forever()
             if self._error is not None:
                 raise self._error
-        if self._is_told:
+        if self._must_stop:
             self._end()
-        return _native.LOOP_STOP if self._is_told else _native.LOOP_REQUEST
+        return _native.LOOP_STOP if self._must_stop else _native.LOOP_REQUEST
 
     def next(self) -> Request | None:
         """Return the next request."""
@@ -149,7 +149,7 @@ class CoroutineServer(calls.ServingLoop):
 
     def _end(self) -> None:
         """Cancel the running commands. Those that continue are abandoned."""
-        self._is_told = True
+        self._must_stop = True
         self._timer.cancel()
         self._loop.remove_reader(self._native.event_fd)
         self._native.stop()
@@ -167,7 +167,7 @@ class CoroutineServer(calls.ServingLoop):
             callback()
         except BaseException as exc:
             self._error = exc
-        if self._error or self._requests or self._is_told:
+        if self._error or self._requests or self._must_stop:
             self._return()
 
     def _return(self) -> None:
@@ -186,7 +186,7 @@ class CoroutineServer(calls.ServingLoop):
                 self._tasks[server].begin(partial(self._begin_command, server, arguments, is_reset=is_reset))
             if exit_kind == _native.LOOP_REQUEST:
                 self._read_request()
-        self._is_told |= exit_kind == _native.LOOP_STOP
+        self._must_stop |= exit_kind == _native.LOOP_STOP
 
     def _read_request(self) -> None:
         """Read a request, and hold the commands of its envs that come after it."""
@@ -230,12 +230,12 @@ class CoroutineServer(calls.ServingLoop):
             arguments = self._native.accept(server, returned)
             wait_s = 0.0
         self._cancelled.discard(server)
-        if arguments is not None and not self._is_told:
+        if arguments is not None and not self._must_stop:
             self._deadlines[server] = _FOREVER_S
             with suppress(asyncio.CancelledError):  # by `_end`, or by a task that the env has left behind
                 await asyncio.sleep(wait_s)
             del self._deadlines[server]
-        if arguments is not None and not self._is_told:
+        if arguments is not None and not self._must_stop:
             await self._run_command(server, arguments, is_reset=True)
 
     async def _call(self, server: int, arguments: Any, *, is_reset: bool) -> Any:
@@ -278,7 +278,7 @@ class CoroutineServer(calls.ServingLoop):
                 continue
             elif server in self._cancelled:
                 self._native.give_up(server)
-                self._is_told = True
+                self._must_stop = True
             else:
                 self._cancelled.add(server)
                 self._tasks[server].cancel()
