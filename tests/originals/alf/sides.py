@@ -34,6 +34,23 @@ def class_of(whose: str, name: str = "FastParallelEnvironment") -> Any:
     return getattr(front_end if whose == OURS else importlib.import_module(module), name)
 
 
+class Maker:
+    """Makes parallel environments of one side, `make(constructors, **own)`, and closes them."""
+
+    def __init__(self, whose: str) -> None:
+        self.cls = class_of(whose)
+        self.made: list[Any] = []
+
+    def __call__(self, constructors: Any, cls: Any = None, **own: Any) -> Any:
+        self.made.append((cls or self.cls)(constructors, **own))
+        return self.made[-1]
+
+    def close(self) -> None:
+        """Close the environments."""
+        for env in self.made:
+            env.close()
+
+
 def _alf() -> Any:
     return importlib.import_module("alf")
 

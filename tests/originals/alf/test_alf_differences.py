@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from tests.originals.alf.sides import (
     HANG,
     MARKS,
     RAISE,
+    Maker,
     actions,
     class_of,
     counters,
@@ -44,17 +45,11 @@ row = Rows("alf")
 
 
 @pytest.fixture
-def make(whose: str) -> Iterator[Callable[..., Any]]:
-    """Make parallel environments, which are closed at the end unless the original cannot be."""
-    made: list[Any] = []
-
-    def make_one(constructors: Any, **own: Any) -> Any:
-        made.append(class_of(whose)(constructors, **own))
-        return made[-1]
-
-    yield make_one
-    for env in made:
-        env.close()
+def make(whose: str) -> Iterator[Maker]:
+    """Make parallel environments, which are closed at the end."""
+    maker = Maker(whose)
+    yield maker
+    maker.close()
 
 
 def raises(whose: str, *, ours: Any = (), original: Any = ()) -> Any:

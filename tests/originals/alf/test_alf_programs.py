@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from stepmill.frontends.alf import BatchEnvironmentWrapper
-from tests.originals.alf.sides import MARKS, actions, class_of
-from tests.originals.rows import ORIGINAL, OURS
+from tests.originals.alf.sides import MARKS, Maker, actions, class_of
+from tests.originals.either import assert_same_with_either
+from tests.originals.rows import OURS
 
 pytestmark = MARKS
 Make = Callable[..., Any]
@@ -347,19 +348,7 @@ PROGRAMS += [lives, methods_of_a_subclass, progress_in_infos, random_envs]
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_this_program_gives_the_same_with_either(program: Callable[[Any], Any]) -> None:
-    found = []
-    for whose in (ORIGINAL, OURS):
-        made: list[Any] = []
-
-        def make(constructors: Any, made: list[Any] = made, whose: str = whose, **own: Any) -> Any:
-            made.append(class_of(whose)(constructors, **own))
-            return made[-1]
-
-        make.cls = class_of(whose)  # type: ignore[attr-defined]
-        found.append(program(make))
-        for env in made:
-            env.close()
-    assert found[0] == found[1]
+    assert_same_with_either(program, Maker)
 
 
 # ---- what the page lists as different ------------------------------------------------------------------------------------

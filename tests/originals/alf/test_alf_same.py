@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from stepmill.frontends.alf import BatchEnvironmentWrapper
-from tests.originals.alf.sides import MARKS, actions, class_of, counters, env_class, plain
+from tests.originals.alf.sides import MARKS, Maker, actions, class_of, counters, env_class, plain
+from tests.originals.either import assert_same_with_either
 from tests.originals.rows import ORIGINAL, OURS
 
 pytestmark = MARKS
@@ -153,19 +154,7 @@ SAME += [configured, created]
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("program", SAME, ids=lambda program: getattr(program, "__name__", "short_episodes"))
 def test_this_program_gives_the_same_with_either(program: Callable[[Any], Any]) -> None:
-    found = []
-    for whose in (ORIGINAL, OURS):
-        made: list[Any] = []
-
-        def make(constructors: Any, cls: Any = None, made: list[Any] = made, whose: str = whose, **own: Any) -> Any:
-            made.append((cls or class_of(whose))(constructors, **own))
-            return made[-1]
-
-        make.cls = class_of(whose)  # type: ignore[attr-defined]
-        found.append(program(make))
-        for env in made:
-            env.close()
-    assert found[0] == found[1]
+    assert_same_with_either(program, Maker)
 
 
 def process_environment(whose: str) -> Any:

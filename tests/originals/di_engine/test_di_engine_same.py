@@ -23,6 +23,7 @@ from tests.originals.di_engine.sides import (
     opened_later,
     until,
 )
+from tests.originals.either import assert_same_with_either
 from tests.originals.rows import ORIGINAL, OURS
 
 pytestmark = MARKS
@@ -193,9 +194,4 @@ SAME = [
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("program", SAME, ids=lambda program: getattr(program, "__name__", "") or str(program.args[0]))
 def test_this_program_gives_the_same_with_either(program: Callable[[Any, str], Any]) -> None:
-    found = []
-    for whose in (ORIGINAL, OURS):
-        make = Maker(whose)
-        found.append(program(make, whose))
-        make.close()
-    assert found[0] == found[1]
+    assert_same_with_either(lambda make: program(make, make.whose), Maker)
