@@ -5,7 +5,6 @@
 #include <cstring>
 #include <new>
 
-
 namespace stepmill {
 
 namespace {
