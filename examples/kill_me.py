@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -107,18 +108,18 @@ def train(path: Path, num_updates: int, worker_kills: int) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             path.with_suffix(".part").replace(path)  # the file is written as a whole or not at all
+            print("updated", flush=True)  # for the program that kills this one
 
 
 def run(path: Path, num_updates: int, kills: int, worker_kills: int) -> Any:
     """Run the training in a process, which is killed `kills` times. Return its curve, and then a number for each weight."""
-    moments = random.Random(0)
+    chance = random.Random(0)
     command = [sys.executable, __file__, "--train", path, f"--updates={num_updates}", f"--worker-kills={worker_kills}"]
     for count in range(kills + 1):
-        with subprocess.Popen(command) as process:
-            try:
-                process.wait(moments.uniform(0.5, 2.5) if count < kills else None)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            if count < kills:
+                kill(process, num_updates // (kills + 1), chance)
+            process.communicate()
         if process.returncode == 0:
             learner, curve, _ = pickle.loads(path.read_bytes())
             digest = hashlib.sha256(b"".join(each.tobytes() for each in learner.weights)).hexdigest()[:12]
@@ -130,6 +131,15 @@ def run(path: Path, num_updates: int, kills: int, worker_kills: int) -> Any:
             print(f"{killed:48}{drawn(curve)} {curve[0]:.0f} to {curve[-1]:.0f}, weights {digest}")
             return curve + [float(each) for weights in learner.weights for each in weights.flat]
     raise SystemExit(f"the training ended with status {process.returncode}")
+
+
+def kill(process: subprocess.Popen[bytes], max_updates: int, chance: random.Random) -> None:
+    """Kill a training at a random moment after its next updates."""
+    assert process.stdout is not None
+    for _ in range(chance.randint(1, max_updates)):
+        process.stdout.readline()
+    time.sleep(chance.uniform(0, 0.1))
+    process.kill()
 
 
 def drawn(curve: list[float]) -> str:
@@ -150,6 +160,9 @@ def main() -> None:
     if args.train:
         train(args.train, args.updates, args.worker_kills)
         return
+    print(
+        f"A training, and then the same one: its program is killed {args.kills} times, its workers {args.worker_kills} times."
+    )
     with tempfile.TemporaryDirectory() as folder:
         undisturbed = run(Path(folder, "undisturbed"), args.updates, 0, 0)
         killed = run(Path(folder, "killed"), args.updates, args.kills, args.worker_kills)

@@ -40,7 +40,7 @@ svg.stepmill { --ink: #1f2937; --faint: #6b7280; --paper: #ffffff; --soft: #eef2
 @media (prefers-color-scheme: dark) { svg.stepmill { --ink: #e5e7eb; --faint: #9ca3af; --paper: #131416; --soft: #262b33;
   --accent: #1e3a5f; --accent-line: #60a5fa; --warn: #4c1d1d; --warn-line: #f87171; --series-1: #60a5fa; --series-2: #fbbf24;
   --series-3: #34d399; --series-4: #c084fc } }
-svg.stepmill text { font-family: -apple-system, "Segoe UI", Helvetica, Arial, sans-serif !important; fill: var(--ink) }
+svg.stepmill:not(.recorded) text { font-family: -apple-system, "Segoe UI", Helvetica, Arial, sans-serif !important; fill: var(--ink) }
 """
 _KINDS = {
     "plain": ("var(--paper)", "var(--ink)"),

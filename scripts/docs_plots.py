@@ -171,7 +171,7 @@ def plot_libraries(table: Sequence[Sequence[str]]) -> str:
         )
     _name_bars(axes, [_label(row) for row in rows], 0.16)
     axes.set_xscale("log")
-    axes.axvline(1, color=FAINT, linewidth=1)
+    _mark_one(axes, len(rows), 0.12)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axes.set_xlabel("stepmill relative to each library's fastest class;\nright: to the fastest of all")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, handletextpad=0.1, columnspacing=0.8)
@@ -191,12 +191,16 @@ def plot_ratios(table: Sequence[Sequence[str]], label: str) -> str:
     _name_bars(axes, names, 0.22)
     axes.set_xscale("log")
     axes.set_xlim(min(*values, 0.9) * 0.7, max(values) * 1.9)
-    axes.vlines(
-        [1] * len(rows), [place - 0.3 for place in range(len(rows))], [place + 0.2 for place in range(len(rows))], FAINT
-    )
+    _mark_one(axes, len(rows), 0.2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axes.set_xlabel(f"stepmill: {label}")
     return _svg(figure, label.rsplit(maxsplit=1)[-1], f"How many {label}")
+
+
+def _mark_one(axes: Any, num_rows: int, above: float) -> None:
+    """Mark 1× in each row, with a line that does not cross the names of the rows."""
+    places = range(num_rows)
+    axes.vlines([1] * num_rows, [place - 0.3 for place in places], [place + above for place in places], FAINT)
 
 
 def _name_bars(axes: Any, names: Sequence[str], above: float) -> None:

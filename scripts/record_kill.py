@@ -93,14 +93,14 @@ def draw(plain: Training, killed: Training) -> str:
     still = "@media (prefers-reduced-motion) { .moving { animation: none !important } .past { opacity: 0 !important } }"
     style = "\n".join(
         [
-            STYLE.replace("svg.stepmill text", "svg.stepmill text.label"),
+            STYLE.replace("svg.stepmill:not(.recorded) text", "svg.stepmill text.label"),
             "svg.stepmill text.mono { font-family: Menlo, Consolas, monospace !important }",
             *rules,
             still,
         ]
     )
     return (
-        f'<svg class="stepmill" role="img" viewBox="0 0 {WIDTH} {height}" xmlns="http://www.w3.org/2000/svg">\n'
+        f'<svg class="stepmill recorded" role="img" viewBox="0 0 {WIDTH} {height}" xmlns="http://www.w3.org/2000/svg">\n'
         "<title>Workers of a training are killed, and its learning curve stays that of an undisturbed training</title>\n"
         f'<style>\n{style}\n</style>\n<rect width="{WIDTH}" height="{height}" rx="8" fill="var(--paper)"/>\n'
         + "\n".join(shapes)
