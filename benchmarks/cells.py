@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from benchmarks.engines import ENGINES, PIPES, PUFFERS, EngineSpec
+from benchmarks.engines import ENGINES, GYMNASIUMS, PIPES, PUFFERS, EngineSpec
 
 NUM_CORES = 2
-IN_LINE = ("gym-sync", "sb3-dummy")  # envs in the program's own process
+LOCKSTEP = (
+    *GYMNASIUMS,
+    "sb3-dummy",
+    *PIPES,
+)  # all classes of libraries that step all envs together, without PufferLib's
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ def _pick(names: Iterable[str], num_envs: int) -> tuple[EngineSpec, ...]:
 
 def _overhead() -> list[Cell]:
     names = (
-        *("bare", *IN_LINE, *PIPES, *PUFFERS),
+        *("bare", *LOCKSTEP, *PUFFERS),
         *("stepmill-serial", "stepmill-thread", "stepmill-1w", "stepmill-2w", "stepmill-async"),
         *("stepmill-deadlines", "stepmill-replay", "stepmill-8w"),
     )
@@ -59,8 +63,7 @@ def _overhead() -> list[Cell]:
 
 
 def _bandwidth() -> list[Cell]:
-    gymnasiums = ("gym-sync-copy", "gym-async-copy", "gym-async-2", "gym-async")
-    names = (*IN_LINE, *gymnasiums, *PIPES[1:], *PUFFERS, "stepmill-serial", "stepmill-1w", "stepmill-2w")
+    names = (*LOCKSTEP, *PUFFERS, "stepmill-serial", "stepmill-1w", "stepmill-2w")
     shapes = (("image84", "84x84x4 u8"), ("image210", "210x160x3 u8"))
     return [Cell(2, f"{env}-{n}", f"{title} n={n}", env, n, _pick(names, n)) for env, title in shapes for n in (8, 32)]
 
@@ -91,7 +94,7 @@ def _waiting_engines(num_envs: int, batch: int) -> tuple[EngineSpec, ...]:
     many = {"num_workers": num_envs, "batch_size": batch}
     sync = {"num_workers": num_envs}
     return (
-        *(ENGINES[name] for name in PIPES),
+        *(ENGINES[name] for name in LOCKSTEP),
         *_async_peers(batch, num_envs),
         ENGINES["stepmill-thread"].with_options(f"**stepmill** {num_envs} threads, sync", **sync),
         ENGINES["stepmill-2w"].with_options(f"**stepmill** {num_envs} workers, sync", **sync),
@@ -104,7 +107,7 @@ def _computing_engines(num_envs: int, batch: int) -> tuple[EngineSpec, ...]:
     """Return engines for envs that compute, with two workers if the engine lets the user choose."""
     return (
         ENGINES["ceiling"],
-        *(ENGINES[name] for name in (*IN_LINE, *PIPES)),
+        *(ENGINES[name] for name in LOCKSTEP),
         ENGINES["puffer-2w-sync"],
         *_async_peers(batch, num_envs // batch),
         ENGINES["stepmill-2w"].with_options("**stepmill** 2 workers, sync"),
@@ -137,7 +140,7 @@ def _spared_engines(num_envs: int, num_spares: int) -> tuple[EngineSpec, ...]:
 
 
 def _real() -> list[Cell]:
-    python = ("ceiling", *IN_LINE, "gym-sync-copy", "gym-async-2", *PIPES, *PUFFERS[:2])
+    python = ("ceiling", *LOCKSTEP, *PUFFERS[:2])
     ours = ("stepmill-serial", "stepmill-2w", "stepmill-async")
     cpp = ("envpool-sync", "envpool-async")
     cartpole = (*python, "gym-numpy", *cpp, *ours)

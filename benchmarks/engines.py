@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.paths import DIENGINE, FRONTENDS, OURS, PEERS
+from benchmarks.paths import DIENGINE, ENVPOOL, FRONTENDS, OURS, PEERS
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ _ALL = (
     EngineSpec("puffer-1w", "PufferLib, 1 worker", "puffer", options={"num_workers": 1}),
     EngineSpec("puffer-2w-async", "PufferLib, 2 workers, async", "puffer", options={"num_workers": 2}),
     EngineSpec("puffer-2w-sync", "PufferLib, 2 workers, sync", "puffer", options={"num_workers": 2}),
-    EngineSpec("envpool-sync", "EnvPool C++, sync", "envpool_cpp", packages=("envpool",)),
-    EngineSpec("envpool-async", "EnvPool C++, async", "envpool_cpp", packages=("envpool",)),
+    EngineSpec("envpool-sync", "EnvPool C++, sync", "envpool_cpp", ENVPOOL, packages=("envpool",)),
+    EngineSpec("envpool-async", "EnvPool C++, async", "envpool_cpp", ENVPOOL, packages=("envpool",)),
     EngineSpec("ale-sync", "ALE C++ vector env, sync", "ale_vector", packages=("ale-py",)),
     EngineSpec("ale-async", "ALE C++ vector env, async", "ale_vector", packages=("ale-py",)),
     EngineSpec(
@@ -204,4 +204,5 @@ _ALL = (
 
 ENGINES = {spec.name: spec for spec in _ALL}
 PUFFERS = ("puffer-1w", "puffer-2w-async", "puffer-2w-sync")
-PIPES = ("gym-async", "sb3", "tianshou", "diengine", "torchrl")
+GYMNASIUMS = ("gym-sync", "gym-sync-copy", "gym-async", "gym-async-copy", "gym-async-2")
+PIPES = ("sb3", "tianshou", "diengine", "torchrl")

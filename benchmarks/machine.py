@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines import ENGINES
-from benchmarks.paths import DIENGINE, OURS, PEERS, PUFFER, ROOT, driver_environment, interpreter_of
+from benchmarks.paths import DIENGINE, ENVPOOL, OURS, PEERS, PUFFER, ROOT, driver_environment, interpreter_of
 
 _PRINT_VERSIONS = """
 import importlib.metadata, json, platform, sys
@@ -31,7 +31,7 @@ def describe() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "commit": _commit(),
-        "versions": {venv: _versions(venv) for venv in (OURS, PEERS, DIENGINE)},
+        "versions": {venv: _versions(venv) for venv in (OURS, PEERS, DIENGINE, ENVPOOL)},
         "pufferlib": "3.0.0 (vector files of the sdist)" if (PUFFER / "pufferlib").exists() else "missing",
     }
 

@@ -13,6 +13,7 @@ LOGS = RESULTS / "logs"
 PUFFER = VENVS / "pufferlib"
 PEERS = "peers"
 DIENGINE = "diengine"
+ENVPOOL = "envpool"  # the newest, which needs a newer Python than the other peers
 OURS = "ours"
 FRONTENDS = "frontends"  # stepmill together with the libraries of its front-ends
 PROGRAMS = "programs"  # stepmill together with what CleanRL's, RL Zoo's and skrl's programs import

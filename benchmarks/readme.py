@@ -269,6 +269,9 @@ def _versions(versions: dict[str, dict[str, str]]) -> str:
     known: dict[str, str] = {}
     for venv in (PEERS, OURS):
         known.update((name, version) for name, version in versions.get(venv, {}).items() if version != "missing")
+    for spec in ENGINES.values():  # of a library with an environment of its own
+        found = {name: versions.get(spec.venv, {}).get(name, "missing") for name in spec.packages}
+        known.update((name, version) for name, version in found.items() if version != "missing")
     names = ("python", "numpy", *(name for spec in ENGINES.values() for name in spec.packages))
     return ", ".join(f"{name} {known[name]}" for name in dict.fromkeys(names) if name in known)
 

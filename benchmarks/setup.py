@@ -10,7 +10,8 @@ If a peer cannot be set up, the others are set up nevertheless, and the tables o
 - `ray`: `.venvs/ray-bench`, with stepmill, Ray, RLlib and Tianshou, for `python -m benchmarks.ray`.
 - `text`: `.venvs/text-bench`, with stepmill, SkyRL-Gym and verifiers, for `python -m benchmarks.aio`.
 - `verdicts`: `.venvs/verdicts`, with stepmill and Pebble, for `python -m benchmarks.verdicts`.
-- `envpool`: the newest EnvPool, which needs Python 3.12 or newer, with stepmill, for `benchmarks/.venvs/envpool/bin/python -m benchmarks.kernels`.
+- `envpool`: the newest EnvPool, which needs Python 3.12 or newer, for the cells, and with stepmill, for
+  `benchmarks/.venvs/envpool/bin/python -m benchmarks.kernels`.
 - `stepmill`: needed only if the Python that runs this is not the peers' Python. stepmill is then also built in the peers' environment.
 """
 
@@ -25,7 +26,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.paths import DIENGINE, PEERS, PROGRAMS, PUFFER, ROOT, VENVS
+from benchmarks.paths import DIENGINE, ENVPOOL, PEERS, PROGRAMS, PUFFER, ROOT, VENVS
 
 PYTHON = "3.11"  # a version for which all peers have wheels
 PEER_LIST = ROOT / "benchmarks" / "peers.txt"
@@ -38,7 +39,7 @@ CLEANRL = ("tyro", "tensorboard", "tenacity")
 RAY = "ray[rllib]==2.60.0"
 PEBBLE = "pebble==5.2.3"
 TEXT = ("skyrl-gym==0.4.0", "verifiers==0.4.0", PEBBLE)
-ENVPOOL = "envpool==1.2.7"
+NEWEST_ENVPOOL = "envpool==1.2.7"
 ENVPOOL_PYTHON = "3.13"
 STEP_LIMIT_S = 1800
 
@@ -169,9 +170,9 @@ def set_up_verdicts() -> None:
 
 
 def set_up_envpool() -> None:
-    """Make the environment of `python -m benchmarks.kernels` with the newest EnvPool."""
-    python = _make_venv("envpool", ENVPOOL_PYTHON)
-    _pip(python, "install", f"{ROOT}[numba,mujoco]", ENVPOOL, "-c", str(ROOT / "constraints.txt"))
+    """Make the environment of the newest EnvPool, with stepmill for `python -m benchmarks.kernels`."""
+    python = _make_venv(ENVPOOL, ENVPOOL_PYTHON)
+    _pip(python, "install", f"{ROOT}[numba,mujoco]", NEWEST_ENVPOOL, "-c", str(ROOT / "constraints.txt"))
 
 
 PARTS: dict[str, Callable[[], None]] = {
