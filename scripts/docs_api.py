@@ -96,7 +96,7 @@ _IMPORT = re.compile(r"^(?:import|from) .*\b(\w+)$", re.MULTILINE)
 _INHERITED = {
     "stepmill.VectorEnv": ("close(timeout=None, terminate=False)", "Close the envs and end the workers; see `close_extras`. A second call does nothing.")
 }  # fmt: skip
-_EXAMPLE = re.compile(r"^## ([^\n]+)\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)  # names, program
+_EXAMPLE = re.compile(r"^## ([^\n]+)\n\n```py(?:thon)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)  # names, program
 _OPTION_TABLES = {"options": "", "scaling": "ray."}  # the pages that have them, and what their names begin with
 _OPTION_ROW = re.compile(r"^\| `([\w.]+)` \|[^|]*\| (.*) \| (.*) \|$", re.MULTILINE)  # name, default, values, meaning
 _MARKDOWN_LINK = re.compile(r"\[([^]]+)\]\((?:([\w/-]+)\.md)?(#[^)]*)?\)")

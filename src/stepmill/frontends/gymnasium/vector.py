@@ -70,7 +70,8 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
             space, single observation space).
         options: how the envs are run.
         **keywords: fields of PoolOptions by name, in place of `options` or in addition: backend, num_workers,
-            autoreset_mode (stepmill's or Gymnasium's), copy, on_fault and so on; and arguments of `AsyncVectorEnv`.
+            autoreset_mode (stepmill's or Gymnasium's), copy, on_fault and so on. Of Gymnasium's AsyncVectorEnv, `max_concurrency`
+            sets `num_workers`, `shared_memory` and `daemon` have no effect, and `worker` must be None.
 
     Attributes:
         num_envs: the number of envs, which is that of the rows.
