@@ -142,10 +142,11 @@ def _without_misplaced(
 
 
 def _describe(_app: object, _page: str, _template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Give a page a description for search engines: the beginning of its first paragraph."""
-    first = next(iter(doctree.findall(nodes.paragraph)), None) if doctree else None
-    if first is not None:
-        text = html.escape(textwrap.shorten(first.astext(), 160, placeholder=" …"))
+    """Give a page a description for search engines: the beginning of its text, without the date of a decision."""
+    found = [each.astext() for each in doctree.findall(nodes.paragraph)] if doctree else []
+    beginning = " ".join([each for each in found if not each.startswith("Date: ")][:6])
+    if beginning:
+        text = html.escape(textwrap.shorten(beginning, 160, placeholder=" …"))
         context["metatags"] = f'{context.get("metatags", "")}\n<meta name="description" content="{text}" />'
 
 

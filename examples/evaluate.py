@@ -1,12 +1,14 @@
 """Evaluates four policies: one that does not know the task, two with memory, of which one is a torch network, and a model of SB3.
 
-    python examples/evaluate.py
+    python examples/evaluate.py [--bars FILE.csv]
 
 The bandits are tasks of one env: a task says which arm pays. A policy that does not know the task must remember what an arm has paid.
 """
 
 from __future__ import annotations
 
+import argparse
+import csv
 from typing import Any
 
 import gymnasium
@@ -82,21 +84,33 @@ def recurrent_policy() -> Any:
 
 def main() -> None:
     """Print a table for each policy."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bars", help="write the success of each policy on the bandits, in percent, to this CSV file")
+    args = parser.parse_args()
     tasks = {f"arm {arm}": {"arm": arm} for arm in range(NUM_ARMS)}
-    print(
-        "without memory\n",
-        stepmill.evaluate(lambda obs: np.zeros(len(obs), np.int64), Bandit, tasks=tasks, seeds=range(25)),
-    )
-    print("with memory\n", stepmill.evaluate(Remembers(), Bandit, tasks=tasks, seeds=range(25)))
+    results = {
+        "without memory": stepmill.evaluate(
+            lambda obs: np.zeros(len(obs), np.int64), Bandit, tasks=tasks, seeds=range(25)
+        ),
+        "with memory": stepmill.evaluate(Remembers(), Bandit, tasks=tasks, seeds=range(25)),
+    }
     try:
         from stable_baselines3 import PPO
     except ImportError:
+        PPO = None  # noqa: N806 - a class
+    else:
+        results["a recurrent torch policy, not trained"] = stepmill.evaluate(
+            recurrent_policy(), Bandit, tasks=tasks, seeds=range(25), batch_size="fixed"
+        )
+    for name, result in results.items():
+        print(f"{name}\n", result)
+    if args.bars:
+        with open(args.bars, "w", encoding="utf-8", newline="") as file:
+            success = [(name, f"{100 * result.summary.success_rate:.1f}") for name, result in results.items()]
+            csv.writer(file, lineterminator="\n").writerows([("way of choosing an arm", "success, %"), *success])
+    if PPO is None:
         print("Stable-Baselines3 is not installed")
         return
-    print(
-        "a recurrent torch policy\n",
-        stepmill.evaluate(recurrent_policy(), Bandit, tasks=tasks, seeds=range(25), batch_size="fixed"),
-    )
     model = PPO("MlpPolicy", gymnasium.make("CartPole-v1"), seed=0, device="cpu").learn(4096)
     print("PPO after 4096 steps\n", stepmill.evaluate(model, "CartPole-v1", seeds=range(40), num_envs=8))
 

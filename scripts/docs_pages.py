@@ -34,6 +34,7 @@ PAGES = {
     "docs/decisions": "decisions/README.md",
     "docs/options.md": "api/options.rst",  # which has the rows of its tables as entries
 }
+_NOTEBOOK_PICTURES = {"quick_start": "drawings/data-path.svg", "watch_and_replay": "pictures/top.svg"}
 _LINK = re.compile(r"(?<=\]\()([^)#\s]+)((?:#[^)]*)?)(?=\))")
 _IMAGE = re.compile(r"^!\[([^\]]*)\]\(([^)]+\.svg)\)$", re.MULTILINE)
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -172,27 +173,39 @@ def write_gallery() -> None:
             shown = printed.read_text(encoding="utf-8").rstrip()
             page += ["## What it prints", "", "```text", shown, "```", ""]
         picture = next((path for path in _pictures_of(program) if path.exists()), None)
-        if picture is not None:
-            shown = os.path.relpath(picture, ROOT / "examples")
-            page += ["## Result", "", f"![Result of {program.name}]({shown})", ""]
-            shutil.copy(picture, folder / picture.name)
-        thumbnail = f"![]({picture.name}){{width=160px}}" if picture else ""
+        if picture is None:
+            raise SystemExit(f"{program.name} has no picture; make one of {_pictures_of(program)}")
+        shown = os.path.relpath(picture, ROOT / "examples")
+        page += ["## Result" if picture.parent == outputs else "## Picture", "", f"![{title}]({shown})", ""]
+        shutil.copy(picture, folder / picture.name)
         page += ["## The program", "", "```python", source.rstrip(), "```", ""]
         body = inline_drawings("\n".join(page), ROOT / "examples")
         (folder / f"{program.stem}.md").write_text(body, encoding="utf-8")
-        rows.append(f"| {thumbnail} | [{program.name}]({program.stem}.md) | {title} |")
+        rows.append(f"| {_thumbnail(picture)} | [{program.name}]({program.stem}.md) | {title} |")
     names = [f"{path.stem}" for path in sorted((ROOT / "examples").glob("*.py"))]
     notebooks = [path.stem for path in sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))]
-    links = [f"| | [{name}.ipynb]({name}.ipynb) | notebook, run when this site is built |" for name in notebooks]
+    links = []
+    for name in notebooks:
+        picture = ROOT / "docs" / _NOTEBOOK_PICTURES[name]
+        shutil.copy(picture, folder / picture.name)
+        links.append(
+            f"| {_thumbnail(picture)} | [{name}.ipynb]({name}.ipynb) | notebook, run when this site is built |"
+        )
     index = (ROOT / "docs" / "gallery.txt").read_text(encoding="utf-8")
     table = "\n".join(["| | program | |", "|---|---|---|", *links, *rows])
     toctree = "\n".join(["```{toctree}", ":hidden:", *notebooks, *names, "```"])
     (folder / "index.md").write_text(f"{index}\n{table}\n\n{toctree}\n", encoding="utf-8")
 
 
+def _thumbnail(picture: Path) -> str:
+    return f"![]({picture.name}){{width=160px}}"
+
+
 def _pictures_of(program: Path) -> list[Path]:
-    """Return where a picture of an example may be: a learning curve, or a picture of another page."""
-    return [ROOT / "examples" / "output" / f"{program.stem}.svg", ROOT / "docs" / "pictures" / f"{program.stem}.svg"]
+    """Return where a picture of an example may be: its curve or bars, a picture of another page, a drawing."""
+    drawing = "resume" if program.stem.endswith("_resume") else program.stem
+    folders = {"examples/output": program.stem, "docs/pictures": program.stem, "docs/drawings": drawing}
+    return [ROOT / folder / f"{name}.svg" for folder, name in folders.items()]
 
 
 def _docstring_as_markdown(text: str) -> str:
