@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -103,7 +104,7 @@ def test_a_request_is_posted_while_another_thread_waits_for_replies(monkeypatch)
     request = Request(1, RequestKind.GET_ATTR, (0,), (0,), "name")
     rung = []
     with ThreadPoolExecutor(2) as threads, contextlib.closing(link):
-        waiting = threads.submit(link.wait, None)
+        waiting = threads.submit(link.wait_until, posted.is_set, math.inf)
         assert waits.wait(HANG_GUARD_S)
         posting = threads.submit(link.post, request, Future(request, 0, None, lambda *_: None), rung.append)
         try:

@@ -92,7 +92,7 @@ def wait_setup(
     links: Sequence[WorkerLink],
     launcher: LauncherClient,
     timeout_s: float | None,
-    on_wait: Callable[[], None] = lambda: None,
+    on_wait: Callable[[], None] | None = None,
 ) -> None:
     """Wait until every worker has built its envs or attached to the slab, or has failed.
 
@@ -117,7 +117,8 @@ def wait_setup(
             if link.is_set_up or link.pidfd in ready:
                 del waiting[worker]
                 errors[worker] = _setup_errors(link)
-        on_wait()
+        if on_wait is not None:
+            on_wait()
         if launcher.is_closed:
             raise ClosedPoolError("the pool was closed while its workers started")
         if waiting and launcher.pidfd in ready:
@@ -140,7 +141,7 @@ def _setup_errors(link: WorkerLink) -> list[StepmillError]:
             _unloadable_env_fn(link.plan, fault) or worker_fault_error(fault, link.plan.worker)
             for fault in link.setup_result.faults
         ]
-    if link.is_set_up:
+    if isinstance(link.setup_result, link.awaited):
         return []
     where = "it had built no env" if link.building is None else f"it was constructing env {link.building}"
     where = "it was in workers.init" if link.building == IN_WORKER_INIT else where

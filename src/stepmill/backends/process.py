@@ -24,7 +24,6 @@ from stepmill.backends.process_link import EXIT_CODE_S, NO_RESULT, WorkerLink
 from stepmill.backends.start_progress import StartProgress
 from stepmill.backends.starter_client import prepare_starter
 from stepmill.slab.memory import SharedSlab
-from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import EngineBug, UsageError
 from stepmill.spec.notices import warn
@@ -151,12 +150,12 @@ class ProcessBackend:
             if self._settings.start_serially:
                 self._wait_setup([link])
 
-    def _show_progress(self) -> None:
-        if self._progress is not None:
-            self._progress.show(lambda: sum(link.num_built for link in self._links))
-
     def _wait_setup(self, links: Sequence[WorkerLink]) -> None:
-        wait_setup(links, self._require_launcher(), self._settings.start_timeout_s, self._show_progress)
+        show = None if self._progress is None else partial(self._progress.show, self._count_built)
+        wait_setup(links, self._require_launcher(), self._settings.start_timeout_s, show)
+
+    def _count_built(self) -> int:
+        return sum(link.num_built for link in self._links)
 
     def _attach(
         self, links: Sequence[WorkerLink], settings_requests: Sequence[Request] = (), watched: WorkerLink | None = None
@@ -258,7 +257,7 @@ class ProcessBackend:
                 self.end_worker(worker)
             self._renew_launcher(old.plan)
             fresh = self._replace_link(old)
-            with close_on_error(lambda: self._discard(fresh)):
+            try:
                 with allow_signals():  # pickling runs code of the user
                     packed = list(map(pack_request, settings_requests))
                 self._launch([fresh], [self._dump_build(fresh.plan)])
@@ -266,6 +265,9 @@ class ProcessBackend:
                 if self._ring is not None:
                     fresh.begin_serving(self._ring)
                 return read_report(fresh, {})
+            except BaseException:
+                self._discard(fresh)
+                raise
 
     def _renew_launcher(self, plan: WorkerPlan) -> None:
         """Replace the launcher if it has ended."""

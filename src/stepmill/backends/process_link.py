@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from stepmill import _native
 from stepmill._native import OwnedFd
 from stepmill.backends.base import Future, num_before
-from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import LauncherDied, StepmillError, WorkerDied, describe_exit, worker_died_error
 from stepmill.worker.build_progress import BUILT, IN_WORKER_INIT, BuildProgress
 from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, wait_ready
@@ -53,6 +52,8 @@ EXIT_CODE_S = 0.2  # how long a process may take to report the exit code of one 
 
 class ProcessLink:
     """One process, from before its start to after its end.
+
+    A handler of a signal must not interrupt the methods that send, close or end something: their callers defer signals.
 
     Attributes:
         peer: the other end of the channel, which is passed to the process.
@@ -137,25 +138,25 @@ class ProcessLink:
         if type(cause) is not ChannelClosed:
             self.kill()
 
-    def wait(self, deadline: float | None) -> None:
-        """Wait at most POLL_SLICE_S for messages or the end of the process, and handle what has arrived."""
-        wait_ready(self.fds, deadline)  # the lock is not held here, because other threads need it to send messages
-        self.handle_messages()
-
     def kill(self) -> None:
         """Send SIGKILL to the process if it runs, by pidfd, because another process may have the same pid by now."""
         if self.pidfd != NO_FD and not self._has_ended:
             with contextlib.suppress(ProcessLookupError):
                 _native.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
+    def wait_until(self, has_come: Callable[[], bool], deadline: float) -> None:
+        """Handle messages until `has_come` returns True, the process has ended, or the deadline has passed."""
+        while True:
+            is_last = self.is_dead or time.monotonic() >= deadline  # asked first: a process sends nothing after its end
+            self.handle_messages()
+            if is_last or has_come():
+                return
+            wait_ready(self.fds, deadline)
+
     def wait_end(self, deadline: float) -> bool:
         """Wait until the process has ended or the deadline has passed, and return whether it has ended."""
-        while not self.is_dead and self.pidfd != NO_FD:
-            if time.monotonic() >= deadline:
-                return False
-            self.wait(deadline)
-        self.handle_messages()
-        return True
+        self.wait_until(lambda: self.pidfd == NO_FD, deadline)
+        return self._has_ended or self.pidfd == NO_FD
 
     def find_exit_code(self, timeout_s: float) -> int | None:
         """Return the exit code of the process, which has ended or was killed, or None if it is not known.
@@ -177,7 +178,7 @@ class ProcessLink:
 
     def close(self) -> None:
         """Close every descriptor."""
-        with defer_signals(), self._lock:
+        with self._lock:
             self.has_hung_up = self.is_closed = self._has_ended = True
             self.channel.close()
             self.peer.close()
@@ -202,12 +203,11 @@ class ServerLink(ProcessLink):
         Raises:
             ChannelClosed: the process of this link is gone.
         """
-        with defer_signals(), self._lock, child.peer as sock:
+        with self._lock, child.peer as sock:
             number = next(self._numbers)
+            self.channel.send(dump_plain(Start(number, worker, setup)), [sock.fileno(), *fds])
             child.server = self, number
             self._children[number] = child
-            with close_on_error(lambda: self.drop(number)):
-                self.channel.send(dump_plain(Start(number, worker, setup)), [sock.fileno(), *fds])
         return number
 
     def drop(self, number: int) -> None:
@@ -239,20 +239,9 @@ class ServerLink(ProcessLink):
         """
         with self._lock:  # if another thread took the report, this one would sleep to the end of its slice of time
             deadline = time.monotonic() + (0.0 if self._is_late else timeout_s)
-            self.wait_report(lambda: child.exit_code is not None or child.launch_failure is not None, deadline)
+            self.wait_until(lambda: child.exit_code is not None or child.launch_failure is not None, deadline)
             self._is_late = child.exit_code is None and child.launch_failure is None
         return child.exit_code
-
-    def wait_report(self, has_come: Callable[[], bool], deadline: float) -> None:
-        """Wait until a report has come, this process has ended, or the deadline has passed."""
-        is_last = False
-        while True:
-            self.handle_messages()
-            if is_last or has_come():
-                return
-            is_last = self.is_dead or time.monotonic() >= deadline
-            if not is_last:
-                wait_ready(self.fds, deadline)
 
     def died_error(self, what: str, hint: str, *, is_final: bool = False) -> LauncherDied:
         """Return the error for this process, which starts `what` and has ended unexpectedly."""
@@ -262,7 +251,7 @@ class ServerLink(ProcessLink):
 
     def end(self, timeout_s: float) -> None:
         """End the process, which kills the processes that it has started, and reap it. Later calls do nothing."""
-        with defer_signals(), self._lock:
+        with self._lock:
             if self.is_closed:
                 return
             with contextlib.suppress(ChannelClosed):
@@ -332,7 +321,7 @@ class WorkerLink(ProcessLink):
         self.channel.shut()
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Send a message. The caller defers signals. If the worker is gone, other code notices its death."""
+        """Send a message. If the worker is gone, other code notices its death."""
         with contextlib.suppress(ChannelClosed):
             self.channel.send(data, fds)
 
@@ -341,7 +330,7 @@ class WorkerLink(ProcessLink):
         lane = future.lane
         data = dump_plain((request.id, int(request.kind), *request[2:5], list(self.plan.lanes).index(lane)))
         # The request is sent and announced, or neither. Otherwise the worker would reply to each later request too late.
-        with defer_signals(), self._lock, contextlib.suppress(ChannelClosed):
+        with self._lock, contextlib.suppress(ChannelClosed):
             if self.is_closed:
                 return False
             self._futures[request.id] = future
@@ -369,7 +358,7 @@ class WorkerLink(ProcessLink):
 
     def begin_serving(self, ring: Callable[[int], None]) -> None:
         """Send the requests that were posted while the worker was restarted."""
-        with defer_signals(), self._lock, contextlib.suppress(ChannelClosed):
+        with self._lock, contextlib.suppress(ChannelClosed):
             self.is_reviving = False
             while self._unsent:
                 self._announce(*self._unsent.pop(0), ring)

@@ -123,7 +123,7 @@ class StarterClient(ServerLink):
         number = self.request(launcher, setup.stdio, setup=setup)
         with close_on_error(lambda: self.drop(number)):
             with allow_signals():
-                self.wait_report(lambda: launcher.pidfd != NO_FD or launcher.launch_failure is not None, deadline)
+                self.wait_until(lambda: launcher.pidfd != NO_FD or launcher.launch_failure is not None, deadline)
             if launcher.launch_failure is not None:
                 raise OSError(errno.EAGAIN, f"no process can be started: {launcher.launch_failure}")
             if launcher.pidfd == NO_FD:
