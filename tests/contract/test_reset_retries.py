@@ -15,6 +15,8 @@ import pytest
 import stepmill
 from tests.chaos import ChaosEnv
 from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.kills import stop_process
+from tests.harness.pools import kill_worker
 
 HOWS = ("raises", "dies", "hangs")
 
@@ -258,6 +260,22 @@ def test_a_reset_whose_death_is_found_by_the_next_send_is_repeated(tmp_path: Pat
         assert batch.truncated.tolist() == [False, True]
         assert batch.info["fault"]["error"][1] == "WorkerDied"
         assert pool.step([1, 1]).obs[:, 2].tolist() == [1, 0]
+
+
+def test_a_step_whose_death_is_found_by_the_next_send_has_one_error(tmp_path: Path) -> None:
+    pool, _ = make("process", tmp_path, (), resets={"retries": 1, "retry_in": "new"})
+    with pool:
+        pool.reset(seed=7)
+        stop_process(pool.stats().workers[0].pid)
+        pool.send([1], [0])
+        kill_worker(pool)
+
+        assert pool.send([1], [1]) == []
+
+        with pytest.raises(stepmill.WorkerDied) as caught:
+            pool.recv(1)
+        assert caught.value.env_ids == (0, 1)
+        assert caught.value.others == ()
 
 
 def test_wrong_outputs_are_not_asked_for_again(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -30,8 +30,7 @@ from stepmill.pool.events import (
     Settle,
 )
 from stepmill.pool.faults import fault_error, fault_info, kind_name, late_error
-from stepmill.pool.limits import RETRYABLE, EnvErrorLimits, ResetAttempts
-from stepmill.pool.policies import REMEDIES, decide_death
+from stepmill.pool.policies import REMEDIES, RETRYABLE, EnvErrorLimits, ResetAttempts, decide_death
 from stepmill.pool.replays import Replays
 from stepmill.pool.workers import WorkerRecord, WorkerState, WorkerSupervisor
 from stepmill.spec.errors import (
@@ -397,17 +396,22 @@ class Recovery:
 
     # ---- called by other methods ----------------------------------------------------------------------------------------
 
-    def handle_dead_workers(self, workers: Iterable[int]) -> None:
-        """Handle dead workers, also if they had no commands, and workers that `send` has found due to be recycled."""
+    def handle_dead_workers(self, workers: Sequence[int], *, events_first: bool = False) -> None:
+        """Handle dead workers, also if they had no commands, and workers that `send` has found due to be recycled.
+
+        With `events_first`, this first handles all events, which may include these deaths.
+        """
+        records = self.workers.records
         with defer_signals():
-            if self._attempts.is_in_new_process:
+            reported = {worker for worker in workers if records[worker].state is WorkerState.DEAD_REPORTED}  # by a call
+            if events_first or self._attempts.is_in_new_process:
                 self.handle()  # resets that were lost with these workers are repeated, and restart them
             deaths = self.workers.record_deaths()
             for worker in workers:
-                state = self.workers.records[worker].state
+                state = records[worker].state
                 if state is WorkerState.SERVING:
                     self._recycle(worker)
-                elif state is not WorkerState.RESTARTING:
+                elif state is WorkerState.DEAD_UNREPORTED or worker in reported:
                     self.carry_out(self._decide_death(worker, (), deaths.get(worker)))
 
     def _recycle(self, worker: int) -> None:

@@ -34,15 +34,17 @@ from stepmill.pool.events import (
     ServerView,
     Settle,
 )
-from stepmill.pool.limits import RepeatedFailures
 from stepmill.pool.workers import WorkerState, WorkerSupervisor
-from stepmill.spec.errors import EnvTimeout, StepmillError, WorkerDied
+from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, WorkerDied
 from stepmill.spec.options import OnFault, PoolOptions
 from stepmill.worker.calls import MODIFYING_KINDS, SETTING_KINDS, UnreadablePayload
 from stepmill.worker.messages import Request, RequestKind, Value, load, server_locations
 
 TICKETS = 1 << 32  # tickets wrap around at this number
 MAX_PLAYS = 3  # how often an episode is replayed for one command, if the env raises in each replay
+MAX_SAME_FAILURES = 2  # failures of one kind in one step; another replay would fail, too
+MAX_SAME_SIGNALS = 3  # the same for signals from other processes, which may be a coincidence
+_SIGNALS_FROM_OUTSIDE = ("SIGKILL", "SIGTERM")
 INCOMPLETE_LOG = "its calls take more than half of restarts.replay_log_bytes, or cannot be pickled"
 ONLY_READS = "; if it only reads, use get_attr with a function of the env, which is not repeated"
 
@@ -81,6 +83,41 @@ class EpisodeReplay(RepeatedCalls):
     is_new: bool = False
     placed: list[tuple[int, LoggedCall]] = field(default_factory=list)
     first_ticket: int = 0
+
+
+class RepeatedFailures:
+    """Counts, per env, consecutive failures of one kind in one step."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[tuple[int, ...], str, int, int]] = {}  # place, kind, number and ticket
+        self._reasons: dict[int, str] = {}
+
+    def record(self, env_id: int, place: tuple[int, ...], ticket: int, error: StepmillError) -> None:
+        """Count a failure at a place, a tuple (env object, episode, step).
+
+        If a worker dies before its env is replayed, the failure is found a second time, with the same ticket.
+        """
+        last_place, last_what, count, last_ticket = self._last.get(env_id, ((), "", 0, None))
+        if last_ticket == ticket:
+            return
+        what = _kind_of(error)
+        count = count + 1 if (last_place, last_what) == (place, what) else 1
+        if count >= (MAX_SAME_SIGNALS if what in _SIGNALS_FROM_OUTSIDE else MAX_SAME_FAILURES):
+            self._reasons[env_id] = f"step {place[-1]} failed in the same way when it was replayed ({what})"
+        self._last[env_id] = place, what, count, ticket
+
+    def pop_reason(self, env_id: int) -> str | None:
+        """Return once why another replay would not help, or None if it may help."""
+        return self._reasons.pop(env_id, None)
+
+
+def _kind_of(error: StepmillError) -> str:
+    """Return a key that is equal for errors of the same cause. The text is not part of it: it may contain times."""
+    if isinstance(error, EnvError):
+        return error.error_type
+    if isinstance(error, WorkerDied):
+        return error.signal_name or f"exit code {error.exit_code}"
+    return type(error).__name__
 
 
 class Replays:

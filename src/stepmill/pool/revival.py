@@ -189,10 +189,7 @@ class Revival:
         recovery, workers = self.recovery, self.workers
         is_replayed = recovery.remedy is Remedy.KEEP
         if is_replayed and workers.check_process(worker).state is WorkerState.DEAD_UNREPORTED:
-            with defer_signals():
-                recovery.handle()
-            if workers.records[worker].state is WorkerState.DEAD_UNREPORTED:
-                recovery.handle_dead_workers([worker])
+            recovery.handle_dead_workers([worker], events_first=True)
         is_awaited = is_replayed or workers.records[worker].is_recycling
         is_restarting = is_awaited and workers.records[worker].state is WorkerState.RESTARTING
         is_suspended = any(view.is_suspended for view in workers.views_of(worker))

@@ -18,16 +18,16 @@ import enum
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, Protocol, cast
 
 from stepmill import _native
 from stepmill.backends.base import Backend, MonitoredBackend, too_many_workers_error, traits_of
 from stepmill.pool.call_log import AppliedSettings, CallLog
 from stepmill.pool.events import BeginRestart, CancelRestart, Death, Decision, Event, Remedy, ServerView, ServeWorker
 from stepmill.pool.faults import DEATH_HINTS
-from stepmill.pool.limits import FailureLimit
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, UsageError, WorkerDied, worker_died_error
 from stepmill.spec.options import PoolOptions
 from stepmill.worker.channel import wait_ready
@@ -63,6 +63,25 @@ TRANSITIONS: dict[WorkerState, frozenset[WorkerState]] = {
     WorkerState.RESTARTING: frozenset({WorkerState.SERVING, WorkerState.DEAD_UNREPORTED}),
 }
 DEAD = (WorkerState.DEAD_UNREPORTED, WorkerState.DEAD_REPORTED)
+
+
+class FailureLimit:
+    """Allows a limited number of failures in a window of time."""
+
+    def __init__(self, max_failures: int, window_s: float) -> None:
+        self._max_failures = max_failures
+        self._window_s = window_s
+        self._times: deque[float] = deque()
+
+    def count(self) -> int | None:
+        """Count a failure. Return its number in the window, from 1 on, or None if the limit is reached."""
+        now = time.monotonic()
+        while self._times and now - self._times[0] > self._window_s:
+            self._times.popleft()
+        if len(self._times) >= self._max_failures:
+            return None
+        self._times.append(now)
+        return len(self._times)
 
 
 class RestartTask(threading.Thread):
@@ -150,15 +169,18 @@ class _NoState:
 _NO_STATE: Any = _NoState()
 
 
+class _SupervisedBackend(Backend, MonitoredBackend, Protocol):
+    """A backend whose workers die and are restarted."""
+
+
 class WorkerSupervisor:
     """Owns the records of a pool's workers, which other code only reads. Only the pool's thread uses it."""
 
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
         self.death_hint = DEATH_HINTS[options.on_fault]
         self.log = CallLog(sum(len(plan.env_ids) for plan in plans), options.restarts.replay_log_bytes // 2)
-        self._backend = backend
+        self._backend = cast("_SupervisedBackend", backend)  # it is one if workers can die or be restarted
         self._traits = traits_of(backend)
-        self._monitor = cast("MonitoredBackend", backend)  # of workers that die or are restarted
         is_remote = self._traits.nodes is not None  # a restart may then wait for a machine, and needs no core here
         self._turns = threading.Semaphore(len(plans) + 1 if is_remote else _native.usable_cores())
         self.state: _native.PoolState = _NO_STATE  # of the pool whose workers these are
@@ -236,9 +258,8 @@ class WorkerSupervisor:
 
     def check_process(self, worker: int) -> WorkerRecord:
         """Check the process of a worker, whose death the reaper may not have noticed yet, and return its record."""
-        monitor = self._traits.monitor
-        if self.records[worker].state is WorkerState.SERVING and monitor is not None:
-            pidfd = monitor.pidfds.get(worker)
+        if self.records[worker].state is WorkerState.SERVING and self._traits.monitor is not None:
+            pidfd = self._backend.pidfds.get(worker)
             if self._reaper is not None and pidfd is not None and wait_ready({pidfd: select.POLLIN}, 0.0):
                 self._reaper.declare_dead(worker)
             self.record_deaths()
@@ -255,8 +276,8 @@ class WorkerSupervisor:
 
     def worker_died_error(self, death: Death) -> WorkerDied:
         """Return an error that describes the death of a worker."""
-        monitor, nodes, worker = self._traits.monitor, self._traits.nodes, death.worker
-        code = None if monitor is None else monitor.exit_code(worker)
+        nodes, worker = self._traits.nodes, death.worker
+        code = None if self._traits.monitor is None else self._backend.exit_code(worker)
         node, cause = (None, None) if nodes is None else (nodes.describe_node(worker), nodes.cause_of_death(worker))
         error = worker_died_error(worker, death.env_ids, code, hint=self.death_hint, node=node, cause=cause)
         error.running_env_id = death.running[0] if len(death.running) == 1 else None
@@ -309,7 +330,7 @@ class WorkerSupervisor:
         if not self.can_restart_living:
             if self.records[worker].state not in DEAD:
                 raise UsageError(f"worker {worker} cannot be restarted while it runs; use backend='process'")
-            self._monitor.end_worker(worker)  # raises if its thread still runs
+            self._backend.end_worker(worker)  # raises if its thread still runs
 
     def plan_restart(
         self,
@@ -347,7 +368,7 @@ class WorkerSupervisor:
                     future.result()
             deadline = time.monotonic() + END_S
             while time.monotonic() < deadline:
-                if wait_ready({self._monitor.pidfds[worker]: select.POLLIN}, deadline):
+                if wait_ready({self._backend.pidfds[worker]: select.POLLIN}, deadline):
                     return
 
         return end
@@ -361,7 +382,7 @@ class WorkerSupervisor:
     def _make_task(
         self, record: WorkerRecord, delay_s: float, before: Callable[[], object] | None = None
     ) -> RestartTask:
-        worker, state, backend = record.plan.worker, self.state, self._monitor
+        worker, state, backend = record.plan.worker, self.state, self._backend
 
         def settings() -> Iterator[Request]:
             is_kept = record.remedy is Remedy.KEEP
@@ -408,7 +429,7 @@ class WorkerSupervisor:
         worker = record.plan.worker
         self._move(record, WorkerState.SERVING)
         record.generation += 1
-        return ServeWorker(worker, record.generation - 1, self._monitor.pidfds[worker], record.pid)
+        return ServeWorker(worker, record.generation - 1, self._backend.pidfds[worker], record.pid)
 
     def _retry(self, record: WorkerRecord, error: StepmillError) -> list[Decision]:
         worker, record.error = record.plan.worker, error
