@@ -100,7 +100,7 @@ def test_a_request_is_posted_while_another_thread_waits_for_replies(monkeypatch)
         return set()
 
     monkeypatch.setattr(process_link, "wait_ready", wait_until_posted)
-    link = WorkerLink(WorkerPlan(0, (0,), ()), SimpleNamespace(begin=lambda *_: None))
+    link = WorkerLink(WorkerPlan(0, (0,), ()), SimpleNamespace(fd=NO_FD, begin=lambda *_: None))
     request = Request(1, RequestKind.GET_ATTR, (0,), (0,), "name")
     rung = []
     with ThreadPoolExecutor(2) as threads, contextlib.closing(link):

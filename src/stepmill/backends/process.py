@@ -125,13 +125,8 @@ class ProcessBackend:
         self._build_progress = BuildProgress.make(1 + max(self._worker_of))
         for plan in plans:
             # The links are appended one by one, so that all are closed if this process runs out of descriptors.
-            self._links.append(self._make_link(plan))
+            self._links.append(WorkerLink(plan, self._build_progress, has_trace=self._settings.has_trace))
         self._launch(self._links, build_messages)
-
-    def _make_link(self, plan: WorkerPlan) -> WorkerLink:
-        if self._build_progress is None:
-            raise EngineBug("workers cannot be started before there is memory for their progress")
-        return WorkerLink(plan, self._build_progress, has_trace=self._settings.has_trace)
 
     def _dump_build(self, plan: WorkerPlan) -> bytes:
         """Return the Build message of a worker. A small one is kept, because pickling blocks the learner's threads."""
@@ -288,7 +283,7 @@ class ProcessBackend:
         fresh.kill()
 
     def _replace_link(self, old: WorkerLink) -> WorkerLink:
-        fresh = self._make_link(old.plan)
+        fresh = WorkerLink(old.plan, old.progress, has_trace=self._settings.has_trace)
         fresh.is_reviving = True
         with self._end_lock:
             if self._is_closed:  # close() has ended the workers, and would miss this one

@@ -268,6 +268,8 @@ class WorkerLink(ProcessLink):
     """One worker process, from its launch to its end. A restarted worker gets a new link.
 
     Attributes:
+        progress: shows what the workers of the pool build.
+        build_fds: the descriptors to send with Build. If the worker crashes or hangs, it writes its traceback to the second.
         setup_result: the worker's newest answer to Build or Attach; None until it comes.
         awaited: the class of the answer to the last of these messages that was sent.
         ready: the answer to Build, if the worker has built its envs.
@@ -279,8 +281,8 @@ class WorkerLink(ProcessLink):
     def __init__(self, plan: WorkerPlan, progress: BuildProgress, *, has_trace: bool = False) -> None:
         self._trace = OwnedFd.memfd("stepmill-trace") if has_trace else OwnedFd()
         super().__init__()
-        self.plan = plan
-        self._progress = progress
+        self.plan, self.progress = plan, progress
+        self.build_fds = [progress.fd, self._trace.fileno()] if has_trace else [progress.fd]
         for lane in self.plan.lanes:
             progress.begin(lane, None)
         self.setup_result: SetupResult | None = None
@@ -295,7 +297,7 @@ class WorkerLink(ProcessLink):
     @property
     def building(self) -> int | None:
         """The env_id that the worker is constructing or constructed last, or IN_WORKER_INIT."""
-        found = map(self._progress.read, self.plan.lanes)
+        found = map(self.progress.read, self.plan.lanes)
         # The value is checked, because an env may write anywhere in its worker's memory.
         return next((each for each in found if each in (*self.plan.env_ids, IN_WORKER_INIT)), None)
 
@@ -304,15 +306,10 @@ class WorkerLink(ProcessLink):
         """How many of its envs the worker has built."""
         if self.setup_result is not None:
             return len(self.plan.env_ids)
-        found = {lane: self._progress.read(lane) for lane in self.plan.lanes}
+        found = {lane: self.progress.read(lane) for lane in self.plan.lanes}
         return sum(
             len(own) if found[lane] == BUILT else num_before(own, found[lane]) for lane, own in self.plan.lanes.items()
         )
-
-    @property
-    def build_fds(self) -> list[int]:
-        """The descriptors to send with Build. If the worker crashes or hangs, it writes its traceback to the second."""
-        return [fd for fd in (self._progress.fd, self._trace.fileno()) if fd != NO_FD]
 
     def mark_launch_failed(self, reason: str) -> None:
         super().mark_launch_failed(reason)
