@@ -369,7 +369,7 @@ inline post_request(r_) {
 #define KILL(w_) DRAIN(w_); gone[w_] = true
 
 #if !SPARES && !REPLAYS
-/* A faulted row gets another command if its worker is alive or being restarted: PoolState::check_workers, settle. */
+/* A faulted row gets another command if its worker is alive or being restarted: PoolState::check_workers, resolve_fault. */
 inline reset_faulted() {
 #if KILLS || LIMITS
 	do

@@ -14,7 +14,7 @@
 #define DROP_REPLAY(r_) event[r_] = NO_EVENT; is_due[r_] = false; call[r_] = NO_CALL
 #define HOLD(r_) DROP_REPLAY(r_); move_object(r_, AWAITING_REPLAY)
 
-/* C++: resume_env (replay.cpp), resume_with_fault (replay.cpp), settle (recovery.cpp). Results so far belong to the replay. */
+/* C++: resume_env (replay.cpp), resume_with_fault (replay.cpp), resolve_fault (recovery.cpp). Results so far belong to the replay. */
 inline resume_with_fault(r_) {
 	if
 	:: IS_IN_REPLAY(r_) ->
@@ -143,7 +143,7 @@ inline begin_replay(r_) {
 	fi
 }
 
-/* Python: _cut_short (pool/replays.py). C++: settle (recovery.cpp). The result says that the episode was cut short. */
+/* Python: _cut_short (pool/replays.py). C++: resolve_fault (recovery.cpp). The result says that the episode was cut short. */
 inline cut_short(r_) {
 	resume_with_fault(r_);
 	fault[r_] = NONE; log_len[r_] = 0; must_begin_episode[r_] = true;
@@ -176,13 +176,13 @@ inline fail_row(r_) {
 	fi
 }
 
-/* C++: drain (recovery.cpp), mark_faulted (recovery.cpp). Python: decide_death (pool/policies.py) */
+/* C++: drain (recovery.cpp), mark_faulted (recovery.cpp). Python: decide_death (pool/fault_policies.py) */
 #define HAS_FAULT(r_) (status[r_] == PENDING && !IS_COUNTED_OUT(r_) && done[r_] == newest_ticket[r_] && fault[r_])
 inline handle_fault(r_) {
 	if
 	:: HAS_FAULT(r_) && is_failed -> move_env(r_, FAULTED); num_pending--
 #if TRUNCATES
-	/* C++: settle (recovery.cpp), retry_reset (recovery.cpp) */
+	/* C++: resolve_fault (recovery.cpp), retry_reset (recovery.cpp) */
 	:: HAS_FAULT(r_) && !is_failed && is_reset[r_] -> is_due[r_] = true
 	:: HAS_FAULT(r_) && !is_failed && !is_reset[r_] -> must_begin_episode[r_] = true; move_env(r_, IDLE); num_pending--
 #else
@@ -192,7 +192,7 @@ inline handle_fault(r_) {
 	fi
 }
 
-/* Python: _decide_death (pool/recovery.py), decide_death (pool/policies.py) */
+/* Python: _decide_death (pool/recovery.py), decide_death (pool/fault_policies.py) */
 inline handle_death() {
 	if
 	:: dead[0] && !is_restarting[0] ->

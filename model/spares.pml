@@ -163,7 +163,7 @@ inline mark_lost(e_) {
 	fi
 }
 
-/* A faulted env is reset if its worker is alive or being restarted. C++: settle (recovery.cpp). */
+/* A faulted env is reset if its worker is alive or being restarted. C++: resolve_fault (recovery.cpp). */
 inline reset_faulted() {
 	do
 	:: atomic { e == NE -> e = 0; v = 0; break }

@@ -52,7 +52,7 @@ def save(
     """
     pool, front_end = _find_pool(envs)
     own = {name: copy(getattr(front_end, name)) for name in getattr(front_end, "_own_names", tuple)()}
-    saved = PoolPort(pool).positions.take(env_ids, state)
+    saved = PoolPort(pool).positions.save(env_ids, state)
     spaces = {path: _generator(space) for path, space in _spaces_of(envs)}
     saved = replace(saved, front_end={"spaces": spaces, "own": own})
     if path is not None:

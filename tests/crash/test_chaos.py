@@ -18,7 +18,7 @@ from rich.console import Console
 
 from stepmill._native import OwnedFd
 from stepmill.pool import payloads
-from stepmill.pool.events import Decision, Remedy, ServerView, Settle
+from stepmill.pool.events import Decision, Remedy, ResolveFault, ServerView
 from stepmill.pool.pool import Pool
 from stepmill.pool.replays import EpisodeReplay, Replays
 from stepmill.pool.start import PoolResources
@@ -256,7 +256,7 @@ def mix_up_infos(monkeypatch: pytest.MonkeyPatch) -> None:
 def truncate_what_should_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(self: Replays, replay: EpisodeReplay, view: ServerView) -> list[Decision]:
         del self._replays[replay.env_id]
-        return [Settle(replay.env_id, view.ticket, Remedy.CUT, replay.info)]
+        return [ResolveFault(replay.env_id, view.ticket, Remedy.CUT, replay.info)]
 
     monkeypatch.setattr(Replays, "_play", cut)
 

@@ -169,7 +169,7 @@ constexpr std::uint32_t NUM_SLOTS = 5, NUM_PRIVATE = 2;
 
 void a_slot_that_is_held_or_pinned_is_not_assigned() {
     const auto slab = make_arena(1, 1, NUM_SLOTS);
-    const auto table = std::make_shared<LeaseTable>(*slab);
+    const auto table = std::make_shared<SlotLeases>(*slab);
     auto lent = [&] { return table->find_free(NUM_PRIVATE, NUM_SLOTS); };
     auto own = [&] { return table->find_free(0, NUM_PRIVATE); };
     CHECK(lent() == 2);
@@ -191,7 +191,7 @@ void a_slot_that_is_held_or_pinned_is_not_assigned() {
 // The garbage collector may drop leases in any thread.
 void leases_dropped_in_many_threads_are_counted() {
     const auto slab = make_arena(1, 1, NUM_SLOTS);
-    const auto table = std::make_shared<LeaseTable>(*slab);
+    const auto table = std::make_shared<SlotLeases>(*slab);
     std::vector<std::thread> threads;
     for (std::uint32_t t = 0; t < 4; ++t) {
         threads.emplace_back([&table, t] {
@@ -211,7 +211,7 @@ void a_lease_keeps_the_memory_of_a_closed_slab() {
     auto slab = make_arena(1, 1, NUM_SLOTS);
     std::uint64_t& value = observation(*slab, 0);
     value = 42;
-    const auto lease = std::make_unique<Lease>(std::make_shared<LeaseTable>(*slab), 0);
+    const auto lease = std::make_unique<Lease>(std::make_shared<SlotLeases>(*slab), 0);
     slab.reset();
     CHECK(value == 42);
 }
@@ -228,7 +228,7 @@ void check_in_a_fork(const Check& is_good) {
 
 void a_forked_child_has_its_own_copy_of_held_slots() {
     const auto slab = make_arena(1, 1, NUM_SLOTS);
-    const auto table = std::make_shared<LeaseTable>(*slab);
+    const auto table = std::make_shared<SlotLeases>(*slab);
     const Lease lease(table, 2);
     std::uint64_t &held = observation(*slab, 0, 2), &other = observation(*slab, 0, 3);
     held = 42, other = 43;
@@ -258,7 +258,7 @@ void forks_and_slabs_that_come_and_go_in_other_threads_do_not_block_each_other()
     std::thread maker([&is_over] {
         while (!is_over.load()) {
             const auto slab = make_arena(1, 1, NUM_SLOTS);
-            const Lease lease(std::make_shared<LeaseTable>(*slab), 2);
+            const Lease lease(std::make_shared<SlotLeases>(*slab), 2);
         }
     });
     for (int i = 0; i < 50; ++i) {

@@ -15,8 +15,8 @@ from stepmill.pool.events import (
     Replay,
     ReplayFailed,
     ReplayPlayed,
+    ResolveFault,
     ServerView,
-    Settle,
 )
 from stepmill.pool.replays import MAX_PLAYS, Replays
 from stepmill.pool.workers import WorkerState
@@ -112,5 +112,5 @@ def test_the_failures_of_a_replay_are_forgotten_when_it_is_cut(monkeypatch: Any)
     for _ in range(MAX_PLAYS):
         decisions = replays.advance(failures())
 
-    assert all(isinstance(decision, Settle) and decision.remedy is Remedy.CUT for decision in decisions)
+    assert all(isinstance(decision, ResolveFault) and decision.remedy is Remedy.CUT for decision in decisions)
     assert not replays._num_raised

@@ -320,9 +320,9 @@ class Leases:
         try:
             batch, faults = self._port.poll()
             if batch is not None:
-                self._take_results(batch)
+                self._give_results(batch)
             if faults:
-                self._take_faults(faults)
+                self._give_faults(faults)
             self._wake_tasks()
             if not self._port.watch(1) or self._outcomes:
                 self._next = self.loop.call_soon(self._advance)
@@ -332,7 +332,7 @@ class Leases:
             self.end(EngineBug(f"results cannot be given out: {error!r}; please report this bug"))
             raise
 
-    def _take_results(self, batch: Batch) -> None:
+    def _give_results(self, batch: Batch) -> None:
         # Numbers of Python, as envs return them, or vectors of rewards.
         rewards = batch.reward.tolist() if batch.reward.ndim == 1 else batch.reward
         columns: Any = rewards, batch.terminated.tolist(), batch.truncated.tolist()
@@ -341,7 +341,7 @@ class Leases:
             result = self._port.row_of(batch.obs, row), *outcome, infos.get(row, {})
             self._end_command(self._seats[env_id], result)
 
-    def _take_faults(self, faults: Mapping[int, EnvFault]) -> None:
+    def _give_faults(self, faults: Mapping[int, EnvFault]) -> None:
         for env_id, fault in faults.items():
             seat = self._seats[env_id]
             is_closing = seat.is_returned and not seat.is_built

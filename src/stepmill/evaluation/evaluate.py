@@ -17,7 +17,7 @@ from stepmill.evaluation.episode_env import ORDER, EpisodeEnv, EpisodeOrder, fin
 from stepmill.evaluation.identity import identify
 from stepmill.evaluation.journal import Journal
 from stepmill.evaluation.plan import EnvFn, EvaluateOptions, Plan, Tasks, make_plan
-from stepmill.evaluation.policies import NO_EPISODE, Act, make_act, take_rows
+from stepmill.evaluation.policies import NO_EPISODE, Act, make_act, select_rows
 from stepmill.evaluation.result import Episode, Evaluation
 from stepmill.observe.progress import show_progress
 from stepmill.pool.port import PoolPort, checked_count, rows_of
@@ -186,7 +186,7 @@ class Player:
         if not len(rows):
             return
         ids = batch.env_id[rows]
-        obs = batch.obs if len(rows) == len(batch.env_id) else take_rows(self._observation_space, batch.obs, rows)
+        obs = batch.obs if len(rows) == len(batch.env_id) else select_rows(self._observation_space, batch.obs, rows)
         actions = self._act(obs, self._episode_of[ids], self._is_first[ids], ids)
         self._is_first[ids] = False
         self._pool.send(actions, ids)

@@ -44,27 +44,27 @@ def make_act(policy: Any, pool: Pool, num_rows: int | None) -> Act:
         if num < num_given:
             numbers = np.arange(num_given)
             index, is_real = np.minimum(numbers, num - 1), numbers < num
-            obs, is_first = take_rows(observations, obs, index), is_first[index] & is_real
+            obs, is_first = select_rows(observations, obs, index), is_first[index] & is_real
             episode_ids, env_ids = (np.where(is_real, ids[index], NO_EPISODE) for ids in (episode_ids, env_ids))
         found = adapted(obs, episode_ids, is_first, env_ids)
         try:
-            return take_rows(actions, found, slice(num), num_given)
+            return select_rows(actions, found, slice(num), num_given)
         except (LookupError, TypeError, ValueError) as exc:
             raise UsageError(f"the policy must return actions for {num_given} rows of {actions}: {exc!r}") from exc
 
     return act
 
 
-def take_rows(space: gymnasium.Space[Any], value: Any, rows: NDArray[np.intp] | slice, num: int | None = None) -> Any:
+def select_rows(space: gymnasium.Space[Any], value: Any, rows: NDArray[np.intp] | slice, num: int | None = None) -> Any:
     """Return some rows of observations or actions [B, ...] of a space, as NumPy arrays, and tuples of values without a fixed size.
 
     Raises:
         ValueError: there are not `num` rows.
     """
     if isinstance(space, spaces.Dict):
-        return {key: take_rows(child, value[key], rows, num) for key, child in space.spaces.items()}
+        return {key: select_rows(child, value[key], rows, num) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(take_rows(child, part, rows, num) for child, part in zip(space.spaces, value, strict=True))
+        return tuple(select_rows(child, part, rows, num) for child, part in zip(space.spaces, value, strict=True))
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = (value.float() if f"{value.dtype}" == "torch.bfloat16" else value).numpy()

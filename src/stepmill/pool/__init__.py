@@ -16,7 +16,7 @@ payloads       payloads of results become infos when they are first read
 infos          merges the infos of many envs into one dict
 workers        states, deaths and restarts of workers
 events         what the core reports, what it takes as decisions, and what it knows of an env object
-policies       the fault policies: decisions about failures and deaths, and their limits
+fault_policies the fault policies: decisions about failures and deaths, and their limits
 recovery       from events to decisions and their effects; stores faults until they are raised
 revival        restarts of workers before a reset, and by `revive`
 replays        replays under way, and the calls that they repeat

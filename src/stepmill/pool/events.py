@@ -133,7 +133,7 @@ class EnvDecision:
 
 
 @dataclass(frozen=True)
-class Settle(EnvDecision):
+class ResolveFault(EnvDecision):
     """The pending command has a fault, or the env cannot be replayed. `remedy` says what happens to the episode.
 
     The next step of an idle env cuts its episode. NEXT_STEP and DISABLED return the result of a cut episode at once,
@@ -183,7 +183,7 @@ class BeginRestart(WorkerDecision):
         remedy: what happens to the episodes of its envs. CUT cuts the episodes of idle envs at their next step.
             KEEP replays all episodes after the restart. With RAISE, idle envs become FAULTED, and so does an env with a
             result once that is received.
-        info: the `info["fault"]` of idle envs, as in Settle.
+        info: the `info["fault"]` of idle envs, as in ResolveFault.
         is_recycling: whether none of its envs is in an episode, so that no result of theirs is lost.
     """
 

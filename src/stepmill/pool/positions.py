@@ -85,7 +85,7 @@ class Positions:
 
     # ---- saving -------------------------------------------------------------------------------------------------------
 
-    def take(self, env_ids: Any, state: StateFunctions | None) -> SavedEnvs:
+    def save(self, env_ids: Any, state: StateFunctions | None) -> SavedEnvs:
         """Return the positions of these envs, or of all if `env_ids` is None.
 
         Raises:
@@ -113,7 +113,7 @@ class Positions:
             }
             for env_id, way, position, view in rows
         )
-        whole = {} if env_ids is not None else self._take_whole()
+        whole = {} if env_ids is not None else self._save_whole()
         return SavedEnvs(tuple(ids), tuple(how), self._facts_of(positions), envs, whole, obs=self._state.observe(ids))
 
     def _facts_of(self, positions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Positions:
         free = set(_OPTIONS) - ({"autoreset_mode"} if has_ended else set())
         return {name: value for name, value in self._facts.items() if name not in free}
 
-    def _take_whole(self) -> dict[str, Any]:
+    def _save_whole(self) -> dict[str, Any]:
         queued = [view.server for view in self._state.view(env_ids=range(self._num_envs, self._requests.num_servers))]
         return {
             "spares": self._state.spare_positions(),

@@ -27,10 +27,10 @@ from stepmill.pool.events import (
     FaultKind,
     Remedy,
     ReplayFailed,
-    Settle,
+    ResolveFault,
 )
+from stepmill.pool.fault_policies import REMEDIES, RETRYABLE, EnvErrorLimits, ResetAttempts, decide_death
 from stepmill.pool.faults import fault_error, fault_info, kind_name, late_error
-from stepmill.pool.policies import REMEDIES, RETRYABLE, EnvErrorLimits, ResetAttempts, decide_death
 from stepmill.pool.replays import Replays
 from stepmill.pool.workers import WorkerRecord, WorkerState, WorkerSupervisor
 from stepmill.spec.errors import (
@@ -131,21 +131,21 @@ class Recovery:
 
     def _decide_faults(self, faults: Sequence[EnvFailed], deaths: Mapping[int, Death]) -> list[Decision]:
         decisions: list[Decision] = []
-        settled: set[int] = set()  # envs whose faults a decision about another fault includes
+        handled: set[int] = set()  # envs whose faults a decision about another fault includes
         if self._attempts.is_in_new_process:
             for worker in sorted({fault.worker for fault in faults}):
                 own = [fault for fault in faults if fault.worker == worker]
-                decisions += self._retry_resets(worker, own, settled)
+                decisions += self._retry_resets(worker, own, handled)
         for fault in faults:
-            if fault.kind not in WORKER_LOST and fault.env_id not in settled:
-                decisions += self._decide_env_error(fault, settled)
-        lost = [fault for fault in faults if fault.kind in WORKER_LOST and fault.env_id not in settled]
+            if fault.kind not in WORKER_LOST and fault.env_id not in handled:
+                decisions += self._decide_env_error(fault, handled)
+        lost = [fault for fault in faults if fault.kind in WORKER_LOST and fault.env_id not in handled]
         for worker in sorted({fault.worker for fault in lost}):
             own = [fault for fault in lost if fault.worker == worker]
             decisions += self._decide_death(worker, own, deaths.get(worker))
         return decisions
 
-    def _decide_env_error(self, fault: EnvFailed, settled: set[int]) -> list[Decision]:
+    def _decide_env_error(self, fault: EnvFailed, handled: set[int]) -> list[Decision]:
         error = self.crash_reporter.report_fault(fault_error(fault), fault.env_id, fault.kind)
         remedy = self._env_remedy
         if self._attempts.is_last(fault, error):
@@ -160,11 +160,11 @@ class Recovery:
             self.replays.record_failure(view, error)
             needs_new_object = record.state is not WorkerState.RESTARTING and self.replays.needs_new_object(view)
         info = fault_info("timed_out" if isinstance(error, EnvTimeout) else "raised", error)
-        decision: Decision = Settle(fault.env_id, fault.ticket, remedy, info)
+        decision: Decision = ResolveFault(fault.env_id, fault.ticket, remedy, info)
         if needs_new_object:
             decision = BeginRestart(fault.worker, record.generation, remedy, info)
         self._add_fault(remedy, kind_name(fault.kind), error, fault.worker, [fault.env_id])
-        return self._follow([decision], error, info, settled=settled)
+        return self._follow([decision], error, info, handled=handled)
 
     def _decide_death(self, worker: int, faults: Sequence[EnvFailed], death: Death | None) -> list[Decision]:
         """Decide about the death of a worker, or about commands that were lost in an earlier death.
@@ -231,7 +231,7 @@ class Recovery:
         if running is not None and isinstance(error, (EnvTimeout, WorkerDied)):
             self.replays.record_failure(self.workers.view_of(running), error)
 
-    def _retry_resets(self, worker: int, faults: Sequence[EnvFailed], settled: set[int]) -> list[Decision]:
+    def _retry_resets(self, worker: int, faults: Sequence[EnvFailed], handled: set[int]) -> list[Decision]:
         """Restart a worker in which resets failed, and repeat the resets. Its other envs are treated as after a death."""
         record = self.workers.records[worker]
         if record.state is WorkerState.RESTARTING:
@@ -240,12 +240,12 @@ class Recovery:
         for fault in faults:
             if fault.kind not in RETRYABLE or not fault.begins_episode:
                 continue
-            settled.add(fault.env_id)
+            handled.add(fault.env_id)
             if self._attempts.count(fault):
                 retried.append(fault)
                 continue
             error = self.crash_reporter.report_fault(self._error_of(fault), fault.env_id, fault.kind)
-            decisions.append(Settle(fault.env_id, fault.ticket, Remedy.RAISE, {}))
+            decisions.append(ResolveFault(fault.env_id, fault.ticket, Remedy.RAISE, {}))
             error = self._attempts.add_count(error)
             self._add_fault(Remedy.RAISE, kind_name(fault.kind), error, worker, [fault.env_id])
         if not retried:
@@ -255,7 +255,7 @@ class Recovery:
         remedy = Remedy.CUT if self.remedy is Remedy.RAISE else self.remedy
         death = Death(worker, record.generation, (), (), retried)
         restart = decide_death(death, WorkerState.DEAD_UNREPORTED, remedy, error)
-        return decisions + self._follow(restart, error, {}, self._attempts.wait_s, settled=settled)
+        return decisions + self._follow(restart, error, {}, self._attempts.wait_s, handled=handled)
 
     def _record_retry(self, env_id: int) -> None:
         self._attempts.record_retry(self.workers.view_of(env_id))
@@ -267,7 +267,7 @@ class Recovery:
         info: Mapping[str, str] | None = None,
         delay_s: float = 0.0,
         *,
-        settled: set[int] | None = None,
+        handled: set[int] | None = None,
         is_new_object: bool = False,
     ) -> list[Decision]:
         """Plan the restarts among decisions, and begin the replays of envs that are kept.
@@ -277,7 +277,7 @@ class Recovery:
             error: the error that they are about. None if they are about workers that live.
             info: the `info["fault"]` of a replay that fails. None if `error` is the end of the env's worker.
             delay_s: how many seconds restarts wait.
-            settled: a set to which the envs are added whose episodes are replayed after a restart.
+            handled: a set to which the envs are added whose episodes are replayed after a restart.
             is_new_object: whether the objects of envs that are kept were rebuilt.
         Returns:
             The decisions, and those that begin replays.
@@ -287,10 +287,10 @@ class Recovery:
                 worker, before = decision.worker, None
                 if decision.remedy is Remedy.KEEP:
                     before = self.replays.wait_for_calls(worker)
-                    (set() if settled is None else settled).update(self.workers.envs_of(worker))
+                    (set() if handled is None else handled).update(self.workers.envs_of(worker))
                 cause = error or self.workers.worker_died_error(self.workers.death_of(worker))
                 self.workers.plan_restart(decision, cause, delay_s, before=before)
-            elif isinstance(decision, Settle) and decision.remedy is Remedy.KEEP:
+            elif isinstance(decision, ResolveFault) and decision.remedy is Remedy.KEEP:
                 view = self.workers.view_of(decision.env_id)
                 if self.workers.records[view.worker].state is not WorkerState.RESTARTING:  # else it follows the restart
                     known = info or (self._lost_info(error, view.env_id) if error else {})

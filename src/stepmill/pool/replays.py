@@ -1,7 +1,7 @@
 """The replays that are in progress: the calls that they repeat, and the decisions that continue them.
 
     begin ─► calls before the episode ─► Replay ─► ReplayAt: calls after this step ─► ... ─► ReplayPlayed ─► ContinueReplay
-                                            └─► ReplayDiffers, ReplayFailed: play again, or Settle(CUT)
+                                            └─► ReplayDiffers, ReplayFailed: play again, or ResolveFault(CUT)
 
 The core itself plays the log of an episode (`replay.cpp`). If a replay repeats no calls, and did not fail before, the core
 also finishes it, and Python sees none of these events. No method waits or calls `apply`. A worker handles requests in the order in which they
@@ -31,8 +31,8 @@ from stepmill.pool.events import (
     ReplayDiffers,
     ReplayPaused,
     ReplayPlayed,
+    ResolveFault,
     ServerView,
-    Settle,
 )
 from stepmill.pool.workers import WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, WorkerDied
@@ -351,7 +351,7 @@ class Replays:
         self.reasons[replay.env_id] = reason
         if view.is_logged:
             self._warn(f"env {replay.env_id} is not replayable: {reason}; its episode is cut short")
-        return [Settle(replay.env_id, view.ticket, Remedy.CUT, {**replay.info, "not_replayable": reason})]
+        return [ResolveFault(replay.env_id, view.ticket, Remedy.CUT, {**replay.info, "not_replayable": reason})]
 
     def _end(self, replay: EpisodeReplay) -> None:
         """Forget a replay that has ended, and how often the env raised in it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stepmill.pool.events import BeginRestart, EnvFailed, MarkNew, Remedy, Settle
+from stepmill.pool.events import BeginRestart, EnvFailed, MarkNew, Remedy, ResolveFault
 from stepmill.pool.receiving import PoolWait
 from stepmill.pool.recovery import Recovery
 from stepmill.pool.resets import ResetPlan
@@ -150,7 +150,7 @@ class Revival:
         with defer_signals():
             workers.check_restartable(worker)
             marks = [
-                Settle(each.env_id, each.ticket, Remedy.RAISE, {})
+                ResolveFault(each.env_id, each.ticket, Remedy.RAISE, {})
                 for each in workers.state.drain(acknowledge=False)
                 if isinstance(each, EnvFailed) and each.worker == worker and each.env_id in env_ids
             ]

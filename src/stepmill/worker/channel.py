@@ -180,7 +180,7 @@ class Channel:
                     HEADER.size - len(header), _ANCILLARY_SIZE, socket.MSG_CMSG_CLOEXEC
                 )
                 if ancillary:
-                    self._take_fds(ancillary)
+                    self._store_fds(ancillary)
                 self._has_lost_fds |= bool(flags & socket.MSG_CTRUNC)
                 if not data:
                     raise ChannelClosed
@@ -204,7 +204,7 @@ class Channel:
         self._body, self._fds, self._has_lost_fds = None, [], False
         return frame
 
-    def _take_fds(self, ancillary: Iterable[tuple[int, int, bytes]]) -> None:
+    def _store_fds(self, ancillary: Iterable[tuple[int, int, bytes]]) -> None:
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received = array.array("i")

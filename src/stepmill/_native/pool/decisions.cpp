@@ -13,7 +13,7 @@ namespace stepmill {
 // worker has moved on since the event, so they are dropped.
 std::uint32_t PoolState::apply(nb::handle decisions) {
     using Commit = void (PoolState::*)(Decision&);
-    static constexpr Commit COMMITS[] = {&PoolState::settle, &PoolState::mark_new, &PoolState::begin_replay, &PoolState::continue_replay,
+    static constexpr Commit COMMITS[] = {&PoolState::resolve_fault, &PoolState::mark_new, &PoolState::begin_replay, &PoolState::continue_replay,
                                          &PoolState::begin_restart, &PoolState::finish_restart, &PoolState::cancel_restart, &PoolState::fail_worker};
     const InUse in_use(*this);
     std::vector<Decision> prepared;
@@ -40,13 +40,13 @@ Decision PoolState::prepare(nb::handle object) {
     if (decision.id >= (decision.is_of_env() ? num_envs_ : num_workers_)) throw std::out_of_range(std::string(nb::str(object).c_str()) + " does not exist");
     if (decision.kind != Decision::Kind::MARK_NEW) decision.key = number(decision.is_of_env() ? "ticket" : "generation");
     decision.ids = decision.is_of_env() ? Ids{decision.id} : spares_.envs_of(decision.id);
-    if (decision.kind == Decision::Kind::SETTLE || decision.kind == Decision::Kind::BEGIN_RESTART) {
+    if (decision.kind == Decision::Kind::RESOLVE_FAULT || decision.kind == Decision::Kind::BEGIN_RESTART) {
         decision.info = object.attr("info");
         decision.remedy = static_cast<Remedy>(nb::cast<int>(object.attr("remedy")));
         for (const std::uint32_t id : decision.ids) decision.replays.push_back(decision.remedy == Remedy::KEEP ? make_replay(id) : nullptr);
     }
     switch (decision.kind) {
-        case Decision::Kind::SETTLE: {
+        case Decision::Kind::RESOLVE_FAULT: {
             const EnvRecord& env = envs_[decision.id];
             if (autoreset_ == Autoreset::SAME_STEP && !env.begins_episode() && !env.final_obs) decision.final_obs = env_obs(decision.id, env.opaques, false);
             break;

@@ -15,14 +15,14 @@ inline constexpr std::array EVENT_NAMES{"EnvFailed", "Death", "ReplayAt", "Repla
 // A decision with all memory that its commit needs, so that the commit does not fail.
 struct Decision {
     enum class Kind : std::uint8_t {
-        SETTLE, MARK_NEW, REPLAY, CONTINUE_REPLAY,                 // of an env
+        RESOLVE_FAULT, MARK_NEW, REPLAY, CONTINUE_REPLAY,                 // of an env
         BEGIN_RESTART, SERVE_WORKER, CANCEL_RESTART, FAIL_WORKER,  // of a worker
     };
-    static constexpr std::array NAMES{"Settle", "MarkNew", "Replay", "ContinueReplay", "BeginRestart", "ServeWorker", "CancelRestart", "FailWorker"};
+    static constexpr std::array NAMES{"ResolveFault", "MarkNew", "Replay", "ContinueReplay", "BeginRestart", "ServeWorker", "CancelRestart", "FailWorker"};
 
     bool is_of_env() const noexcept { return kind < Kind::BEGIN_RESTART; }
 
-    Kind kind = Kind::SETTLE;
+    Kind kind = Kind::RESOLVE_FAULT;
     std::uint32_t id = 0;                          // of the env, or the worker
     std::uint32_t key = 0;                         // the env's ticket, or how often the worker was restarted. Another one: the decision is stale
     Remedy remedy = Remedy::CUT;

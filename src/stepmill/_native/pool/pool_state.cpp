@@ -39,7 +39,7 @@ Errors& errors() {
 
 PoolState::PoolState(std::shared_ptr<Slab> slab, nb::dict settings)
     : slab_(std::move(slab)),
-      leases_(std::make_shared<LeaseTable>(*slab_)),
+      leases_(std::make_shared<SlotLeases>(*slab_)),
       num_envs_(nb::cast<std::uint32_t>(settings["num_envs"])),
       batch_size_(slab_->plan.batch_size),
       num_workers_(static_cast<std::uint32_t>(slab_->lanes.size())),

@@ -194,7 +194,7 @@ class PoolState {
     // Decisions. The rest of apply() in the order of Decision::Kind; none of them fails.
     Decision prepare(nb::handle object);
     bool is_stale(const Decision& decision) const;
-    void settle(Decision& decision);
+    void resolve_fault(Decision& decision);
     void mark_new(Decision& decision) { envs_.move(decision.id, EnvPhase::NEW); }
     void continue_replay(Decision& decision) { envs_[decision.id].replay->event == ReplayEvent::PLAYED ? finish_replay(decision.id) : issue_replayed(decision.id); }
     void suspend(std::uint32_t id, std::unique_ptr<Replay> replay);
@@ -269,7 +269,7 @@ class PoolState {
     nb::bytes read_payload(std::uint32_t env_id);
 
     std::shared_ptr<Slab> slab_;
-    std::shared_ptr<LeaseTable> leases_;
+    std::shared_ptr<SlotLeases> leases_;
     std::uint32_t num_envs_, batch_size_, num_workers_;
     Tree obs_, action_, info_;
     ObservationFormat format_;

@@ -206,7 +206,7 @@ void PoolState::mask(std::uint32_t id) {
 }
 
 // Of an env that has a fault, or cannot be replayed. A reset that is cut short is tried again instead.
-void PoolState::settle(Decision& decision) {
+void PoolState::resolve_fault(Decision& decision) {
     const std::uint32_t id = decision.id;
     EnvRecord& env = envs_[id];
     if (decision.remedy == Remedy::RAISE) return mark_faulted(id);

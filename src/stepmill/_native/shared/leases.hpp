@@ -16,15 +16,15 @@ namespace stepmill {
 //
 // A forked child has copies of the arrays that its parent holds, but cannot prevent the parent from writing to their slots. So the held
 // slots become private memory of the child at the same addresses: copied before the fork, and moved there in the child.
-class LeaseTable final : AtFork {
+class SlotLeases final : AtFork {
    public:
-    explicit LeaseTable(const Slab& slab) : memory_(slab.memory), held_(slab.plan.num_slots), pinned_(slab.plan.num_slots) {
+    explicit SlotLeases(const Slab& slab) : memory_(slab.memory), held_(slab.plan.num_slots), pinned_(slab.plan.num_slots) {
         for (std::uint32_t slot = 0; slot < slab.plan.num_slots; ++slot) lent_.push_back(slab.plan.lent_ranges(slot));
         copies_.reserve(lent_.size() * slab.plan.observation.size());  // no allocation during a fork
         const std::lock_guard no_fork(forks());
         join();
     }
-    ~LeaseTable() {
+    ~SlotLeases() {
         const std::lock_guard no_fork(forks());
         leave();
     }
@@ -97,13 +97,13 @@ class LeaseTable final : AtFork {
 // Base object of a leased array: while it lives, nothing writes to its slot.
 class Lease {
    public:
-    Lease(std::shared_ptr<LeaseTable> table, std::uint32_t slot) : table_(std::move(table)), slot_(slot) { table_->hold(slot_); }
+    Lease(std::shared_ptr<SlotLeases> table, std::uint32_t slot) : table_(std::move(table)), slot_(slot) { table_->hold(slot_); }
     ~Lease() { table_->release(slot_); }
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
 
    private:
-    std::shared_ptr<LeaseTable> table_;
+    std::shared_ptr<SlotLeases> table_;
     std::uint32_t slot_;
 };
 

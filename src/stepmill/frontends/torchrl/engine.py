@@ -264,7 +264,7 @@ class Engine:
 
     def _step_some(self, actions: Any, mask: Mask | None) -> Rows:
         ids = np.flatnonzero(np.ones(self.num_envs, np.bool_) if mask is None else mask)
-        reward = self._repeat(take_rows(actions, ids), ids)
+        reward = self._repeat(select_rows(actions, ids), ids)
         obs = self.port.observe()
         self._begin_resets()
         return obs, reward, self.terminated, self.truncated
@@ -283,7 +283,7 @@ class Engine:
             reward[env_ids] += batch.reward
             self.terminated[env_ids], self.truncated[env_ids] = batch.terminated, batch.truncated
             going = ~(self.terminated | self.truncated)[ids]
-            actions, ids = take_rows(actions, going), ids[going]
+            actions, ids = select_rows(actions, going), ids[going]
         return reward
 
     def _begin_resets(self) -> None:
@@ -337,7 +337,7 @@ class Engine:
             self.reset(self._fresh.copy())
         chosen = slice(None) if mask is None else mask
         with raising_as(translated):
-            reward = self._repeat(take_rows(actions, chosen), ids[chosen])
+            reward = self._repeat(select_rows(actions, chosen), ids[chosen])
         return self.port.observe(ids), reward[ids], self.terminated[ids], self.truncated[ids]
 
     def store_flags(self, ids: NDArray[np.int64], terminated: Mask, truncated: Mask) -> None:
@@ -346,7 +346,7 @@ class Engine:
         self.terminated[ids], self.truncated[ids] = terminated, truncated
 
 
-def take_rows(actions: Any, ids: NDArray[np.intp] | Mask | slice) -> Any:
+def select_rows(actions: Any, ids: NDArray[np.intp] | Mask | slice) -> Any:
     """Return some rows of actions, in their structure."""
     return map_nest(lambda column: column[ids], actions)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
-from stepmill.frontends.torchrl.engine import Engine, take_rows
+from stepmill.frontends.torchrl.engine import Engine, select_rows
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import Seed
 from stepmill.worker.calls import has_named
@@ -92,7 +92,7 @@ class EnvView(PoolEnv):
         rows = None if tensordict is None else tensordict.get("_reset", None)
         mask[ids if rows is None else ids[rows.reshape(len(ids)).cpu().numpy()]] = True
         seeds = seed if seed is None or isinstance(seed, (int, Mapping)) else dict(zip(self.env_ids, seed, strict=True))
-        obs = take_rows(self._engine.reset(mask, seeds, **kwargs), ids)
+        obs = select_rows(self._engine.reset(mask, seeds, **kwargs), ids)
         flags = {key: flag[list(self.env_ids)] for key, flag in whole._flag_tensors().items()}
         return self._wrap({**whole._observation_tensors(obs, ids), **flags})
 

@@ -1,9 +1,9 @@
 """What follows the failure of an env (`Recovery`) and the death of a worker, by remedy. A fault policy is a remedy with a name.
 
-    remedy   an env failed                                              its worker died
-    RAISE    Settle(RAISE)                                              FailWorker
-    CUT      Settle(CUT)                                                BeginRestart(CUT), Settle(CUT)
-    KEEP     Settle(KEEP); BeginRestart if calls have changed the env   BeginRestart(KEEP)
+    remedy   an env failed                                                    its worker died
+    RAISE    ResolveFault(RAISE)                                              FailWorker
+    CUT      ResolveFault(CUT)                                                BeginRestart(CUT), ResolveFault(CUT)
+    KEEP     ResolveFault(KEEP); BeginRestart if calls have changed the env   BeginRestart(KEEP)
 
 RAISE is also the remedy for interrupts, and for failures over a limit. Decisions about commands that were lost in a death
 that was handled before include no further restart. After KEEP, the replay begins as soon as the worker serves.
@@ -22,8 +22,8 @@ from stepmill.pool.events import (
     FailWorker,
     FaultKind,
     Remedy,
+    ResolveFault,
     ServerView,
-    Settle,
 )
 from stepmill.pool.faults import fault_info
 from stepmill.pool.workers import DEAD, FailureLimit, WorkerState
@@ -53,7 +53,7 @@ def decide_death(death: Death, state: WorkerState, remedy: Remedy, error: Stepmi
             return decisions
     for fault in death.faults:
         info = fault_info((fault.kind or FaultKind.DIED).name.lower(), error)
-        decisions.append(Settle(fault.env_id, fault.ticket, remedy, info))
+        decisions.append(ResolveFault(fault.env_id, fault.ticket, remedy, info))
     return decisions
 
 

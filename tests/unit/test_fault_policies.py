@@ -12,10 +12,10 @@ from stepmill.pool.events import (
     EnvFailed,
     FaultKind,
     Remedy,
-    Settle,
+    ResolveFault,
     WorkerDecision,
 )
-from stepmill.pool.policies import REMEDIES, decide_death
+from stepmill.pool.fault_policies import REMEDIES, decide_death
 from stepmill.pool.workers import WorkerState
 from stepmill.spec.errors import WorkerDied
 from stepmill.spec.options import OnFault
@@ -40,7 +40,7 @@ def names(decisions: list[Decision]) -> list[str]:
     """Each decision's class, with its remedy."""
     return [
         f"{type(each).__name__}({each.remedy.name})"
-        if isinstance(each, (Settle, BeginRestart))
+        if isinstance(each, (ResolveFault, BeginRestart))
         else type(each).__name__
         for each in decisions
     ]
@@ -50,7 +50,7 @@ def names(decisions: list[Decision]) -> list[str]:
     ("remedy", "expected"),
     [
         (RAISE, ["FailWorker"]),
-        (TRUNCATE, ["BeginRestart(CUT)", "Settle(CUT)", "Settle(CUT)"]),
+        (TRUNCATE, ["BeginRestart(CUT)", "ResolveFault(CUT)", "ResolveFault(CUT)"]),
         (REPLAY, ["BeginRestart(KEEP)"]),
     ],
 )
@@ -61,7 +61,7 @@ def test_the_death_of_a_worker_gets_the_decisions_of_its_row(remedy: Remedy, exp
 @pytest.mark.parametrize("state", [SERVING, RESTARTING])
 @pytest.mark.parametrize("remedy", ALL)
 def test_commands_that_an_earlier_death_affects_restart_no_worker(remedy: Remedy, state: WorkerState) -> None:
-    assert names(died(remedy, state)) == [f"Settle({remedy.name})"] * 2
+    assert names(died(remedy, state)) == [f"ResolveFault({remedy.name})"] * 2
 
 
 def test_commands_of_a_worker_whose_death_was_raised_fail_with_it() -> None:
@@ -85,6 +85,6 @@ def test_the_idle_envs_of_a_restarted_worker_learn_that_a_neighbour_failed() -> 
 
 @pytest.mark.parametrize(("kind", "name"), [(FaultKind.DIED, "died"), (FaultKind.TIMED_OUT, "timed_out"), (99, "died")])
 def test_a_truncated_episode_says_how_its_own_command_was_lost(kind: int, name: str) -> None:
-    ends = [each for each in died(TRUNCATE, kind=kind) if isinstance(each, Settle)]
+    ends = [each for each in died(TRUNCATE, kind=kind) if isinstance(each, ResolveFault)]
 
     assert [(end.env_id, end.info["kind"]) for end in ends] == [(4, name), (6, "neighbour")]
