@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 
 from stepmill._native import OwnedFd
 from stepmill.backends.base import GRACE_S, start_timeout_error, worker_fault_error
-from stepmill.backends.process_link import ServerLink, WorkerLink
+from stepmill.backends.process_link import ServerLink, WorkerLink, wait_links
 from stepmill.backends.starter_client import STARTERS, launcher_setup
 from stepmill.spec.choices import Context
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import ClosedPoolError, EngineBug, EnvError, LauncherDied, StepmillError, join_errors
 from stepmill.worker import process_setup
 from stepmill.worker.build_progress import IN_WORKER_INIT
-from stepmill.worker.channel import ChannelClosed, deadline_after, wait_ready
+from stepmill.worker.channel import ChannelClosed, deadline_after
 from stepmill.worker.env_host import Fault
 from stepmill.worker.launcher import load_modules, run_launcher
 from stepmill.worker.messages import Failed, LauncherSetup, WorkerPlan, WorkerReport, WorkerSettings, dump, load
@@ -105,11 +105,8 @@ def wait_setup(
     waiting = {link.plan.worker: link for link in links if not link.is_set_up}
     deadline = deadline_after(timeout_s)
     while waiting and time.monotonic() < deadline:
-        wanted = launcher.fds
-        for link in waiting.values():
-            wanted.update(link.fds)
         with allow_signals():  # the backend owns everything that was started
-            ready = wait_ready(wanted, deadline)
+            ready = wait_links([launcher, *waiting.values()], deadline)
         for server_or_worker in (launcher, *waiting.values()):
             if server_or_worker.channel.fd in ready or server_or_worker.pidfd in ready:
                 server_or_worker.handle_messages()

@@ -20,7 +20,7 @@ from functools import partial
 from stepmill._native import OwnedFd
 from stepmill.backends.base import BackendTraits, Future, closed_error, name_refusals, warn_of_close_faults
 from stepmill.backends.launcher_client import LauncherClient, read_report, wait_setup
-from stepmill.backends.process_link import EXIT_CODE_S, NO_RESULT, WorkerLink
+from stepmill.backends.process_link import EXIT_CODE_S, NO_RESULT, WorkerLink, wait_links
 from stepmill.backends.start_progress import StartProgress
 from stepmill.backends.starter_client import prepare_starter
 from stepmill.slab.memory import SharedSlab
@@ -30,7 +30,7 @@ from stepmill.spec.notices import warn
 from stepmill.spec.options import Context
 from stepmill.worker.build_progress import BuildProgress
 from stepmill.worker.by_value import dump_by_value
-from stepmill.worker.channel import NO_FD, wait_ready
+from stepmill.worker.channel import NO_FD
 from stepmill.worker.error_records import describe_error
 from stepmill.worker.messages import (
     Attach,
@@ -209,7 +209,7 @@ class ProcessBackend:
                     link.kill()
                 if deadline is not None and time.monotonic() >= deadline:
                     return
-                wait_ready(link.fds, deadline)
+                wait_links([link], deadline)
 
     # ---- deaths ---------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stepmill import _native
 from stepmill._native import OwnedFd
@@ -80,14 +80,6 @@ class ProcessLink:
         # The lock is reentrant, because a signal handler of the learner may call close() while this thread holds it.
         self._lock = threading.RLock()
 
-    @property
-    def fds(self) -> dict[int, int]:
-        """The descriptors and events to poll for messages and the end of the process."""
-        wanted = {self.pidfd: select.POLLIN}
-        if not self.has_hung_up:
-            wanted[self.channel.fd] = select.POLLIN
-        return wanted
-
     def duplicate(self) -> OwnedFd:
         """Return a duplicate of the descriptor to poll for messages or, after the last, for the end of the process."""
         with self._lock, contextlib.suppress(OSError):  # the descriptor is closed, or no other can be opened
@@ -151,7 +143,7 @@ class ProcessLink:
             self.handle_messages()
             if is_last or has_come():
                 return
-            wait_ready(self.fds, deadline)
+            wait_links([self], deadline)
 
     def wait_end(self, deadline: float) -> bool:
         """Wait until the process has ended or the deadline has passed, and return whether it has ended."""
@@ -184,6 +176,16 @@ class ProcessLink:
             self.peer.close()
             self.pidfd = NO_FD
             self._process.close()
+
+
+def wait_links(links: Iterable[ProcessLink], deadline: float | None) -> Mapping[int, int]:
+    """Wait at most POLL_SLICE_S for messages or ends of these processes. Return the descriptors that are ready."""
+    wanted = {}
+    for link in links:
+        wanted[link.pidfd] = select.POLLIN
+        if not link.has_hung_up:
+            wanted[link.channel.fd] = select.POLLIN
+    return wait_ready(wanted, deadline)
 
 
 class ServerLink(ProcessLink):
