@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
+from stepmill.testing.gates import wait_at
 from tests.pool_model import envs
 from tests.pool_model.envs import HANG_S, ONCE, HistoryEnv, fail
 
@@ -123,6 +124,20 @@ class TrappedHistoryEnv(Trapped, HistoryEnv):
     def __init__(self, folder: str, identity: int, length: int, hang_s: float) -> None:
         super().__init__(identity, folder, length, hang_s)
         self._traps = Traps(folder, hang_s)
+
+
+def make_fragile(flag: Path, identity: int) -> ChaosEnv:
+    """Make a `ChaosEnv`, and raise instead if the flag is there."""
+    if flag.exists():
+        raise RuntimeError("no second one")
+    return ChaosEnv(identity)
+
+
+def make_gated(flag: Path, gate: Path, identity: int, kind: Callable[[int], ChaosEnv] = ChaosEnv) -> ChaosEnv:
+    """Make an env, and wait at the gate before if the flag is there."""
+    if flag.exists():
+        wait_at(gate)
+    return kind(identity)
 
 
 def length_of(row: int, rows_each: int = 1) -> int:

@@ -14,7 +14,7 @@ import stepmill
 from stepmill.observe.replay import Verdict, code_to_run, env_fn_of, replay
 from stepmill.pool.capsule import read_capsule
 from tests.chaos import ChaosEnv
-from tests.chaos.envs import RAISE
+from tests.chaos.envs import RAISE, make_fragile
 from tests.harness.pools import make_pool
 
 
@@ -28,12 +28,6 @@ class TouchyEnv(ChaosEnv):
 
     def render(self) -> Any:
         raise NotImplementedError("it cannot be seen")
-
-
-def make_fragile(flag: Path, env_id: int) -> ChaosEnv:
-    if flag.exists():
-        raise RuntimeError("no second one")
-    return ChaosEnv(env_id)
 
 
 def pool_in(folder: Path, where: str = "fork", **options: Any) -> stepmill.Pool:

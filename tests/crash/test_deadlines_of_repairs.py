@@ -14,66 +14,39 @@ import pytest
 
 import stepmill
 from stepmill.pool.port import PoolPort
-from stepmill.testing.gates import Gate, wait_at
+from stepmill.testing.gates import Gate
 from tests.chaos import ChaosEnv
-from tests.chaos.envs import CLOCK
+from tests.chaos.envs import CLOCK, make_fragile, make_gated
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.kills import kill_process
+from tests.harness.pools import kill_unnoticed, make_pool
 
 NUM_ENVS = 4  # on two workers: 0 and 1, and 2 and 3
 TIMEOUT_S = 0.2
 
 
-def make_gated(flag: Path, gate: Path, env_id: int) -> ChaosEnv:
-    """Wait at the gate if the flag is there."""
-    if flag.exists():
-        wait_at(gate)
-    return ChaosEnv(env_id, length=100)
-
-
 class RaisesOnce(ChaosEnv):
-    """Raises in the third step of its life."""
+    """Env 1 raises in the third step of its life."""
 
     num_steps = 0
 
     def step(self, action: np.int64) -> Any:
         self.num_steps += 1
-        if self.num_steps == 3:
+        if (self.identity, self.num_steps) == (1, 3):
             raise ValueError("once")
         return super().step(action)
 
 
-def make_raising(flag: Path, gate: Path, env_id: int) -> ChaosEnv:
-    """Build env 1 so that it raises once; wait at the gate if the flag is there."""
-    if flag.exists():
-        wait_at(gate)
-    return RaisesOnce(env_id, length=100) if env_id == 1 else ChaosEnv(env_id, length=100)
-
-
-def make_failing(flag: Path, gate: Path, env_id: int) -> ChaosEnv:
-    """Raise if the flag is there."""
-    if flag.exists():
-        raise ValueError("not now")
-    return ChaosEnv(env_id, length=100)
-
-
 @contextmanager
-def stepped_pool(folder: Path, on_fault: str, gate: Gate, make: Any = make_gated) -> Iterator[stepmill.Pool]:
+def stepped_pool(folder: Path, on_fault: str, make: Callable[[Path, int], ChaosEnv]) -> Iterator[stepmill.Pool]:
     """A pool whose constructors are made to wait, or to fail, after its second step."""
-    options = stepmill.PoolOptions(
-        on_fault=on_fault, seeding="per_episode", restarts={"max_restarts": 10_000}, context="fork"
-    )
-    env_fns = [partial(make, folder / "flag", gate.path, env_id) for env_id in range(NUM_ENVS)]
-    with stepmill.Pool(env_fns, backend="process", num_workers=2, options=options) as pool:
+    env_fns = [partial(make, folder / "flag", identity=env_id) for env_id in range(NUM_ENVS)]
+    restarts = {"max_restarts": 10_000}
+    with make_pool("fork", env_fns, on_fault=on_fault, seeding="per_episode", restarts=restarts) as pool:
         pool.reset(seed=0)
         pool.step([1] * NUM_ENVS)
         pool.step([2] * NUM_ENVS)
         (folder / "flag").touch()
         yield pool
-
-
-def kill_worker(pool: stepmill.Pool, worker: int = 0) -> None:
-    kill_process(pool.stats().workers[worker].pid)
 
 
 def assert_times_out(wait: Callable[[], object]) -> None:
@@ -100,8 +73,8 @@ def clocks_of(result: Any) -> list[int]:
 @pytest.mark.parametrize("wait", ["recv", "step_wait"])
 @pytest.mark.parametrize("on_fault", ["replay", "truncate"])
 def test_a_wait_ends_at_its_deadline_while_constructors_block(on_fault: str, wait: str, tmp_path: Path) -> None:
-    with Gate() as gate, stepped_pool(tmp_path, on_fault, gate) as pool:
-        kill_worker(pool)
+    with Gate() as gate, stepped_pool(tmp_path, on_fault, partial(make_gated, gate=gate.path)) as pool:
+        kill_unnoticed(pool)
         receive = send_and_recv(pool, wait)
         if on_fault == "truncate":  # a step of a lost env is cut short at once, its reset waits for the worker
             assert clocks_of(receive()) == [2, 2, 3, 3]
@@ -120,8 +93,8 @@ def test_a_wait_ends_at_its_deadline_while_constructors_block(on_fault: str, wai
 
 @pytest.mark.parametrize("on_fault", ["replay", "truncate"])
 def test_results_of_others_are_received_while_constructors_block(on_fault: str, tmp_path: Path) -> None:
-    with Gate() as gate, stepped_pool(tmp_path, on_fault, gate) as pool:
-        kill_worker(pool)
+    with Gate() as gate, stepped_pool(tmp_path, on_fault, partial(make_gated, gate=gate.path)) as pool:
+        kill_unnoticed(pool)
         if on_fault == "truncate":
             pool.step([3] * NUM_ENVS)
         pool.send([3] * NUM_ENVS)
@@ -137,8 +110,8 @@ def test_results_of_others_are_received_while_constructors_block(on_fault: str, 
 @pytest.mark.parametrize("wait", ["recv", "step_wait"])
 @pytest.mark.parametrize("on_fault", ["replay", "truncate"])
 def test_a_wait_ends_at_its_deadline_while_a_restart_backs_off(on_fault: str, wait: str, tmp_path: Path) -> None:
-    with Gate() as gate, stepped_pool(tmp_path, on_fault, gate, make_failing) as pool:
-        kill_worker(pool)
+    with stepped_pool(tmp_path, on_fault, make_fragile) as pool:
+        kill_unnoticed(pool)
         receive = send_and_recv(pool, wait)
         if on_fault == "truncate":
             assert clocks_of(receive()) == [2, 2, 3, 3]
@@ -154,7 +127,7 @@ def test_a_wait_ends_at_its_deadline_while_a_restart_backs_off(on_fault: str, wa
 
 @pytest.mark.parametrize(("on_fault", "clocks"), [("truncate", [3, 2, 3, 3]), ("replay", [3, 3, 3, 3])])
 def test_an_env_that_raises_is_reset_where_it_lives(on_fault: str, clocks: list[int], tmp_path: Path) -> None:
-    with Gate() as gate, stepped_pool(tmp_path, on_fault, gate, make_raising) as pool:
+    with Gate() as gate, stepped_pool(tmp_path, on_fault, partial(make_gated, gate=gate.path, kind=RaisesOnce)) as pool:
         pids = [worker.pid for worker in pool.stats().workers]
 
         result = pool.step([3] * NUM_ENVS)  # a rebuilt env would wait at the gate

@@ -17,9 +17,7 @@ from stepmill.testing.faulty import DyingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv, wait_at
 from tests.harness import leaks
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.kills import stop_process
 from tests.harness.pools import counting_envs, make_pool, make_vector_env
-from tests.harness.scripts import start_script
 
 CONTEXTS = ["fork", "forkserver"]
 
@@ -59,24 +57,6 @@ def _assert_dead(error, env_ids, signal_name="SIGKILL"):
         assert str(env_id) in str(error)
 
 
-@pytest.mark.covers("G-1/step", "X-4/faults")
-@pytest.mark.parametrize("where", CONTEXTS, indirect=True)
-def test_a_worker_killed_while_it_steps_is_reported_at_once(where, pool_of, gate):
-    pool = pool_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=2)
-    pool.reset(seed=0)
-    pid = _pid_of(pool, 1)
-    pool.send([1, GATED_ACTION])
-    gate.wait_arrivals(1)
-    os.kill(pid, signal.SIGKILL)
-    start = time.monotonic()
-    with pytest.raises(stepmill.WorkerDied) as caught:
-        pool.recv(2)
-    assert time.monotonic() - start < HANG_GUARD_S
-    _assert_dead(caught.value, [1])
-    assert pool.recv(1).reward.tolist() == [1.0]
-    _close_in_time(pool)
-
-
 @pytest.mark.covers("G-1/idle", "X-4/faults")
 @pytest.mark.parametrize("where", CONTEXTS, indirect=True)
 def test_a_worker_killed_while_it_is_idle_is_reported_at_the_next_step(where, pool_of):
@@ -91,44 +71,6 @@ def test_a_worker_killed_while_it_is_idle_is_reported_at_the_next_step(where, po
     assert time.monotonic() - start < HANG_GUARD_S
     _assert_dead(caught.value, [0, 1])
     _close_in_time(pool)
-
-
-@pytest.mark.covers("G-1/reset", "X-4/faults")
-@pytest.mark.parametrize("where", CONTEXTS, indirect=True)
-def test_a_worker_killed_while_it_resets_is_reported_at_once(where, pool_of, gate):
-    pool = pool_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=2)
-    pid = _pid_of(pool, 0)
-    pool.reset_async(options={"gate": True})
-    gate.wait_arrivals(2)
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(stepmill.WorkerDied) as caught:
-        pool.recv(2)
-    _assert_dead(caught.value, [0])
-    _kill_in_time(pool)
-
-
-@pytest.mark.covers("G-1/call", "X-4/faults")
-@pytest.mark.parametrize("where", CONTEXTS, indirect=True)
-def test_a_worker_killed_during_a_call_is_reported_at_once(where, pool_of, gate):
-    pool = pool_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=2)
-    pool.reset(seed=0)
-    pid = _pid_of(pool, 1)
-    future = pool.call_async("wait_here", env_ids=[1])
-    gate.wait_arrivals(1)
-    os.kill(pid, signal.SIGKILL)
-    start = time.monotonic()
-    with pytest.raises(stepmill.WorkerDied):
-        future.result()
-    assert time.monotonic() - start < HANG_GUARD_S
-    assert pool.call("add", 1.0, env_ids=[0]) == (1.0,)
-    _close_in_time(pool)
-
-
-@pytest.mark.covers("G-1/construct")
-def test_a_worker_killed_while_it_builds_its_envs_is_reported(where):
-    with pytest.raises(stepmill.WorkerDied) as caught:
-        make_pool(where, [CountingEnv, partial(DyingEnv, "init")], num_workers=2)
-    assert 1 in caught.value.env_ids
 
 
 @pytest.mark.covers("X-9")
@@ -229,20 +171,6 @@ def test_close_ends_a_worker_that_hangs_in_a_step(where, pool_of, gate):
     _kill_in_time(pool)
 
 
-def test_close_ends_a_worker_that_hangs_in_a_call(where, pool_of, gate):
-    pool = pool_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=1)
-    pool.call_async("wait_here", env_ids=[0])
-    gate.wait_arrivals(1)
-    _kill_in_time(pool)
-
-
-def test_close_ends_a_stopped_worker(where, pool_of):
-    pool = pool_of(counting_envs(2), num_workers=2)
-    pool.reset(seed=0)
-    stop_process(_pid_of(pool, 0))
-    _kill_in_time(pool)
-
-
 @pytest.mark.covers("X-4/close", "G-3/close")
 def test_close_ends_a_worker_that_ignores_signals(where, pool_of):
     pool = pool_of([_StubbornEnv] * 2, num_workers=2)
@@ -290,83 +218,3 @@ class _TidyEnv(CountingEnv):
             wait_at(self._gate)
         with open(self._path, "x") as file:
             file.write("closed")
-
-
-# ---------------------------------------------------------------- the learner dies
-
-LEARNER = """
-    import os, sys
-    import numpy as np
-    import stepmill
-    from stepmill.testing.envs import CountingEnv
-    context, moment = sys.argv[1:]
-    pool = stepmill.Pool(
-        [CountingEnv] * 4, backend="process", num_workers=2, options=stepmill.PoolOptions(context=context)
-    )
-    pool.reset(seed=0)
-    print(sorted({pid for pid, _ in pool.call("locate")}), flush=True)
-    if moment == "idle":
-        sys.stdin.read()
-    while True:
-        pool.step([1, 2, 3, 4])
-"""
-
-
-@pytest.mark.orphans
-@pytest.mark.parametrize(
-    ("context", "moment"),
-    [
-        pytest.param("fork", "idle", marks=pytest.mark.slow),
-        ("fork", "stepping"),
-        ("forkserver", "stepping"),
-        ("spawn", "idle"),
-    ],
-)
-def test_workers_end_with_their_learner(context, moment):
-    with start_script(LEARNER, context, moment) as learner:
-        assert learner.stdout is not None
-        line = learner.stdout.readline()
-        workers = [int(word) for word in line.strip("[]\n").split(",")]
-        family = leaks.descendants(learner.pid)
-        assert len(workers) == 2
-        assert set(workers) <= set(family)
-        learner.kill()
-        learner.wait()
-    assert not leaks.wait_until_gone(family, timeout_s=HANG_GUARD_S)
-
-
-@pytest.mark.covers("X-8")
-@pytest.mark.orphans
-@pytest.mark.parametrize("context", ["fork"])
-def test_ctrl_c_ends_everything_with_at_most_one_traceback(context):
-    with start_script(LEARNER, context, "stepping") as learner:
-        assert learner.stdout is not None
-        assert learner.stderr is not None
-        learner.stdout.readline()
-        family = leaks.descendants(learner.pid)
-        for pid in [*family, learner.pid]:  # as a terminal does; the learner last, since it ends the others
-            os.kill(pid, signal.SIGINT)
-        start = time.monotonic()
-        errors = learner.stderr.read()
-        learner.wait()
-        assert time.monotonic() - start < HANG_GUARD_S
-    assert errors.count("Traceback") == 1
-    assert "KeyboardInterrupt" in errors
-    assert not leaks.wait_until_gone(family, timeout_s=HANG_GUARD_S)
-
-
-@pytest.mark.orphans
-def test_a_dead_launcher_does_not_hang_the_pool(where, pool_of):
-    before = set(leaks.descendants())
-    pool = pool_of(counting_envs(2), num_workers=2)
-    pool.reset(seed=0)
-    workers = {pid for pid, _ in pool.call("locate")}
-    launchers = set(leaks.descendants()) - before - workers
-    for pid in launchers:
-        os.kill(pid, signal.SIGKILL)
-    try:
-        pool.step([1, 2])
-    except stepmill.WorkerDied:
-        pass
-    _close_in_time(pool)
-    assert not leaks.wait_until_gone(sorted(workers), timeout_s=HANG_GUARD_S)

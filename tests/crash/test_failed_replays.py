@@ -14,13 +14,15 @@ import stepmill
 from stepmill.pool.events import EnvFailed, ReplayFailed
 from tests.chaos import RAISE, ChaosEnv
 from tests.chaos.envs import Traps
-from tests.crash.test_replayed_calls import GainEnv, make, make_twice
-from tests.harness.pools import kill_worker
+from tests.crash.test_replayed_calls import GainEnv, make, make_once
+from tests.harness.pools import kill_worker, make_pool
+
+REPLAY = {"on_fault": "replay", "seeding": "per_episode"}
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_an_episode_with_calls_is_cut_short_once_three_replays_have_raised(tmp_path: Any, is_killed: bool) -> None:
-    with make_twice(tmp_path) as pool:
+    with make_once(tmp_path) as pool:
         pool.reset(seed=0)
         pool.step([1] * 4)
         pool.call("amplify", 2.0)
@@ -82,11 +84,8 @@ class FailsAtEnv(GainEnv):
 def test_a_replay_that_fails_while_another_env_of_its_worker_raises_leads_to_one_restart(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = stepmill.PoolOptions(
-        on_fault="replay", seeding="per_episode", restarts={"max_restarts": 100}, context="fork"
-    )
     env_fns = [partial(FailsAtEnv, str(tmp_path), env_id) for env_id in range(2)]
-    with stepmill.Pool(env_fns, backend="process", num_workers=1, options=options) as pool:
+    with make_pool("fork", env_fns, num_workers=1, **REPLAY, restarts={"max_restarts": 100}) as pool:
         pool.reset(seed=0)
         pool.step([1, 1])
         pool.call("amplify", 2.0)
@@ -132,12 +131,8 @@ def test_a_call_that_ctrl_c_interrupts_once_it_is_sent_is_repeated(monkeypatch: 
 
 
 def test_a_reset_waits_for_the_replay_that_its_own_revival_has_begun(tmp_path: Any) -> None:
-    options = stepmill.PoolOptions(
-        on_fault="replay", seeding="per_episode", restarts={"max_env_errors": 0}, context="fork"
-    )
-    with stepmill.Pool(
-        [partial(ChaosEnv, i) for i in range(3)], backend="process", num_workers=1, options=options
-    ) as pool:
+    env_fns = [partial(ChaosEnv, i) for i in range(3)]
+    with make_pool("fork", env_fns, num_workers=1, **REPLAY, restarts={"max_env_errors": 0}) as pool:
         pool.reset(seed=0)
         for _ in range(9):
             pool.step([1] * 3)

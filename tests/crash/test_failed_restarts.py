@@ -6,6 +6,7 @@ import os
 import signal
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,13 @@ from tests.chaos import KILL, RAISE
 from tests.chaos.envs import CLOCK, Traps, make_env
 from tests.harness.effort import every_second
 from tests.harness.kills import stop_process
-from tests.harness.pools import await_restart, kill_worker
+from tests.harness.pools import await_restart, kill_worker, make_pool
 from tests.pool_model.results import named_in
+
+
+def make(folder: Path, num_envs: int, num_workers: int = 1, where: str = "fork", **options: Any) -> stepmill.Pool:
+    env_fns = [partial(make_env, str(folder), env_id, 1) for env_id in range(num_envs)]
+    return make_pool(where, env_fns, num_workers=num_workers, **options)
 
 
 def read_workers_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,14 +42,8 @@ def test_a_constructor_that_raises_before_its_process_is_known_leaves_no_descrip
     on_fault: str, context: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_workers_first(monkeypatch)
-    options = stepmill.PoolOptions(
-        on_fault=on_fault,
-        seeding="per_episode",
-        context=context,
-        restarts={"max_restarts": 1000, "restart_window_s": 0.001},
-    )
-    env_fns = [partial(make_env, str(tmp_path), env_id, 1) for env_id in range(2)]
-    with stepmill.Pool(env_fns, backend="process", num_workers=1, options=options) as pool:
+    restarts = {"max_restarts": 1000, "restart_window_s": 0.001}
+    with make(tmp_path, 2, where=context, on_fault=on_fault, seeding="per_episode", restarts=restarts) as pool:
         pool.reset(seed=0)
         num_open = len(os.listdir("/proc/self/fd"))
         Traps(str(tmp_path)).set("build", 0, RAISE, times=3)
@@ -57,9 +57,7 @@ def test_a_constructor_that_raises_before_its_process_is_known_leaves_no_descrip
 
 
 def test_the_error_of_a_revival_that_failed_names_all_envs_that_are_lost(tmp_path: Path) -> None:
-    env_fns = [partial(make_env, str(tmp_path), env_id, 1) for env_id in range(3)]
-    options = stepmill.PoolOptions(context="fork")
-    with stepmill.Pool(env_fns, backend="process", num_workers=1, options=options) as pool:
+    with make(tmp_path, 3) as pool:
         pool.reset(seed=0)
         os.kill(pool.stats().workers[0].pid, signal.SIGKILL)
         with pytest.raises(stepmill.WorkerDied):
@@ -78,8 +76,7 @@ def test_the_error_of_a_revival_that_failed_names_all_envs_that_are_lost(tmp_pat
 
 
 def test_envs_whose_death_a_call_has_reported_are_faulted_once_a_step_finds_them_dead(tmp_path: Path) -> None:
-    env_fns = [partial(make_env, str(tmp_path), env_id, 1) for env_id in range(4)]
-    with stepmill.Pool(env_fns, backend="process", num_workers=2, options=stepmill.PoolOptions(context="fork")) as pool:
+    with make(tmp_path, 4, 2) as pool:
         pool.reset(seed=0)
         Traps(str(tmp_path)).set("call", 0, KILL)
         with pytest.raises(stepmill.WorkerDied):
@@ -99,9 +96,7 @@ def test_envs_whose_death_a_call_has_reported_are_faulted_once_a_step_finds_them
 def test_ctrl_c_while_a_failed_restart_is_reported_leaves_all_its_envs_faulted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    env_fns = [partial(make_env, str(tmp_path), env_id, 1) for env_id in range(2)]
-    options = stepmill.PoolOptions(on_fault="truncate", context="fork", restarts={"max_restarts": 1})
-    with stepmill.Pool(env_fns, backend="process", num_workers=1, options=options) as pool:
+    with make(tmp_path, 2, on_fault="truncate", restarts={"max_restarts": 1}) as pool:
         pool.reset(seed=0)
         Traps(str(tmp_path)).set("build", 0, RAISE, times=2)
         kill_worker(pool)
@@ -125,8 +120,7 @@ def test_ctrl_c_while_a_failed_restart_is_reported_leaves_all_its_envs_faulted(
 
 @pytest.mark.parametrize("failing", [0, 2])
 def test_a_reset_whose_restart_fails_names_all_envs_whose_faults_it_has_dropped(tmp_path: Path, failing: int) -> None:
-    env_fns = [partial(make_env, str(tmp_path), env_id, 1) for env_id in range(4)]
-    with stepmill.Pool(env_fns, backend="process", num_workers=2, options=stepmill.PoolOptions(context="fork")) as pool:
+    with make(tmp_path, 4, 2) as pool:
         pool.reset(seed=0)
         for worker in range(2):
             kill_worker(pool, worker)
@@ -151,8 +145,7 @@ def test_a_reset_whose_restart_fails_names_all_envs_whose_faults_it_has_dropped(
 
 
 def test_a_step_that_a_revival_of_its_living_worker_ends_is_not_given_an_earlier_error(tmp_path: Path) -> None:
-    env_fns = [partial(make_env, str(tmp_path), env_id, 1) for env_id in range(2)]
-    with stepmill.Pool(env_fns, backend="process", num_workers=1, options=stepmill.PoolOptions(context="fork")) as pool:
+    with make(tmp_path, 2) as pool:
         pool.reset(seed=0)
         Traps(str(tmp_path)).set("build", 0, RAISE)
         with pytest.raises(stepmill.EnvError):

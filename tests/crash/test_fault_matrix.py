@@ -179,13 +179,14 @@ def test_whatever_an_env_raises_is_reported_with_its_traceback(couple: stepmill.
             assert name != "chained" or "the cause" in error.remote_traceback
 
 
-@pytest.mark.covers("A-B1", "D-B5", "U-B4", "X-9", "G-1/cause")
+@pytest.mark.covers("A-B1", "D-B5", "U-B4", "X-9", "G-1/cause", "G-1/step", "G-1/reset", "G-1/call", "X-4/faults")
 @pytest.mark.parametrize("where", WORKERS)
 def test_every_end_of_a_process_in_every_phase_is_reported_with_the_cause(couple: stepmill.Pool) -> None:
     for phase, how in [("step", how) for how in DEATHS] + [(phase, "SIGKILL") for phase in PHASES[1:]]:
         error = inflict(couple, phase, "die", how)
         assert isinstance(error, stepmill.WorkerDied), (phase, how)
         assert error.env_ids == (1,)
+        assert "envs [1] are lost" in str(error)
         cause = (EXIT_CODE, None) if how == "exit" else (None, how)
         assert (error.exit_code, error.signal_name) == cause
 

@@ -6,17 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import stepmill
 from tests.chaos.mortal_envs import CheckingLearner, kill_at_random, make_pool, plan_lives
 from tests.harness.effort import every_second
-from tests.harness.kills import kill_process
+from tests.harness.pools import kill_unnoticed
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 NUM_STEPS = 5  # before the first death
-
-
-def kill_worker(pool: stepmill.Pool, worker: int = 0) -> None:
-    kill_process(pool.stats().workers[worker].pid)
 
 
 def advance(learner: CheckingLearner, num_steps: int, *, has_calls: bool = False) -> None:
@@ -49,10 +44,10 @@ def test_a_worker_may_die_again_at_any_command_of_a_replay(
         advance(learner, NUM_STEPS)
         plan_lives(tmp_path, 0, [end])
         if is_pending:
-            kill_worker(pool)
+            kill_unnoticed(pool)
             learner.step_all(7)
         else:
-            kill_worker(pool)
+            kill_unnoticed(pool)
             learner.call(num_envs - 1)  # not of the dead worker, which stays unnoticed
         advance(learner, 4)
 
@@ -70,7 +65,7 @@ def test_a_worker_that_dies_in_a_repeated_call_when_its_replay_has_been_played_i
         learner = CheckingLearner(pool)
         advance(learner, num_steps, has_calls=True)
         plan_lives(tmp_path, 0, [num_steps + num_calls] * num_deaths)
-        kill_worker(pool)
+        kill_unnoticed(pool)
 
         advance(learner, 3)
 
@@ -87,7 +82,7 @@ def test_a_worker_may_die_again_while_logged_calls_are_repeated(end: int, envs_p
         learner = CheckingLearner(pool)
         advance(learner, NUM_STEPS, has_calls=True)
         plan_lives(tmp_path, envs_per_worker - 1, [end])
-        kill_worker(pool)
+        kill_unnoticed(pool)
         advance(learner, 4, has_calls=True)
 
         assert learner.counts["cut"] == 0
@@ -104,7 +99,7 @@ def test_an_episode_that_is_killed_again_and_again_is_replayed_or_cut_short_wher
         learner = CheckingLearner(pool)
         advance(learner, NUM_STEPS, has_calls=has_calls)
         plan_lives(tmp_path, 0, ends)
-        kill_worker(pool)
+        kill_unnoticed(pool)
         advance(learner, 6, has_calls=has_calls)
 
         assert (tmp_path / "kills").stat().st_size == len(ends)
@@ -119,7 +114,7 @@ def test_only_deaths_at_the_same_step_of_a_replay_end_the_episode(
         learner = CheckingLearner(pool)
         advance(learner, NUM_STEPS)
         plan_lives(tmp_path, 0, ends)
-        kill_worker(pool)
+        kill_unnoticed(pool)
         if not is_pending:
             learner.call(0)
         advance(learner, 1)
@@ -133,9 +128,9 @@ def test_calls_of_an_episode_that_was_cut_short_are_repeated_before_the_next_one
         advance(learner, NUM_STEPS, has_calls=True)
         num_commands = 1 + NUM_STEPS + NUM_STEPS // 2
         plan_lives(tmp_path, 0, [num_commands] * 3)  # the same step fails until it is given up
-        kill_worker(pool)
+        kill_unnoticed(pool)
         learner.step_all(7)
-        kill_worker(pool)
+        kill_unnoticed(pool)
         learner.step_all(8)  # begins an episode
         learner.step_all(9)
 

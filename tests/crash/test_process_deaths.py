@@ -228,6 +228,7 @@ def test_nothing_outlives_a_learner_that_is_killed(context: str) -> None:
         assert leaks.wait_until_gone(pids, timeout_s=HANG_GUARD_S) == []
 
 
+@pytest.mark.covers("X-8")
 @pytest.mark.orphans
 @pytest.mark.parametrize(
     ("context", "mode"),

@@ -19,7 +19,7 @@ from tests.chaos import ChaosEnv
 from tests.chaos.envs import CLOCK
 from tests.harness.effort import every_second
 from tests.harness.hangs import DEADLINE_S
-from tests.harness.kills import kill_process
+from tests.harness.pools import assert_same, kill_unnoticed, make_pool
 
 
 class UnseededEnv(ChaosEnv):
@@ -75,15 +75,8 @@ class LateEnv(ChaosEnv):
 
 def make(env_class: type[ChaosEnv] = ChaosEnv, on_fault: str = "replay", **options: Any) -> stepmill.Pool:
     restarts = {"max_restarts": 100, "restart_window_s": 0.02, **options.pop("restarts", {})}
-    chosen = stepmill.PoolOptions(
-        on_fault=on_fault, seeding="per_episode", restarts=restarts, context="fork", **options
-    )
-    env_fns = [partial(env_class, env_id) for env_id in range(4)]
-    return stepmill.Pool(env_fns, backend="process", num_workers=2, options=chosen)
-
-
-def kill(pool: stepmill.Pool, worker: int) -> None:
-    kill_process(pool.stats().workers[worker].pid)
+    env_fns = options.pop("env_fns", [partial(env_class, env_id) for env_id in range(4)])
+    return make_pool("fork", env_fns, on_fault=on_fault, seeding="per_episode", restarts=restarts, **options)
 
 
 def play(pool: stepmill.Pool, actions: list[int], env_ids: list[int]) -> dict[int, tuple[Any, float, bool]]:
@@ -106,11 +99,9 @@ def test_killed_workers_change_no_bit(mode: str) -> None:
         for step in range(150):
             actions = [rng.randrange(10) for _ in range(4)]
             if step % 15 == 7:
-                kill(pool, rng.randrange(2))
+                kill_unnoticed(pool, rng.randrange(2))
             ours, theirs = pool.step(actions), calm.step(actions)
-            assert np.array_equal(ours.obs, theirs.obs), step
-            assert np.array_equal(ours.reward, theirs.reward), step
-            assert np.array_equal(ours.truncated, theirs.truncated), step
+            assert_same(ours, theirs, step)
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
@@ -123,7 +114,7 @@ def test_the_episode_after_one_that_was_cut_short_is_replayed(mode: str) -> None
             assert pool.step([5, 1, 1, 1]).truncated.tolist() == [True, False, False, False]
         if mode == "NextStep":
             pool.step([1] * 4)
-        kill(pool, 0)
+        kill_unnoticed(pool)
         batch = pool.step([1] * 4)
         assert batch.truncated.tolist() == [False] * 4
         assert batch.obs[0, CLOCK] == 1
@@ -141,7 +132,7 @@ def test_steps_of_all_envs_and_of_some_are_replayed_in_order(mode: str, log_byte
         pool.reset(seed=0), calm.reset(seed=0)
         for step in range(200):
             if step % 13 == 6:
-                kill(pool, rng.randrange(2))
+                kill_unnoticed(pool, rng.randrange(2))
             chosen = sorted(rng.sample(range(4), 4 if rng.random() < 0.7 else rng.randint(1, 3)))
             actions = [rng.randrange(10) for _ in chosen]
             ours, theirs = play(pool, actions, chosen), play(calm, actions, chosen)
@@ -168,13 +159,7 @@ class EchoEnv(gymnasium.Env[Any, Any]):
 
 def test_actions_of_any_size_are_replayed_unchanged() -> None:
     numbers = [0, 1, -128, 127, -129, 128, 2**31, -(2**40), 5, -1]
-    options = stepmill.PoolOptions(
-        on_fault="replay", seeding="per_episode", restarts={"max_restarts": 100}, context="fork"
-    )
-    with (
-        stepmill.Pool([EchoEnv] * 3, backend="process", num_workers=1, options=options) as pool,
-        stepmill.Pool([EchoEnv] * 3, backend="serial") as calm,
-    ):
+    with make(env_fns=[EchoEnv] * 3, num_workers=1) as pool, make_pool("serial", [EchoEnv] * 3) as calm:
         pool.reset(seed=0), calm.reset(seed=0)
         for step in range(20):
             actions = np.roll(np.resize(numbers, 6), step if step % 4 else 0).reshape(3, 2)
@@ -183,7 +168,7 @@ def test_actions_of_any_size_are_replayed_unchanged() -> None:
             batch = pool.step(actions)
             assert np.array_equal(batch.obs, calm.step(actions).obs), step
             if step in (7, 12, 19):
-                kill(pool, 0)
+                kill_unnoticed(pool)
         assert pool.step(np.zeros((3, 2), np.int64)).truncated.sum() == 0
         assert pool._recovery.workers.num_restarts == 3
 
@@ -203,29 +188,19 @@ def test_a_long_episode_beside_short_ones_outlives_the_memory_that_these_took(
 ) -> None:
     limit = 40_000  # one of 600 steps takes half of it; all results together five times as much
     env_fns = [partial(env_class, env_id, length) for env_id, length in enumerate((10_000, 7, 1, 90))]
-    options = {
-        "on_fault": "replay",
-        "seeding": "per_episode",
-        "autoreset_mode": mode,
-        "restarts": {"max_restarts": 100, "restart_window_s": 0.02, "replay_log_bytes": limit},
-    }
-    chosen = stepmill.PoolOptions(context="fork", **options)
-    calm_options = stepmill.PoolOptions(seeding="per_episode", autoreset_mode=mode)
     rng = random.Random(7)
     with (
-        stepmill.Pool(env_fns, backend="process", num_workers=2, options=chosen) as pool,
-        stepmill.Pool(env_fns, backend="serial", options=calm_options) as calm,
+        make(env_fns=env_fns, autoreset_mode=mode, restarts={"replay_log_bytes": limit}) as pool,
+        make_pool("serial", env_fns, seeding="per_episode", autoreset_mode=mode) as calm,
     ):
         assert np.array_equal(pool.reset(seed=1).obs, calm.reset(seed=1).obs)
         for step in range(600):
             if step in (300, 599):
-                kill(pool, 0), kill(pool, 1)
+                kill_unnoticed(pool), kill_unnoticed(pool, 1)
             if step % 10 == 0:
                 actions = [rng.randrange(10) for _ in range(4)]
             ours, theirs = pool.step(actions), calm.step(actions)
-            assert np.array_equal(ours.obs, theirs.obs), step
-            assert np.array_equal(ours.reward, theirs.reward), step
-            assert np.array_equal(ours.truncated, theirs.truncated), step
+            assert_same(ours, theirs, step)
             assert pool.stats().replay_log_bytes <= limit
 
 
@@ -258,7 +233,7 @@ def test_the_longest_logs_go_first_when_there_is_too_much() -> None:
             pool.recv(1)
         for _ in range(2):
             pool.step([1] * 4)
-        kill(pool, 0)
+        kill_unnoticed(pool)
 
         batch = pool.step([1] * 4)
 
@@ -279,7 +254,7 @@ def test_an_episode_with_a_reward_that_is_not_a_number_is_replayed() -> None:
         pool.reset(seed=0)
         for _ in range(3):
             pool.step([1] * 4)
-        kill(pool, 0)
+        kill_unnoticed(pool)
 
         batch = pool.step([1] * 4)
 
@@ -292,7 +267,7 @@ def test_an_env_that_replays_otherwise_is_reported_with_the_step() -> None:
         pool.reset(seed=0)
         for _ in range(3):
             pool.step([1] * 4)
-        kill(pool, 0)
+        kill_unnoticed(pool)
 
         with pytest.warns(RuntimeWarning, match="not replayable: step 1 gave another result"):
             batch = pool.step([1] * 4)
@@ -307,7 +282,7 @@ def test_a_log_that_is_full_falls_back_to_truncate_with_the_reason() -> None:
         pool.reset(seed=0)
         for _ in range(5):
             pool.step([1] * 4)
-        kill(pool, 0)
+        kill_unnoticed(pool)
 
         batch = pool.step([1] * 4)
 
@@ -366,7 +341,7 @@ def test_an_exhausted_env_that_cannot_be_replayed_does_not_block_a_wait(tmp_path
             pool.step([1] * 4)
         for place in ("0-0", "0-1", "0-2"):
             (tmp_path / place).touch()
-        kill(pool, 0)
+        kill_unnoticed(pool)
 
         with pytest.warns(RuntimeWarning, match="env 0 is not replayable: it raised in between"):
             batch = pool.step([1] * 4)
@@ -386,7 +361,7 @@ def test_an_env_that_failed_before_its_worker_died_is_replayed_in_a_new_one(tmp_
         pool.send([1] * 4)
         while pool.states.count(stepmill.EnvState.BUSY):
             pass
-        kill(pool, 0)
+        kill_unnoticed(pool)
         while not pool.stats().workers[0].is_dead:
             pass
 
@@ -404,7 +379,7 @@ def test_an_episode_begun_by_a_reset_without_a_seed_word_is_replayed_with_the_sa
             each.reset(**how), each.step([1] * 4)
         for step in range(16):  # over the end of an episode, too
             if step in (0, 14):
-                kill(pool, 0)
+                kill_unnoticed(pool)
             ours, theirs = pool.step([1] * 4), calm.step([1] * 4)
             assert ours.reward.tolist() == theirs.reward.tolist(), step
             assert "fault" not in ours.info
@@ -418,7 +393,7 @@ def test_an_episode_is_replayed_with_the_options_of_its_reset_though_the_caller_
                 options["gain"] += 1
                 each.reset(seed=0, options=options, env_ids=[env_id])
             each.step([1] * 4)
-        kill(pool, 0)
+        kill_unnoticed(pool)
         for _ in range(4):
             assert pool.step([1] * 4).reward.tolist() == calm.step([1] * 4).reward.tolist()
 
@@ -432,10 +407,9 @@ class HalfUnseededEnv(BatchedCountingEnv):
 
 
 def test_a_batched_env_is_compared_in_all_its_rows() -> None:
-    options = stepmill.PoolOptions(on_fault="replay", seeding="per_episode", context="fork")
-    with stepmill.Pool([partial(HalfUnseededEnv, 2)], backend="process", num_workers=1, options=options) as pool:
+    with make(env_fns=[partial(HalfUnseededEnv, 2)]) as pool:
         pool.reset(seed=0)
         pool.step([1, 1])
-        kill(pool, 0)
+        kill_unnoticed(pool)
         with pytest.warns(RuntimeWarning, match="step 1 gave another result"):
             assert pool.step([1, 1]).truncated.all()

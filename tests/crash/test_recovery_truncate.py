@@ -14,15 +14,15 @@ import stepmill
 from tests.chaos import KILL, RAISE, ChaosEnv
 from tests.chaos.envs import TrappedEnv, Traps, length_of, make_env
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.pools import await_restart, kill_worker
+from tests.harness.pools import EnvFns, await_restart, kill_worker, make_pool
 
 
-def make(num_envs: int = 4, num_workers: int = 2, backend: str = "process", **options: Any) -> stepmill.Pool:
-    context = {"context": "fork"} if backend == "process" else {}
-    chosen = stepmill.PoolOptions(**{"on_fault": "truncate", "seeding": "per_episode", **context, **options})
-    workers = {} if backend == "serial" else {"num_workers": num_workers}
-    env_fns = [partial(ChaosEnv, env_id) for env_id in range(num_envs)]
-    return stepmill.Pool(env_fns, backend=backend, options=chosen, **workers)
+def pool_of(env_fns: EnvFns, where: str = "fork", **options: Any) -> stepmill.Pool:
+    return make_pool(where, env_fns, **{"on_fault": "truncate", "seeding": "per_episode", **options})
+
+
+def make(num_envs: int = 4, where: str = "fork", **options: Any) -> stepmill.Pool:
+    return pool_of([partial(ChaosEnv, env_id) for env_id in range(num_envs)], where, **options)
 
 
 def kinds(batch: stepmill.Batch) -> list[str | None]:
@@ -63,7 +63,7 @@ def test_a_rebuilt_env_gets_an_attribute_as_it_was_when_it_was_set_though_the_ca
 
 
 def test_a_fault_that_nothing_comes_of_does_not_outlast_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    with make(backend="thread") as pool:
+    with make(where="thread") as pool:
         pool.reset(seed=0)
         with monkeypatch.context() as patch:
             patch.setattr(pool._recovery, "handle", lambda **_: None)
@@ -74,22 +74,9 @@ def test_a_fault_that_nothing_comes_of_does_not_outlast_the_timeout(monkeypatch:
         assert pool.recv(4).truncated.tolist() == [False, True, False, False]
 
 
-def test_the_step_after_a_broken_episode_is_a_reset() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
-        before = pool.step([1, 1, KILL, 1]).obs.copy()
-
-        batch = pool.step([1, 1, 1, 1])
-
-        assert batch.obs[:, 2].tolist() == [2, 2, 0, 0]
-        assert batch.obs[2, 1] != before[2, 1]
-        assert kinds(batch) == [None] * 4
-        assert pool.step([1] * 4).obs[:, 2].tolist() == [3, 3, 1, 1]
-
-
-@pytest.mark.parametrize("backend", ["serial", "thread", "process"])
-def test_an_env_that_raises_is_cut_short_and_its_neighbours_go_on(backend: str) -> None:
-    with make(backend=backend) as pool:
+@pytest.mark.parametrize("where", ["serial", "thread", "fork"])
+def test_an_env_that_raises_is_cut_short_and_its_neighbours_go_on(where: str) -> None:
+    with make(where=where) as pool:
         pool.reset(seed=0)
         pool.step([1] * 4)
 
@@ -99,30 +86,6 @@ def test_an_env_that_raises_is_cut_short_and_its_neighbours_go_on(backend: str) 
         assert batch.reward.tolist() == [2.0, 0.0, 2.0, 2.0]
         assert kinds(batch) == [None, "raised", None, None]
         assert pool.step([1] * 4).obs[:, 2].tolist() == [3, 0, 3, 3]
-
-
-def test_same_step_gives_the_final_observation_and_the_first_of_the_next_episode() -> None:
-    with make(autoreset_mode="SameStep") as pool:
-        pool.reset(seed=0)
-        good = pool.step([1] * 4).obs.copy()
-
-        batch = pool.step([1, 1, KILL, 1])
-
-        assert batch.truncated.tolist() == [False, False, True, True]
-        assert batch.obs[2, 2] == 0
-        assert np.array_equal(batch.info["final_obs"][2], good[2])
-
-
-def test_disabled_autoreset_leaves_the_reset_to_the_user() -> None:
-    with make(autoreset_mode="Disabled") as pool:
-        pool.reset(seed=0)
-        pool.step([1] * 4)
-        assert pool.step([1, RAISE, 1, 1]).truncated.tolist() == [False, True, False, False]
-
-        pool.reset_async(env_ids=[1])
-
-        assert pool.recv(1).obs[0, 2] == 0
-        assert pool.step([1] * 4).obs[:, 2].tolist() == [3, 1, 3, 3]
 
 
 @pytest.mark.covers("X-12/total")
@@ -165,8 +128,7 @@ def test_all_workers_may_die_at_once() -> None:
 @pytest.mark.parametrize("when", ["idle", "in its reset"])
 def test_a_batched_env_whose_rows_have_all_ended_is_not_cut_short_once_more(when: str, tmp_path: Path) -> None:
     env_fns = [partial(make_env, str(tmp_path), identity, 2) for identity in range(2)]
-    options = stepmill.PoolOptions(on_fault="truncate", seeding="per_episode", context="fork")
-    with stepmill.Pool(env_fns, backend="process", num_workers=2, options=options) as pool:
+    with pool_of(env_fns) as pool:
         pool.reset(seed=0)
         for _ in range(length_of(0)):
             batch = pool.step([1] * 4)
@@ -190,9 +152,9 @@ def kill(pool: stepmill.Pool, worker: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
-@pytest.mark.parametrize("backend", ["serial", "process"])
-def test_an_episode_that_breaks_in_its_first_step_has_no_return_and_no_length(mode: str, backend: str) -> None:
-    with make(2, 1, backend, context="fork", autoreset_mode=mode) as pool:
+@pytest.mark.parametrize("where", ["serial", "fork"])
+def test_an_episode_that_breaks_in_its_first_step_has_no_return_and_no_length(mode: str, where: str) -> None:
+    with make(2, where, num_workers=1, autoreset_mode=mode) as pool:
         pool.reset(seed=0)
         while not (batch := pool.step([1, 1])).truncated[0]:
             pass
@@ -211,7 +173,7 @@ def test_an_episode_that_breaks_in_its_first_step_has_no_return_and_no_length(mo
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_an_episode_that_breaks_later_has_the_return_and_length_of_its_good_steps(mode: str) -> None:
-    with make(2, 1, "serial", autoreset_mode=mode) as pool:
+    with make(2, "serial", autoreset_mode=mode) as pool:
         pool.reset(seed=0)
         for _ in range(3):
             pool.step([1, 1])
@@ -222,7 +184,7 @@ def test_an_episode_that_breaks_later_has_the_return_and_length_of_its_good_step
 
 
 def test_with_same_step_an_env_that_dies_right_after_its_episodes_end_is_marked() -> None:
-    with make(2, 1, context="fork", autoreset_mode="SameStep") as pool:
+    with make(2, num_workers=1, autoreset_mode="SameStep") as pool:
         pool.reset(seed=0)
         while not (batch := pool.step([1, 1])).truncated.all():
             pass
@@ -237,7 +199,7 @@ def test_with_same_step_an_env_that_dies_right_after_its_episodes_end_is_marked(
 
 
 def test_with_same_step_an_env_that_dies_over_the_reset_after_a_fault_is_marked_again() -> None:
-    with make(2, 1, context="fork", autoreset_mode="SameStep") as pool:
+    with make(2, num_workers=1, autoreset_mode="SameStep") as pool:
         pool.reset(seed=0)
         pool.send([RAISE], [0])
         pool._waits.wait(None, env_ids=[0])  # the next episode has begun, and nobody has received it
@@ -255,8 +217,7 @@ def test_with_same_step_an_env_that_dies_over_the_reset_after_a_fault_is_marked_
 
 def test_a_batched_env_that_breaks_beside_one_that_ends_has_its_last_observations_by_row(tmp_path: Path) -> None:
     env_fns = [partial(make_env, str(tmp_path), identity, 2, mode="SameStep") for identity in range(2)]
-    options = stepmill.PoolOptions(on_fault="truncate", autoreset_mode="SameStep")
-    with stepmill.Pool(env_fns, backend="serial", options=options) as pool:
+    with pool_of(env_fns, "serial", autoreset_mode="SameStep") as pool:
         pool.reset(seed=0)
         for _ in range(length_of(0) - 1):
             good = pool.step([1] * 4).obs.copy()
@@ -270,8 +231,7 @@ def test_a_batched_env_that_breaks_beside_one_that_ends_has_its_last_observation
 
 def test_a_batched_env_that_breaks_twice_in_a_row_has_no_steps_the_second_time(tmp_path: Path) -> None:
     env_fns = [partial(make_env, str(tmp_path), 0, 2, mode="SameStep")]
-    options = stepmill.PoolOptions(on_fault="truncate", autoreset_mode="SameStep", episode_stats=True)
-    with stepmill.Pool(env_fns, backend="serial", options=options) as pool:
+    with pool_of(env_fns, "serial", autoreset_mode="SameStep", episode_stats=True) as pool:
         pool.reset(seed=0)
         for _ in range(5):
             pool.step([1, 1])
@@ -292,10 +252,7 @@ def make_rows(folder: str, identity: int, lengths: tuple[int, int] = (3, 6)) -> 
 @pytest.mark.parametrize("how", ["dies idle", "dies in a step", "raises in a step", "dies idle, twice"])
 def test_a_row_of_a_batched_env_whose_episode_has_ended_does_not_end_once_more(how: str, tmp_path: Path) -> None:
     env_fns = [partial(make_rows, str(tmp_path), identity) for identity in range(2)]
-    options = stepmill.PoolOptions(
-        on_fault="truncate", seeding="per_episode", context="fork", episode_stats=True, restarts={"max_restarts": 2}
-    )
-    with stepmill.Pool(env_fns, backend="process", num_workers=2, options=options) as pool:
+    with pool_of(env_fns, episode_stats=True, restarts={"max_restarts": 2}) as pool:
         pool.reset(seed=0)
         batches = [pool.step([1] * 4) for _ in range(3)]
         assert batches[-1].truncated.tolist() == [True, False] * 2
@@ -321,8 +278,7 @@ def test_a_row_of_a_batched_env_whose_episode_has_ended_does_not_end_once_more(h
 
 def test_a_batched_env_that_has_just_begun_an_episode_is_cut_short_with_its_neighbour(tmp_path: Path) -> None:
     env_fns = [partial(make_rows, str(tmp_path), i, lengths) for i, lengths in enumerate([(3, 3), (6, 6)])]
-    options = stepmill.PoolOptions(on_fault="truncate", seeding="per_episode", context="fork")
-    with stepmill.Pool(env_fns, backend="process", num_workers=1, options=options) as pool:
+    with pool_of(env_fns, num_workers=1) as pool:
         pool.reset(seed=0)
         for _ in range(3):
             pool.step([1] * 4)
@@ -339,8 +295,7 @@ def test_a_batched_env_that_has_just_begun_an_episode_is_cut_short_with_its_neig
 
 
 def test_a_rollout_takes_no_transition_of_a_row_that_waited_for_its_next_episode_twice(tmp_path: Path) -> None:
-    options = stepmill.PoolOptions(on_fault="truncate", seeding="per_episode")
-    with stepmill.Pool([partial(make_rows, str(tmp_path), 0)], backend="serial", options=options) as pool:
+    with pool_of([partial(make_rows, str(tmp_path), 0)], "serial") as pool:
         rollout = stepmill.Rollout(pool, num_steps=3)
         rollout.reset(seed=0)
         rollout.collect(lambda obs, env_ids: np.ones(len(obs), np.int64))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -16,7 +18,7 @@ from tests.chaos import RAISE, ChaosEnv
 from tests.chaos.envs import Traps
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.kills import stop_process
-from tests.harness.pools import kill_worker
+from tests.harness.pools import assert_same, kill_worker, make_pool
 
 
 class GainEnv(ChaosEnv):
@@ -73,16 +75,13 @@ class TouchyEnv(GainEnv):
         self._offset = value
 
 
-def make(on_fault: str = "replay", env_class: type[GainEnv] = GainEnv, **options: Any) -> stepmill.Pool:
-    chosen = {
-        "on_fault": on_fault,
-        "seeding": "per_episode",
-        "restarts": {"max_restarts": 100},
-        "context": "fork",
-        **options,
-    }
-    env_fns = [partial(env_class, env_id) for env_id in range(4)]
-    return stepmill.Pool(env_fns, backend="process", num_workers=2, options=stepmill.PoolOptions(**chosen))
+def make(on_fault: str = "replay", env_class: Any = GainEnv, where: str = "fork", **options: Any) -> stepmill.Pool:
+    chosen = {"on_fault": on_fault, "seeding": "per_episode", "restarts": {"max_restarts": 100}, **options}
+    return make_pool(where, [partial(env_class, env_id) for env_id in range(4)], **chosen)
+
+
+def make_once(folder: Path, **options: Any) -> stepmill.Pool:
+    return make(env_class=partial(OnceEnv, str(folder)), **options)
 
 
 @pytest.mark.covers("G-5")
@@ -96,8 +95,7 @@ def test_calls_and_attributes_are_repeated_where_they_were_made(kills: set[int],
             each.reset(seed=0)
         for step in range(15):
             ours, theirs = advance(pool, step, is_killed=step in kills), advance(calm, step, is_killed=False)
-            assert np.array_equal(ours.obs, theirs.obs), step
-            assert ours.reward.tolist() == theirs.reward.tolist(), step
+            assert_same(ours, theirs, step)
         kill_worker(pool)
         pool.reset(), calm.reset()
         assert pool.step([1] * 4).reward.tolist() == calm.step([1] * 4).reward.tolist()
@@ -117,24 +115,16 @@ def advance(pool: stepmill.Pool, step: int, *, is_killed: bool) -> stepmill.Batc
     return pool.recv(4)
 
 
-def _amplify(pool: stepmill.Pool) -> object:
-    return pool.call("amplify", 3.0, env_ids=[1, 2])
-
-
-def _get(pool: stepmill.Pool) -> object:
-    return pool.get_attr("gain")
-
-
-def _set(pool: stepmill.Pool) -> object:
-    return pool.set_attr("offset", [1.0, 2.0, 3.0, 4.0])
-
-
-def _render(pool: stepmill.Pool) -> object:
-    return [frame.tolist() for frame in pool.render()]
+ACTS: dict[str, Callable[[stepmill.Pool], object]] = {
+    "amplify": lambda pool: pool.call("amplify", 3.0, env_ids=[1, 2]),
+    "get": lambda pool: pool.get_attr("gain"),
+    "set": lambda pool: pool.set_attr("offset", [1.0, 2.0, 3.0, 4.0]),
+    "render": lambda pool: [frame.tolist() for frame in pool.render()],
+}
 
 
 @pytest.mark.parametrize("under_way", [False, True])
-@pytest.mark.parametrize("act", [_amplify, _get, _set, _render])
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
 def test_a_call_to_a_worker_that_died_unnoticed_is_answered_as_if_it_lived(act: Any, under_way: bool) -> None:
     with make() as pool, make("raise") as calm:
         for each in (pool, calm):
@@ -151,14 +141,11 @@ def test_a_call_to_a_worker_that_died_unnoticed_is_answered_as_if_it_lived(act: 
         if not under_way:
             pool.send([1, 2, 3, 4]), calm.send([1, 2, 3, 4])
         for _ in range(8):
-            ours, theirs = pool.recv(4), calm.recv(4)
-            assert np.array_equal(ours.obs, theirs.obs)
-            assert ours.reward.tolist() == theirs.reward.tolist()
-            assert ours.truncated.tolist() == theirs.truncated.tolist()
+            assert_same(pool.recv(4), calm.recv(4))
             pool.send([4, 3, 2, 1]), calm.send([4, 3, 2, 1])
 
 
-@pytest.mark.parametrize("act", [_amplify, _get, _set, _render])
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
 def test_a_call_that_a_worker_did_not_read_before_it_died_is_answered_by_its_successor(
     monkeypatch: pytest.MonkeyPatch, act: Any
 ) -> None:
@@ -185,8 +172,7 @@ def test_a_call_that_a_worker_did_not_read_before_it_died_is_answered_by_its_suc
         assert answer == act(calm)
         assert pool.stats().workers[0].pid != pid
         for _ in range(8):
-            ours, theirs = pool.step([1, 2, 3, 4]), calm.step([1, 2, 3, 4])
-            assert ours.reward.tolist() == theirs.reward.tolist()
+            assert_same(pool.step([1, 2, 3, 4]), calm.step([1, 2, 3, 4]))
         kill_worker(pool)
         assert pool.get_attr("gain") == calm.get_attr("gain")
 
@@ -260,11 +246,8 @@ def test_a_call_with_another_outcome_when_repeated_is_reported(tmp_path: Any, mo
 
 
 def compare_steps(pool: stepmill.Pool, calm: stepmill.Pool, num_steps: int) -> None:
-    for _ in range(num_steps):
-        batch, expected = pool.step([1] * 4), calm.step([1] * 4)
-        np.testing.assert_array_equal(batch.obs, expected.obs)
-        assert batch.reward.tolist() == expected.reward.tolist()
-        assert batch.truncated.tolist() == expected.truncated.tolist()
+    for step in range(num_steps):
+        assert_same(pool.step([1] * 4), calm.step([1] * 4), step)
 
 
 @pytest.mark.parametrize(("mode", "recycle_after"), [("NextStep", None), ("SameStep", None), ("SameStep", 2)])
@@ -325,7 +308,7 @@ def test_an_attribute_is_what_it_was_when_setting_it_again_has_failed(value: flo
 
 
 class OnceEnv(GainEnv):
-    """Raises once, where a file says so; shows its gain in what it observes, from the reset on."""
+    """Raises once in a step, and once after a second step, where files say so; shows its gain in what it observes, from the reset on."""
 
     observation_space = gymnasium.spaces.Box(-1, 2**62, (5,), np.int64)
 
@@ -335,26 +318,17 @@ class OnceEnv(GainEnv):
 
     def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._traps.trigger("step", self.identity)
-        return super().step(action)
+        result = super().step(action)
+        if self._clock == 2:
+            self._traps.trigger("second", self.identity)
+        return result
 
     def _observe(self) -> Any:
         return np.array([*super()._observe(), int(100 * self.gain)], np.int64)
 
 
-def make_once(folder: Any, **options: Any) -> stepmill.Pool:
-    chosen = {
-        "on_fault": "replay",
-        "seeding": "per_episode",
-        "restarts": {"max_restarts": 100},
-        "context": "fork",
-        **options,
-    }
-    env_fns = [partial(OnceEnv, str(folder), env_id) for env_id in range(4)]
-    arguments = {"backend": "process", "num_workers": 2} if "backend" not in options else {}
-    return stepmill.Pool(env_fns, **arguments, options=stepmill.PoolOptions(**chosen))  # type: ignore[arg-type]
-
-
-def test_an_env_that_raises_after_a_call_in_its_episode_is_not_called_twice(tmp_path: Any) -> None:
+@pytest.mark.parametrize("fails_again", [False, True])  # at another step of its replay
+def test_an_env_that_raises_after_a_call_in_its_episode_is_not_called_twice(fails_again: bool, tmp_path: Path) -> None:
     with make_once(tmp_path) as pool:
         pool.reset(seed=0)
         pool.step([1] * 4)
@@ -362,16 +336,19 @@ def test_an_env_that_raises_after_a_call_in_its_episode_is_not_called_twice(tmp_
         pool.set_attr("offset", 1.0, env_ids=[1])
         pool.step([1] * 4)
         Traps(str(tmp_path)).set("step", 1, RAISE)
+        if fails_again:
+            Traps(str(tmp_path)).set("second", 1, RAISE)
 
         batch = pool.step([1] * 4)
 
         assert batch.truncated.tolist() == [False] * 4
         assert batch.reward.tolist() == [6.0, 7.0, 6.0, 6.0]
         assert pool.get_attr("gain") == (2.0,) * 4
+        assert not list(tmp_path.iterdir())  # it did fail
 
 
 def test_an_env_that_raises_after_a_call_and_cannot_be_replaced_is_truncated(tmp_path: Any) -> None:
-    with make_once(tmp_path, backend="serial") as pool:
+    with make_once(tmp_path, where="serial") as pool:
         pool.reset(seed=0)
         pool.call("amplify", 2.0, env_ids=[1])
         pool.step([1] * 4)
@@ -398,40 +375,6 @@ def test_a_call_between_episodes_comes_before_the_next_though_that_has_begun_ahe
         assert pool.step([1] * 4).obs[:, 4].tolist() == [200] * 4
         kill_worker(pool)
         assert pool.step([1] * 4).truncated.tolist() == [False] * 4
-
-
-def test_an_env_that_fails_at_another_step_of_its_replay_is_not_called_twice(tmp_path: Any) -> None:
-    with make_twice(tmp_path) as pool:
-        pool.reset(seed=0)
-        pool.step([1] * 4)
-        assert pool.call("amplify", 2.0) == (2.0,) * 4
-        pool.step([1] * 4)
-        Traps(str(tmp_path)).set("step", 1, RAISE)
-        Traps(str(tmp_path)).set("second", 1, RAISE)
-
-        batch = pool.step([1] * 4)
-
-        assert batch.truncated.tolist() == [False] * 4
-        assert batch.reward.tolist() == [6.0] * 4
-        assert not list(tmp_path.iterdir())  # it did fail twice
-
-
-class TwiceEnv(OnceEnv):
-    """Fails a second time, in the second step of its episode, once it has failed."""
-
-    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        result = super().step(action)
-        if self._clock == 2:
-            self._traps.trigger("second", self.identity)
-        return result
-
-
-def make_twice(folder: Any) -> stepmill.Pool:
-    options = stepmill.PoolOptions(
-        on_fault="replay", seeding="per_episode", restarts={"max_restarts": 100}, context="fork"
-    )
-    env_fns = [partial(TwiceEnv, str(folder), env_id) for env_id in range(4)]
-    return stepmill.Pool(env_fns, backend="process", num_workers=2, options=options)
 
 
 def test_an_env_whose_replay_is_given_up_gets_its_calls_and_its_next_episode_can_be_replayed(tmp_path: Any) -> None:
@@ -472,15 +415,12 @@ def test_a_worker_that_dies_in_a_repeated_call_is_replaced_once_more(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPMILL_TEST_CALLS", str(tmp_path / "calls"))
-    options = stepmill.PoolOptions(
-        on_fault="replay", seeding="per_episode", restarts={"max_restarts": 100}, context="fork"
-    )
-    with stepmill.Pool([partial(MortalCallEnv, 0)], backend="process", num_workers=1, options=options) as pool:
+    with make(env_class=MortalCallEnv) as pool:
         pool.reset(seed=0)
-        pool.step([1])
-        assert pool.call("count") == (1,)
+        pool.step([1] * 4)
+        assert pool.call("count", env_ids=[0]) == (1,)
         kill_worker(pool)
 
-        pool.send([2])
+        pool.send([2] * 4)
 
-        assert pool.recv(timeout_s=HANG_GUARD_S).truncated.tolist() == [False]
+        assert pool.recv(timeout_s=HANG_GUARD_S).truncated.tolist() == [False] * 4

@@ -19,6 +19,7 @@ from stepmill.pool.capsule import read_capsule
 from stepmill.pool.events import BeginRestart, Remedy
 from stepmill.testing.gates import Gate, wait_at
 from tests.chaos import KILL, ChaosEnv
+from tests.chaos.envs import make_fragile, make_gated
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.kills import kill_process
 from tests.harness.pools import await_restart, kill_worker
@@ -54,13 +55,6 @@ class TalkativeEnv(ChaosEnv):
     def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         *result, _ = super().step(action)
         return *result, {"page": b"x" * 2**20}  # type: ignore[return-value]
-
-
-def make_gated(flag: Path, gate: Path, env_id: int) -> ChaosEnv:
-    """Waits at the gate if the flag is there: the first one is built at once, the second one is not."""
-    if flag.exists():
-        wait_at(gate)
-    return ChaosEnv(env_id)
 
 
 def make(env_fns: Any, **options: Any) -> stepmill.Pool:
@@ -203,12 +197,6 @@ def test_an_env_that_is_reset_after_all_repairs_has_its_attributes_under_replay_
 
         assert pool.reset(env_ids=[0]).obs[0, 2:].tolist() == [0, 5]
         assert pool.step([1, 1]).truncated.tolist() == [False, False]
-
-
-def make_fragile(flag: Path, env_id: int) -> ChaosEnv:
-    if flag.exists():
-        raise RuntimeError("no second one")
-    return ChaosEnv(env_id)
 
 
 def test_the_reason_of_a_failed_restart_is_reported_however_late_it_is_asked_for(tmp_path: Path) -> None:

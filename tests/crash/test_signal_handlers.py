@@ -372,7 +372,7 @@ def external_pool(script: SignalledScript, number: int, **options: Any) -> stepm
     return stepmill.Pool([script] * 2, backend="envpool", options=stepmill.PoolOptions(**options))
 
 
-@pytest.mark.parametrize("phase", ["send", "recv"])
+@pytest.mark.parametrize("phase", ["send", "recv", "reset"])
 @pytest.mark.parametrize("policy", ["raise", "truncate"])
 def test_a_handlers_exception_reaches_the_learner_from_a_external_pool_in_line(handled, policy: str, phase: str):
     number, error = handled
@@ -381,19 +381,7 @@ def test_a_handlers_exception_reaches_the_learner_from_a_external_pool_in_line(h
         pool.reset()
         script.phase = phase
         with pytest.raises(error):
-            pool.step([1, 1])
-        with pytest.warns(RuntimeWarning, match="this reset drops its result"):
-            pool.reset()
-        assert pool.step([1, 1]).reward.tolist() == [1.0, 1.0]
-
-
-def test_a_handlers_exception_reaches_the_learner_from_a_reset_of_a_external_pool_in_line(handled):
-    number, error = handled
-    script = SignalledScript(length=9)
-    with external_pool(script, number) as pool:
-        script.phase = "reset"
-        with pytest.raises(error):
-            pool.reset()
+            pool.reset() if phase == "reset" else pool.step([1, 1])
         with pytest.warns(RuntimeWarning, match="this reset drops its result"):
             pool.reset()
         assert pool.step([1, 1]).reward.tolist() == [1.0, 1.0]

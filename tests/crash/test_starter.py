@@ -103,53 +103,21 @@ def test_all_pools_of_a_program_have_one_starter_and_a_launcher_each(context: st
     assert third.call("add", 1) == (1,)
 
 
-def change_variable(patch: pytest.MonkeyPatch, path: Path) -> None:
-    patch.setenv("STEPMILL_TEST", "changed")
-
-
-def change_directory(patch: pytest.MonkeyPatch, path: Path) -> None:
-    patch.chdir(path)
-
-
-def change_path(patch: pytest.MonkeyPatch, path: Path) -> None:
-    patch.syspath_prepend(path)
-
-
-def change_arguments(patch: pytest.MonkeyPatch, path: Path) -> None:
-    patch.setattr(sys, "argv", ["another", "program"])
-
-
-def change_umask(patch: pytest.MonkeyPatch, path: Path) -> None:
-    os.umask(read_umask() ^ 0o040)
-
-
-def change_cores(patch: pytest.MonkeyPatch, path: Path) -> None:
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-
-
 def change_limit(patch: pytest.MonkeyPatch, path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
 
 
-def change_priority(patch: pytest.MonkeyPatch, path: Path) -> None:
-    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + 1)
-
-
-def change_ignored(patch: pytest.MonkeyPatch, path: Path) -> None:
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-
-
-CHANGES: dict[str, Callable[[pytest.MonkeyPatch, Path], None]] = {
-    "variable": change_variable,
-    "directory": change_directory,
-    "path": change_path,
-    "arguments": change_arguments,
-    "umask": change_umask,
-    "cores": change_cores,
+CHANGES: dict[str, Callable[[pytest.MonkeyPatch, Path], object]] = {
+    "variable": lambda patch, _: patch.setenv("STEPMILL_TEST", "changed"),
+    "directory": lambda patch, path: patch.chdir(path),
+    "path": lambda patch, path: patch.syspath_prepend(path),
+    "arguments": lambda patch, _: patch.setattr(sys, "argv", ["another", "program"]),
+    "umask": lambda *_: os.umask(read_umask() ^ 0o040),
+    "cores": lambda *_: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
     "limit": change_limit,
-    "priority": change_priority,
-    "ignored": change_ignored,
+    "priority": lambda *_: os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + 1),
+    "ignored": lambda *_: signal.signal(signal.SIGUSR2, signal.SIG_IGN),
 }
 
 

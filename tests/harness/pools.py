@@ -12,7 +12,9 @@ from typing import Any
 import stepmill
 from stepmill.pool.workers import WorkerState
 from stepmill.spec.ray_options import RayOptions
+from stepmill.testing.compare import find_difference
 from stepmill.testing.envs import CountingEnv
+from tests.harness.kills import kill_process
 
 BACKENDS: dict[str, dict[str, Any]] = {
     "serial": {"backend": "serial"},
@@ -52,11 +54,22 @@ def kill_worker(pool: stepmill.Pool, worker: int = 0) -> None:
         os.sched_yield()
 
 
+def kill_unnoticed(pool: stepmill.Pool, worker: int = 0) -> None:
+    """Kill a worker, and wait until its process has ended: the pool finds it at its next use."""
+    kill_process(pool.stats().workers[worker].pid)
+
+
 def await_restart(pool: stepmill.Pool, worker: int) -> None:
     """Wait until no restart of a worker is under way, and leave faults of pending commands alone."""
     while pool._recovery.workers.records[worker].state is WorkerState.RESTARTING:
         pool._state.wait(1.0)
         pool._recovery.handle(has_faults=False)
+
+
+def assert_same(ours: stepmill.Batch, theirs: stepmill.Batch, when: object = "") -> None:
+    """Compare all of two batches but the infos."""
+    columns = [(each.obs, each.reward, each.terminated, each.truncated, each.env_id) for each in (ours, theirs)]
+    assert find_difference(*columns, f"batch {when}") is None
 
 
 def make_vector_env(where: str, env_fns: EnvFns, **arguments: Any) -> stepmill.VectorEnv:
