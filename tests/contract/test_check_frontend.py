@@ -38,14 +38,6 @@ class Sound(SyncVectorEnv):
         return super().reset(seed=seed, options=dict(options) if options else options)
 
 
-class WrongOrder(Sound):
-    """Rows are not in the order of the envs."""
-
-    def step(self, actions):
-        obs, *rest = super().step(actions)
-        return (roll(obs), *rest)
-
-
 class StaleAfterReset(Sound):
     """An env that was reset shows what it showed before."""
 
@@ -74,20 +66,6 @@ class StaleAfterAutoreset(Sound):
         return (shown, *rest)
 
 
-class NeighboursReward(Sound):
-    def step(self, actions):
-        obs, reward, *rest = super().step(actions)
-        return (obs, np.roll(reward, 1), *rest)
-
-
-class LostFinalObs(Sound):
-    """SAME_STEP tells nothing of the last observation."""
-
-    def step(self, actions):
-        *rest, infos = super().step(actions)
-        return (*rest, {key: value for key, value in infos.items() if key not in ("final_obs", "_final_obs")})
-
-
 class LateFinalObs(Sound):
     """The last observation is that of the next episode."""
 
@@ -111,27 +89,6 @@ class ActsOnNewEpisode(Sound):
         if self.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP and over.any():
             return super().step(actions)
         return result
-
-
-class SeedsNotPassed(Sound):
-    def reset(self, *, seed=None, options=None):
-        return super().reset(options=options)
-
-
-class OneSeedForAll(Sound):
-    def reset(self, *, seed=None, options=None):
-        return super().reset(seed=[seed] * self.num_envs if isinstance(seed, int) else seed, options=options)
-
-
-class SeedListIgnored(Sound):
-    def reset(self, *, seed=None, options=None):
-        return super().reset(seed=None if isinstance(seed, list) else seed, options=options)
-
-
-class OptionsNotPassed(Sound):
-    def reset(self, *, seed=None, options=None):
-        mask = {"reset_mask": options["reset_mask"]} if options and "reset_mask" in options else None
-        return super().reset(seed=seed, options=mask)
 
 
 class OptionsEaten(Sound):
@@ -171,44 +128,6 @@ class SharedRewards(Sound):
         return (obs, self.kept, *rest)
 
 
-class FlagsSwapped(Sound):
-    def step(self, actions):
-        obs, reward, terminated, truncated, infos = super().step(actions)
-        return obs, reward, truncated, terminated, infos
-
-
-class NeighboursInfo(Sound):
-    """Infos are those of the row beside."""
-
-    def step(self, actions):
-        *rest, infos = super().step(actions)
-        infos["echo"] = roll(infos["echo"]) if "echo" in infos else None
-        return (*rest, infos)
-
-
-class InfoMasksFull(Sound):
-    """Masks say that all have what only some have."""
-
-    def step(self, actions):
-        *rest, infos = super().step(actions)
-        masks = {key: np.ones_like(value) for key, value in infos.items() if key == "_int"}
-        return (*rest, {**infos, **masks})
-
-
-class ResetsAll(Sound):
-    """A partial reset resets all."""
-
-    def reset(self, *, seed=None, options=None):
-        rest = {key: value for key, value in options.items() if key != "reset_mask"} if options else options
-        return super().reset(seed=seed, options=rest)
-
-
-class NarrowRewards(Sound):
-    def step(self, actions):
-        obs, reward, *rest = super().step(actions)
-        return (obs, reward.astype(np.float32), *rest)
-
-
 class FewerRows(Sound):
     """It says it has another number of envs than it was given."""
 
@@ -225,38 +144,56 @@ class UnknownMode(Sound):
         self.metadata = {}
 
 
-FAULTS: list[Callable[..., Any]] = [
-    WrongOrder,
-    StaleAfterReset,
-    StaleAfterAutoreset,
-    NeighboursReward,
-    LostFinalObs,
-    LateFinalObs,
-    ActsOnNewEpisode,
-    SeedsNotPassed,
-    OneSeedForAll,
-    SeedListIgnored,
-    OptionsNotPassed,
-    OptionsEaten,
-    ActionsChanged,
-    SharedObservations,
-    SharedRewards,
-    FlagsSwapped,
-    NeighboursInfo,
-    InfoMasksFull,
-    ResetsAll,
-    NarrowRewards,
-    FewerRows,
-    UnknownMode,
-]
+def without(mapping: Any, *keys: str) -> Any:
+    return {key: value for key, value in mapping.items() if key not in keys} if mapping else mapping
+
+
+STEP_FAULTS: dict[str, Callable[..., Any]] = {
+    "wrong order": lambda obs, *rest: (roll(obs), *rest),
+    "neighbour's reward": lambda obs, reward, *rest: (obs, np.roll(reward, 1), *rest),
+    "narrow rewards": lambda obs, reward, *rest: (obs, reward.astype(np.float32), *rest),
+    "flags swapped": lambda obs, reward, terminated, truncated, infos: (obs, reward, truncated, terminated, infos),
+    "lost final obs": lambda *rest: (*rest[:-1], without(rest[-1], "final_obs", "_final_obs")),
+    "neighbour's info": lambda *rest: (
+        *rest[:-1],
+        {key: roll(value) if key == "echo" else value for key, value in rest[-1].items()},
+    ),
+    "masks say that all have what some have": lambda *rest: (
+        *rest[:-1],
+        {key: np.ones_like(value) if key == "_int" else value for key, value in rest[-1].items()},
+    ),
+}
+RESET_FAULTS: dict[str, Callable[..., Any]] = {
+    "seeds not passed": lambda seed, options, num_envs: (None, options),
+    "one seed for all": lambda seed, options, num_envs: ([seed] * num_envs if isinstance(seed, int) else seed, options),
+    "seed list ignored": lambda seed, options, num_envs: (None if isinstance(seed, list) else seed, options),
+    "options not passed": lambda seed, options, num_envs: (
+        seed,
+        {"reset_mask": options["reset_mask"]} if options and "reset_mask" in options else None,
+    ),
+    "resets all": lambda seed, options, num_envs: (seed, without(options, "reset_mask")),
+}
+
+
+def with_fault(name: str) -> type[Sound]:
+    class Planted(Sound):
+        def step(self, actions):
+            result = super().step(actions)
+            return STEP_FAULTS[name](*result) if name in STEP_FAULTS else result
+
+        def reset(self, *, seed=None, options=None):
+            given = RESET_FAULTS[name](seed, options, self.num_envs) if name in RESET_FAULTS else (seed, options)
+            return super().reset(seed=given[0], options=given[1])
+
+    return Planted
+
+
+FAULTS = {each.__name__: each for each in Sound.__subclasses__()} | {
+    name: with_fault(name) for name in (*STEP_FAULTS, *RESET_FAULTS)
+}
 FOUND_LATE = (  # after many of the checks
-    LateFinalObs,
-    LostFinalObs,
-    SharedRewards,
-    SharedObservations,
-    ResetsAll,
-    StaleAfterReset,
-    OptionsNotPassed,
+    *(LateFinalObs.__name__, SharedRewards.__name__, SharedObservations.__name__, StaleAfterReset.__name__),
+    *("lost final obs", "resets all", "options not passed"),
 )
 
 
@@ -265,7 +202,7 @@ FOUND_LATE = (  # after many of the checks
 )
 def test_a_planted_fault_is_found(planted):
     with pytest.raises(CheckFailed):
-        check_frontend(planted)
+        check_frontend(FAULTS[planted])
 
 
 @pytest.mark.slow

@@ -39,66 +39,30 @@ ACTS = (
 
 
 @pytest.mark.covers("X-15")
-@settings(max_examples=examples(30))
-@given(ANY)
-def test_serial_equals_gymnasium_for_any_space(story):
-    compare_with_gymnasium(story, partial(make_vector_env, "serial"))
+@pytest.mark.parametrize(("where", "num_any", "num_large"), [("serial", 30, 15), ("thread", 20, 10), ("fork", 15, 10)])
+def test_a_backend_equals_gymnasium_for_any_space_and_for_observations_that_are_lent(where, num_any, num_large):
+    def compare(story):
+        compare_with_gymnasium(story, partial(make_vector_env, where))
 
-
-@settings(max_examples=examples(15))
-@given(LARGE)
-def test_serial_equals_gymnasium_for_observations_that_are_lent(story):
-    compare_with_gymnasium(story, partial(make_vector_env, "serial"))
-
-
-@settings(max_examples=examples(20))
-@given(ANY)
-def test_threads_equal_gymnasium_for_any_space(story):
-    compare_with_gymnasium(story, partial(make_vector_env, "thread"))
-
-
-@settings(max_examples=examples(10))
-@given(LARGE)
-def test_threads_equal_gymnasium_for_observations_that_are_lent(story):
-    compare_with_gymnasium(story, partial(make_vector_env, "thread"))
-
-
-@pytest.mark.covers("X-15")
-@settings(max_examples=examples(15))
-@given(ANY)
-def test_forked_processes_equal_gymnasium_for_any_space(story):
-    compare_with_gymnasium(story, partial(make_vector_env, "fork"))
-
-
-@settings(max_examples=examples(10))
-@given(LARGE)
-def test_forked_processes_equal_gymnasium_for_observations_that_are_lent(story):
-    compare_with_gymnasium(story, partial(make_vector_env, "fork"))
+    settings(max_examples=examples(num_any))(given(ANY)(compare))()
+    settings(max_examples=examples(num_large))(given(LARGE)(compare))()
 
 
 @pytest.mark.covers("G-11")
 @pytest.mark.parametrize(
-    ("where", "num_workers", "mode"),  # 5 envs: shares of two sizes
+    ("where", "num_workers", "mode", "seed"),  # 5 envs: shares of two sizes
     [
-        ("thread", 3, AutoresetMode.SAME_STEP),
-        pytest.param("fork", 2, AutoresetMode.NEXT_STEP, marks=pytest.mark.slow),
-        ("fork", 2, AutoresetMode.DISABLED),
+        ("thread", 3, AutoresetMode.SAME_STEP, 3),
+        pytest.param("fork", 2, AutoresetMode.NEXT_STEP, 3, marks=pytest.mark.slow),
+        ("fork", 2, AutoresetMode.DISABLED, 3),
+        ("forkserver", 2, AutoresetMode.NEXT_STEP, [7, None, 9, 1, None]),
+        pytest.param("spawn", 2, AutoresetMode.SAME_STEP, [7, None, 9, 1, None], marks=pytest.mark.slow),
     ],
 )
-def test_every_leaf_kind_equals_gymnasium_on_any_number_of_workers(where, num_workers, mode):
+def test_every_leaf_kind_equals_gymnasium_on_any_number_of_workers(where, num_workers, mode, seed):
     space = gs.Dict({"fixed": all_leaves_space(), "variable": gs.Tuple(VARIABLE)})
-    story = Story(space, space, num_envs=5, mode=mode, seed=3, acts=ACTS)
+    story = Story(space, space, num_envs=5, mode=mode, seed=seed, acts=ACTS)
     compare_with_gymnasium(story, partial(make_vector_env, where, num_workers=num_workers))
-
-
-@pytest.mark.parametrize(
-    ("where", "mode"),
-    [("forkserver", AutoresetMode.NEXT_STEP), pytest.param("spawn", AutoresetMode.SAME_STEP, marks=pytest.mark.slow)],
-)
-def test_every_leaf_kind_equals_gymnasium_in_processes_that_inherit_nothing(where, mode):
-    space = gs.Dict({"fixed": all_leaves_space(), "variable": gs.Tuple(VARIABLE)})
-    story = Story(space, space, num_envs=3, mode=mode, seed=[7, None, 9], acts=ACTS)
-    compare_with_gymnasium(story, partial(make_vector_env, where))
 
 
 @pytest.mark.parametrize("space", VARIABLE, ids=lambda space: type(space).__name__)

@@ -13,7 +13,7 @@ import stepmill
 from stepmill.pool.port import PoolPort
 from stepmill.spec.options import EnvState
 from stepmill.testing.envs import BatchedCountingEnv, CountingEnv
-from tests.harness.pools import await_restart, counting_envs, make_pool
+from tests.harness.pools import await_restart, counting_envs, kill_worker, make_pool
 
 MODES = pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 
@@ -145,20 +145,6 @@ def test_a_reset_in_between_does_not_lengthen_the_budget(pool_of):
     assert drive(pool).tolist() == [1]
 
 
-def test_an_episode_that_is_cut_short_by_a_fault_counts(pool_of):
-    def fails_at_two(identity):
-        env = CountingEnv(identity, 5)
-        step = env.step
-        env.step = lambda action: step(action) if action < 9 else 1 / 0
-        return env
-
-    pool = pool_of([partial(fails_at_two, i) for i in range(2)], num_episodes=1, on_fault="truncate")
-    pool.reset(seed=0)
-    batch = pool.step([9, 1])
-    assert batch.truncated.tolist() == [True, False]
-    assert pool.exhausted.tolist() == [True, False]
-
-
 class FailingEnv(CountingEnv):
     """Raises at action 9, and ends its process at action 8."""
 
@@ -241,10 +227,7 @@ def test_a_reset_brings_back_an_exhausted_env_whose_worker_has_died(pool_of, whe
     pool = pool_of(counting_envs(2, 1), num_episodes=1, num_workers=2)
     pool.reset(seed=0)
     pool.step([1, 1])
-    pid = pool.stats().workers[1].pid
-    os.kill(pid, signal.SIGKILL)
-    while not pool.stats().workers[1].is_dead:
-        os.sched_yield()
+    kill_worker(pool, 1)
     with pytest.warns(RuntimeWarning, match=r"worker of the exhausted envs \[1\] has died"):
         batch = pool.reset(seed=0)
     assert batch.env_id.tolist() == [0, 1]

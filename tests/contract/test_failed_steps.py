@@ -21,6 +21,16 @@ def _others(length: int = 50) -> list[partial[CountingEnv]]:
     return [partial(CountingEnv, i, length) for i in (1, 2, 3)]
 
 
+@pytest.fixture
+def failed(vector_env_of):
+    """Four envs, of which env 0 has raised in the first step."""
+    envs = vector_env_of([partial(RaisingEnv, "step", 1), *_others()])
+    envs.reset(seed=0)
+    with pytest.raises(stepmill.EnvError):
+        envs.step(ONES)
+    return envs
+
+
 @pytest.mark.covers("G-9")
 def test_after_a_reset_of_the_env_that_raised_the_next_step_returns_the_results_of_the_others(vector_env_of):
     envs = vector_env_of([partial(RaisingEnv, "step", 2), *_others()])
@@ -42,34 +52,31 @@ def test_after_a_reset_of_the_env_that_raised_the_next_step_returns_the_results_
 def test_the_infos_of_that_step_mark_the_actions_that_were_not_used(vector_env_of, is_async):
     envs = vector_env_of([partial(RaisingEnv, "step", 1), *_others()])
 
-    def step() -> dict[str, np.ndarray]:
+    def step():
         if not is_async:
-            return envs.step(ONES)[4]
+            return envs.step(ONES)
         envs.step_async(ONES)
-        return envs.step_wait()[4]
+        return envs.step_wait()
 
     envs.reset(seed=0)
     with pytest.raises(stepmill.EnvError):
         step()
     envs.reset(options=FIRST)
-    infos = step()
+    obs, *_, infos = step()
+    assert obs[:, 2].tolist() == [1, 1, 1, 1]
     assert infos["kept"].tolist() == infos["_kept"].tolist() == [False, True, True, True]
-    assert not step().keys() & {"kept", "_kept"}
+    assert not step()[4].keys() & {"kept", "_kept"}
 
 
 @pytest.mark.parametrize("options", [None, {"reset_mask": [True] * 4}])
-def test_a_reset_of_all_keeps_no_result(vector_env_of, options):
-    envs = vector_env_of([partial(RaisingEnv, "step", 1), *_others()])
-    envs.reset(seed=0)
-    with pytest.raises(stepmill.EnvError):
-        envs.step(ONES)
-    envs.reset(options=FIRST)
-    envs.step_async(ONES)
+def test_a_reset_of_all_keeps_no_result(failed, options):
+    failed.reset(options=FIRST)
+    failed.step_async(ONES)
     with pytest.raises(PendingCallError):
-        envs.reset()
-    envs.step_wait()
-    envs.reset(options=options)
-    obs, _, _, _, infos = envs.step(ONES)
+        failed.reset()
+    failed.step_wait()
+    failed.reset(options=options)
+    obs, _, _, _, infos = failed.step(ONES)
     assert obs[:, 2].tolist() == [1, 1, 1, 1]
     assert not infos.keys() & {"kept", "_kept"}
 
@@ -97,28 +104,13 @@ def test_the_end_of_an_episode_that_came_with_the_fault_is_not_lost(vector_env_o
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_step_without_that_reset_names_the_env_and_what_to_call(vector_env_of, is_async):
-    envs = vector_env_of([partial(RaisingEnv, "step", 1), *_others()])
-    envs.reset(seed=0)
-    with pytest.raises(stepmill.EnvError):
-        envs.step(ONES)
+def test_a_step_without_that_reset_names_the_env_and_what_to_call(failed, is_async):
     with pytest.raises(stepmill.UsageError, match=r"envs \[0\] have failed; .*reset_mask.* with reset\(\)") as caught:
-        envs.step_async(ONES) if is_async else envs.step(ONES)
+        failed.step_async(ONES) if is_async else failed.step(ONES)
     assert "revive" not in str(caught.value)
     assert "recv" not in str(caught.value)
-    envs.reset(seed=0)
-    assert envs.step(ONES)[0][:, 2].tolist() == [1, 1, 1, 1]
-
-
-def test_it_works_with_step_async_and_step_wait_too(vector_env_of):
-    envs = vector_env_of([partial(RaisingEnv, "step", 1), *_others()])
-    envs.reset(seed=0)
-    envs.step_async(ONES)
-    with pytest.raises(stepmill.EnvError):
-        envs.step_wait()
-    envs.reset(options=FIRST)
-    envs.step_async(ONES)
-    assert envs.step_wait()[0][:, 2].tolist() == [1, 1, 1, 1]
+    failed.reset(seed=0)
+    assert failed.step(ONES)[0][:, 2].tolist() == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("where", ["fork"])
@@ -143,17 +135,11 @@ def test_a_step_that_was_interrupted_can_be_waited_for(vector_env_of, monkeypatc
         assert envs.step_wait()[1].tolist() == [GATED_ACTION, GATED_ACTION]
 
 
-def test_wrong_actions_are_refused_in_the_same_words_as_ever(vector_env_of):
-    envs = vector_env_of([partial(RaisingEnv, "step", 1), *_others()])
-    envs.reset(seed=0)
+def test_wrong_actions_are_refused_in_the_same_words_as_ever(failed):
+    failed.reset(options=FIRST)
     with pytest.raises(stepmill.UsageError, match="action"):
-        envs.step(np.array([1, 1]))
-    with pytest.raises(stepmill.EnvError):
-        envs.step(ONES)
-    envs.reset(options=FIRST)
-    with pytest.raises(stepmill.UsageError, match="action"):
-        envs.step(np.array([1, 1]))
-    assert envs.step(ONES)[0][:, 2].tolist() == [1, 1, 1, 1]
+        failed.step(np.array([1, 1]))
+    assert failed.step(ONES)[0][:, 2].tolist() == [1, 1, 1, 1]
 
 
 def test_a_vector_env_has_statistics_and_is_a_context_manager(vector_env_of):

@@ -12,7 +12,6 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 import stepmill
-from stepmill.testing.compare import find_difference
 from stepmill.testing.envs import SeedRecorder
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
 from tests.harness.gym_envs import (
@@ -25,12 +24,9 @@ from tests.harness.gym_envs import (
     cartpoles,
 )
 from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.pools import assert_equal
 
 PLEASANT_MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
-
-
-def _assert_same(left, right):
-    assert not (difference := find_difference(left, right)), difference
 
 
 # ---------------------------------------------------------------- shape of the results
@@ -51,33 +47,6 @@ def test_spaces_are_those_of_one_env_and_their_batches(vector_env_of):
     assert isinstance(envs.single_action_space, spaces.Discrete)
     assert isinstance(envs.action_space, spaces.MultiDiscrete)
     assert envs.observation_space.shape == (3, 4)
-
-
-def test_reset_returns_a_batch_in_the_observation_space(vector_env_of):
-    envs = vector_env_of(cartpoles(5))
-    observations, infos = envs.reset()
-    assert type(observations) is np.ndarray
-    assert observations.dtype == envs.observation_space.dtype
-    assert observations.shape == (5, 4)
-    assert observations in envs.observation_space
-    assert infos == {}
-
-
-@pytest.mark.parametrize("form", ["batch", "list"])
-def test_step_returns_arrays_of_one_row_per_env(vector_env_of, form):
-    envs = vector_env_of(cartpoles(4))
-    envs.reset()
-    one_by_one = [envs.single_action_space.sample() for _ in range(4)]
-    observations, rewards, terminations, truncations, infos = envs.step(
-        envs.action_space.sample() if form == "batch" else one_by_one
-    )
-    assert observations.shape == (4, 4)
-    assert observations.dtype == np.float32
-    for array, dtype in ((rewards, np.float64), (terminations, np.bool_), (truncations, np.bool_)):
-        assert type(array) is np.ndarray
-        assert array.shape == (4,)
-        assert array.dtype == dtype
-    assert isinstance(infos, dict)
 
 
 @pytest.mark.parametrize("where", ["fork"])  # test_differential.py has any space on every backend
@@ -205,27 +174,38 @@ def test_a_second_request_before_the_first_is_awaited_is_an_error(vector_env_of)
 def test_the_asynchronous_halves_do_what_the_whole_does(vector_env_of):
     halves, whole = vector_env_of(cartpoles(3)), vector_env_of(cartpoles(3))
     halves.reset_async(seed=1)
-    _assert_same(halves.reset_wait(), whole.reset(seed=1))
+    assert_equal(halves.reset_wait(), whole.reset(seed=1))
     action = np.array([0, 1, 0])
     halves.step_async(action)
-    _assert_same(halves.step_wait(), whole.step(action))
+    assert_equal(halves.step_wait(), whole.step(action))
     halves.call_async("gravity")
     assert halves.call_wait() == whole.call("gravity")
 
 
 @pytest.mark.parametrize("where", ["thread", "fork"])
-def test_a_step_that_takes_too_long_times_out_and_is_not_lost(vector_env_of):
+@pytest.mark.parametrize(
+    ("what", "arguments", "expected"),
+    [
+        ("reset", {"options": {"gate": True}}, [[0, 1, 0], [1, 1, 0]]),
+        ("step", {"actions": np.full(2, GATED_ACTION)}, [[0, 0, 1], [1, 0, 1]]),
+        ("call", {"name": "wait_here"}, (0, 1)),
+    ],
+    ids=["reset", "step", "call"],
+)
+def test_what_takes_too_long_times_out_and_is_not_lost(vector_env_of, what, arguments, expected):
     with Gate() as gate:
         envs = vector_env_of([partial(GateEnv, gate.path, i) for i in range(2)])
         envs.reset(seed=0)
-        envs.step_async(np.array([1, GATED_ACTION]))
-        gate.wait_arrivals(1)
+        getattr(envs, f"{what}_async")(**arguments)
+        gate.wait_arrivals(2)
+        wait = getattr(envs, f"{what}_wait")
         with pytest.raises(TimeoutError):
-            envs.step_wait(timeout=0.01)
-        gate.open()
-        observations, rewards, *_ = envs.step_wait(timeout=HANG_GUARD_S)
-        assert observations[:, 2].tolist() == [1, 1]
-        assert rewards.tolist() == [1.0, GATED_ACTION]
+            wait(timeout=0.01)
+        gate.open(2)
+        result = wait(timeout=HANG_GUARD_S)
+        assert result == expected if what == "call" else result[0].tolist() == expected
+        if what == "step":
+            assert result[1].tolist() == [GATED_ACTION, GATED_ACTION]
         envs.close()
 
 
@@ -237,31 +217,6 @@ def test_options_with_numbers_as_keys_reach_each_env_whole(vector_env_of):
     envs.reset_async(options=options)
     envs.reset_wait()
     assert envs.get_attr("options") == ([options] * 2, [options] * 3)
-
-
-@pytest.mark.parametrize("where", ["thread", "fork"])
-def test_a_reset_that_takes_too_long_times_out_and_is_not_lost(vector_env_of):
-    with Gate() as gate:
-        envs = vector_env_of([partial(GateEnv, gate.path, i) for i in range(2)])
-        envs.reset_async(seed=0, options={"gate": True})
-        with pytest.raises(TimeoutError):
-            envs.reset_wait(timeout=0.01)
-        gate.open(2)
-        observations, _ = envs.reset_wait(timeout=HANG_GUARD_S)
-        assert observations[:, 0].tolist() == [0, 1]
-        envs.close()
-
-
-@pytest.mark.parametrize("where", ["thread", "fork"])
-def test_a_call_that_takes_too_long_times_out_and_is_not_lost(vector_env_of):
-    with Gate() as gate:
-        envs = vector_env_of([partial(GateEnv, gate.path, i) for i in range(2)])
-        envs.call_async("wait_here")
-        with pytest.raises(TimeoutError):
-            envs.call_wait(timeout=0.01)
-        gate.open(2)
-        assert envs.call_wait() == (0, 1)
-        envs.close()
 
 
 def test_use_after_close_is_an_error_and_closing_twice_is_not(vector_env_of):
@@ -298,38 +253,19 @@ def test_errors_in_step_are_all_reported(vector_env_of, recwarn):
         assert sum(f"Error in step with {action}" in report for report in reports) == 1
 
 
-def test_envs_of_different_spaces_are_refused(vector_env_of):
-    env_fns = cartpoles(3)
-    env_fns[1] = partial(gymnasium.make, "FrozenLake-v1")
-    with pytest.raises((stepmill.StepmillError, RuntimeError), match="1"):
-        vector_env_of(env_fns)
-
-
 # ---------------------------------------------------------------- partial resets and actions
 
 
 @pytest.mark.covers("G-9")
-def test_a_partial_reset_touches_the_masked_envs_only(vector_env_of):
-    envs = vector_env_of(cartpoles(3), autoreset_mode=AutoresetMode.DISABLED)
-    first, _ = envs.reset(seed=[0, 1, 2])
-    first = first.copy()
-    for _ in range(3):
-        last, *_ = envs.step(np.array([0, 1, 0]))
-    mask = np.array([True, True, False])
-    options = {"reset_mask": mask}
-    again, _ = envs.reset(seed=[0, 1, 0], options=options)
-    assert np.array_equal(again[:2], first[:2])
-    assert np.array_equal(again[2], last[2])
-    assert options == {"reset_mask": mask}
-
-
 def test_a_reset_mask_may_be_a_list(vector_env_of):
     envs = vector_env_of(cartpoles(3), autoreset_mode=AutoresetMode.DISABLED)
     first, _ = envs.reset(seed=0)
     last, *_ = envs.step(np.array([0, 0, 0]))
-    again, _ = envs.reset(seed=0, options={"reset_mask": [True, False, False]})
+    options = {"reset_mask": [True, False, False]}
+    again, _ = envs.reset(seed=0, options=options)
     assert np.array_equal(again[0], first[0])
     assert np.array_equal(again[1:], last[1:])
+    assert options == {"reset_mask": [True, False, False]}
 
 
 @pytest.mark.parametrize("where", ["thread"])
@@ -369,7 +305,7 @@ def test_a_wrong_number_of_actions_is_refused_and_changes_nothing(vector_env_of,
     with pytest.raises((ValueError, TypeError)):
         envs.step(action)
     right = np.array([0, 1, 0, 1])
-    _assert_same(envs.step(right), twin.step(right))
+    assert_equal(envs.step(right), twin.step(right))
 
 
 def test_a_list_of_seeds_of_the_wrong_length_is_refused(vector_env_of):

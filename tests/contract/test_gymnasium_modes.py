@@ -13,14 +13,9 @@ from gymnasium.vector.utils import batch_differing_spaces
 
 import stepmill
 from stepmill.spec.errors import SpecMismatch
-from stepmill.testing.compare import find_difference
 from stepmill.testing.envs import CountingEnv
 from tests.harness.gym_envs import SampleEnv
-
-
-def _assert_same(left, right):
-    assert not (difference := find_difference(left, right)), difference
-
+from tests.harness.pools import assert_equal
 
 # ---------------------------------------------------------------- observation modes
 
@@ -81,8 +76,8 @@ def test_make_vec_takes_an_id_and_the_same_arguments(mode):
     assert envs.metadata["autoreset_mode"] is mode
     assert envs.spec is not None
     assert envs.spec.id == "CartPole-v1"
-    _assert_same(envs.reset(seed=1), theirs.reset(seed=1))
-    _assert_same(envs.step(np.array([0, 1, 0])), theirs.step(np.array([0, 1, 0])))
+    assert_equal(envs.reset(seed=1), theirs.reset(seed=1))
+    assert_equal(envs.step(np.array([0, 1, 0])), theirs.step(np.array([0, 1, 0])))
     envs.close()
     theirs.close()
 

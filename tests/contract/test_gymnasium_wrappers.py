@@ -11,9 +11,9 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as wrappers
 
-from stepmill.testing.compare import find_difference
 from stepmill.testing.envs import ImageEnv
 from tests.harness.gym_envs import FixedEpisodeEnv, cartpoles
+from tests.harness.pools import assert_equal
 
 FIXED = [partial(FixedEpisodeEnv, 3, 0.5), partial(FixedEpisodeEnv, 4, 0.25), partial(FixedEpisodeEnv, 5)]
 IMAGES = [partial(ImageEnv, i, (8, 6, 3), length=4) for i in range(2)]
@@ -56,7 +56,7 @@ def _without_times(results):
 def test_a_wrapper_sees_the_same_data(vector_env_of, wrap, env_fns):
     ours = _play(wrap(vector_env_of(env_fns)))
     theirs = _play(wrap(SyncVectorEnv(env_fns)))
-    assert not (difference := find_difference(ours, theirs)), difference
+    assert_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
@@ -64,7 +64,7 @@ def test_episode_statistics_are_recorded(vector_env_of, mode):
     ours = wrappers.RecordEpisodeStatistics(vector_env_of(FIXED, autoreset_mode=mode))
     theirs = wrappers.RecordEpisodeStatistics(SyncVectorEnv(FIXED, autoreset_mode=mode))
     left, right = _without_times(_play(ours)), _without_times(_play(theirs))
-    assert not (difference := find_difference(left, right)), difference
+    assert_equal(left, right)
     assert any("episode" in infos for *_, infos in left)
     assert list(ours.return_queue) == list(theirs.return_queue)
     assert list(ours.length_queue) == list(theirs.length_queue)
@@ -75,7 +75,7 @@ def test_wrappers_can_be_stacked(vector_env_of):
         return wrappers.NormalizeObservation(wrappers.RecordEpisodeStatistics(wrappers.ClipReward(envs, 0.0, 2.0)))
 
     ours, theirs = _without_times(_play(wrap(vector_env_of(FIXED)))), _without_times(_play(wrap(SyncVectorEnv(FIXED))))
-    assert not (difference := find_difference(ours, theirs)), difference
+    assert_equal(ours, theirs)
 
 
 def test_a_wrapper_forwards_attributes(vector_env_of):
@@ -92,7 +92,7 @@ def test_a_wrapper_forwards_attributes(vector_env_of):
 def test_wrappers_of_one_env_work_inside_workers(vector_env_of):
     env_fns = [partial(_recorded_cartpole, i) for i in range(2)]
     ours, theirs = _without_times(_play(vector_env_of(env_fns), 60)), _without_times(_play(SyncVectorEnv(env_fns), 60))
-    assert not (difference := find_difference(ours, theirs)), difference
+    assert_equal(ours, theirs)
 
 
 def _recorded_cartpole(seed):

@@ -176,26 +176,28 @@ def test_any_other_receiving_call_returns_what_ctrl_c_kept_back(pool_of, name, r
 
 @pytest.fixture
 def interrupts_infos(monkeypatch):
-    """Let Ctrl-C arrive while native code, which has received a batch, has Python make its info."""
+    """Call what receives a batch, and let Ctrl-C arrive while native code, which has received it, has Python make its info."""
     make = InfoMaker.make
-    is_due = [False]
+    due: list[int] = []
 
     def make_info(*arguments: Any) -> Any:
-        if is_due[0]:
-            is_due[0] = False
-            signal.raise_signal(signal.SIGINT)
+        if due:
+            signal.raise_signal(due.pop())
         return make(*arguments)
 
+    def interrupt(receive: Callable[..., Any], *arguments: Any) -> None:
+        due.append(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            receive(*arguments)
+
     monkeypatch.setattr(InfoMaker, "make", make_info)
-    return is_due
+    return interrupt
 
 
 def test_a_batch_that_was_interrupted_is_ready_and_its_envs_refuse_actions(pool_of, interrupts_infos):
     with pool_of([partial(CountingEnv, i, LENGTH) for i in range(NUM_ENVS)]) as pool:
         pool.reset(seed=0)
-        interrupts_infos[0] = True
-        with pytest.raises(KeyboardInterrupt):
-            pool.step([1, 2, 3])
+        interrupts_infos(pool.step, [1, 2, 3])
         assert pool.states == [EnvState.READY] * 3
         assert pool.ready_ids == [0, 1, 2]
         with pytest.raises(stepmill.BusyEnvError, match=r"\[0, 1, 2\]"):
@@ -213,9 +215,7 @@ def test_a_batch_that_was_interrupted_is_ready_and_its_envs_refuse_actions(pool_
 def test_a_reset_drops_what_was_kept_back_of_its_envs_and_of_no_others(pool_of, interrupts_infos):
     with pool_of([partial(CountingEnv, i, LENGTH) for i in range(NUM_ENVS)]) as pool:
         pool.reset(seed=0)
-        interrupts_infos[0] = True
-        with pytest.raises(KeyboardInterrupt):
-            pool.step([1, 2, 3])
+        interrupts_infos(pool.step, [1, 2, 3])
         assert pool.reset(env_ids=[1]).obs.tolist() == [[1, 1, 0]]
         batch = pool.recv()
         assert (batch.env_id.tolist(), batch.reward.tolist()) == ([0, 2], [1, 3])
@@ -225,9 +225,7 @@ def test_a_reset_drops_what_was_kept_back_of_its_envs_and_of_no_others(pool_of, 
 def test_what_infos_say_of_an_end_is_told_with_the_batch_that_was_interrupted(pool_of, interrupts_infos, mode):
     with pool_of([partial(CountingEnv, i, 1) for i in range(2)], autoreset_mode=mode) as pool:
         pool.reset(seed=0)
-        interrupts_infos[0] = True
-        with pytest.raises(KeyboardInterrupt):
-            pool.step([1, 2])
+        interrupts_infos(pool.step, [1, 2])
         batch = pool.recv(2)
         assert batch.terminated.all()
         assert batch.info["episode"]["r"].tolist() == [1, 2]
@@ -239,9 +237,7 @@ def test_what_infos_say_of_an_end_is_told_with_the_batch_that_was_interrupted(po
 def test_the_cause_of_a_cut_is_told_with_the_batch_that_was_interrupted(pool_of, interrupts_infos):
     with pool_of([RaisingEnv] * 2, on_fault="truncate") as pool:
         pool.reset(seed=0)
-        interrupts_infos[0] = True
-        with pytest.raises(KeyboardInterrupt):
-            pool.step([0, 0])
+        interrupts_infos(pool.step, [0, 0])
         batch = pool.recv(2)
         assert batch.truncated.all()
         assert batch.info["fault"]["kind"].tolist() == ["raised", "raised"]
@@ -250,9 +246,7 @@ def test_the_cause_of_a_cut_is_told_with_the_batch_that_was_interrupted(pool_of,
 def test_an_env_whose_worker_dies_meanwhile_still_has_the_result_that_was_kept_back(interrupts_infos):
     with make_pool("fork", counting_envs(2), on_fault="truncate") as pool:
         pool.reset(seed=0)
-        interrupts_infos[0] = True
-        with pytest.raises(KeyboardInterrupt):
-            pool.step([1, 2])
+        interrupts_infos(pool.step, [1, 2])
         os.kill(pool.stats().workers[1].pid, signal.SIGKILL)
         batch = pool.recv(2)
         assert batch.reward.tolist() == [1, 2]
@@ -266,9 +260,7 @@ def test_an_env_that_is_replayed_meanwhile_still_has_the_result_that_was_kept_ba
     with make_pool("fork", [partial(CountingEnv, 0, 9), partial(CountingEnv, 1, 2)], **options) as pool:
         pool.reset(seed=0)
         pool.step([1, 2])
-        interrupts_infos[0] = True
-        with pytest.raises(KeyboardInterrupt):
-            pool.step([3, 4])
+        interrupts_infos(pool.step, [3, 4])
         assert pool.recv(env_ids=[0]).reward.tolist() == [3]
         kill_worker(pool)
         pool.send([5], env_ids=[0])
@@ -284,14 +276,10 @@ def test_an_env_that_is_replayed_meanwhile_still_has_the_result_that_was_kept_ba
 def test_step_wait_of_a_vector_env_returns_the_step_that_was_interrupted(vector_env_of, interrupts_infos):
     envs = vector_env_of(counting_envs(2))
     envs.reset(seed=0)
-    interrupts_infos[0] = True
-    with pytest.raises(KeyboardInterrupt):
-        envs.step([1, 2])
+    interrupts_infos(envs.step, [1, 2])
     assert envs.step_wait()[1].tolist() == [1, 2]
     envs.step_async([3, 4])
-    interrupts_infos[0] = True
-    with pytest.raises(KeyboardInterrupt):
-        envs.step_wait()
+    interrupts_infos(envs.step_wait)
     assert envs.step_wait()[1].tolist() == [3, 4]
     with pytest.raises(stepmill.UsageError):
         envs.step_wait()

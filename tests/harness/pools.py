@@ -66,6 +66,11 @@ def await_restart(pool: stepmill.Pool, worker: int) -> None:
         pool._recovery.handle(has_faults=False)
 
 
+def assert_equal(left: object, right: object) -> None:
+    """Compare nested data to the last bit."""
+    assert not (difference := find_difference(left, right)), difference
+
+
 def assert_same(ours: stepmill.Batch, theirs: stepmill.Batch, when: object = "") -> None:
     """Compare all of two batches but the infos."""
     columns = [(each.obs, each.reward, each.terminated, each.truncated, each.env_id) for each in (ours, theirs)]
