@@ -8,7 +8,7 @@ import pytest
 
 import stepmill
 from stepmill.testing.envs import CountingEnv
-from tests.harness.pools import make_pool
+from tests.harness.pools import begun, make_pool
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -20,8 +20,7 @@ class WhereEnv(CountingEnv):
 
 @pytest.mark.parametrize("where", ["thread", "fork"])
 def test_workers_run_on_these_cores_only_and_the_learner_as_ever(pool_of, where):
-    pool = pool_of([WhereEnv] * 2, workers={"affinity": CORES[-1:]}, num_workers=2)
-    pool.reset(seed=0)
+    pool = begun(pool_of([WhereEnv] * 2, workers={"affinity": CORES[-1:]}, num_workers=2))
     pool.step([0, 0])
     assert pool.call("cores") == ([CORES[-1]],) * 2
     assert sorted(os.sched_getaffinity(0)) == CORES

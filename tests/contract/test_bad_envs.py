@@ -17,15 +17,14 @@ from stepmill.testing.faulty import ERRORS, RaisingEnv
 from stepmill.testing.gates import Gate, wait_at
 from tests.harness.gym_envs import SampleEnv
 from tests.harness.odd_outputs import BadOutputEnv
-from tests.harness.pools import counting_envs
+from tests.harness.pools import begun, counting_envs
 
 # ---------------------------------------------------------------- envs that raise
 
 
 @pytest.mark.parametrize("where", ["thread", "fork"])
 def test_a_keyboard_interrupt_of_an_env_is_its_error_where_it_is_no_signal(pool_of):
-    pool = pool_of([partial(RaisingEnv, "step", 1, "keyboard")])
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(RaisingEnv, "step", 1, "keyboard")]))
     with pytest.raises(stepmill.EnvError) as caught:
         pool.step([0])
     assert caught.value.error_type.endswith("KeyboardInterrupt")
@@ -47,8 +46,7 @@ def test_a_keyboard_interrupt_passes_through_the_serial_backend():
 
 def test_the_others_lose_no_step_when_one_env_raises(pool_of):
     env_fns = [*counting_envs(3, 50), partial(RaisingEnv, "step", 3, identity=3)]
-    pool = pool_of(env_fns, num_workers=2)
-    pool.reset(seed=0)
+    pool = begun(pool_of(env_fns, num_workers=2))
     for _ in range(2):
         pool.step([0] * 4)
     with pytest.raises(stepmill.EnvError) as caught:
@@ -61,8 +59,7 @@ def test_the_others_lose_no_step_when_one_env_raises(pool_of):
 
 
 def test_a_faulted_env_must_be_reset_before_it_steps_again(pool_of):
-    pool = pool_of([partial(RaisingEnv, "step", 1), partial(CountingEnv, 1)])
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(RaisingEnv, "step", 1), partial(CountingEnv, 1)]))
     with pytest.raises(stepmill.EnvError):
         pool.step([0, 0])
     pool.recv(1)
@@ -79,8 +76,7 @@ def test_a_faulted_env_must_be_reset_before_it_steps_again(pool_of):
 
 @pytest.mark.covers("G-4")
 def test_faults_of_several_envs_are_all_reported(pool_of):
-    pool = pool_of([partial(RaisingEnv, "step", 1, identity=i) for i in range(4)])
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(RaisingEnv, "step", 1, identity=i) for i in range(4)]))
     told = []
     try:
         pool.step([0] * 4)
@@ -94,15 +90,13 @@ def test_faults_of_several_envs_are_all_reported(pool_of):
 
 
 def test_an_env_that_raises_in_close_does_not_stop_the_pool_from_closing(pool_of):
-    pool = pool_of([partial(RaisingEnv, "close", 1), partial(CountingEnv, 1)])
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(RaisingEnv, "close", 1), partial(CountingEnv, 1)]))
     with pytest.warns(RuntimeWarning, match="env 0"):
         pool.close()
 
 
 def test_pools_keep_running_after_an_automatic_reset_raised(pool_of):
-    pool = pool_of([partial(RaisingEnv, "reset", 2, length=1), partial(CountingEnv, 1, 50)])
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(RaisingEnv, "reset", 2, length=1), partial(CountingEnv, 1, 50)]))
     assert pool.step([0, 0]).terminated.tolist() == [True, False]
     with pytest.raises(stepmill.EnvError) as caught:
         pool.step([0, 0])
@@ -180,8 +174,7 @@ class _HugeInfoEnv(CountingEnv):
 
 @pytest.mark.parametrize("where", ["serial"])
 def test_an_output_that_cannot_be_stored_is_reported_even_if_the_reason_has_no_text(pool_of):
-    pool = pool_of([_HugeInfoEnv])
-    pool.reset(seed=0)
+    pool = begun(pool_of([_HugeInfoEnv]))
     with pytest.raises(stepmill.BadOutput, match="output of step: MemoryError; "):
         pool.step([0])
 
@@ -205,8 +198,7 @@ class BadEndEnv(CountingEnv):
 
 @pytest.mark.parametrize("bad", BAD_ENDS)
 def test_an_invalid_output_that_ends_an_episode_is_not_followed_by_a_reset(pool_of, bad):
-    pool = pool_of([partial(BadEndEnv, bad, env_id) for env_id in range(2)], autoreset_mode="SameStep")
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(BadEndEnv, bad, env_id) for env_id in range(2)], autoreset_mode="SameStep"))
     with pytest.raises(stepmill.BadOutput) as caught:
         pool.step([9, 1])
     assert caught.value.env_id == 0
@@ -218,8 +210,7 @@ def test_an_invalid_output_that_ends_an_episode_is_not_followed_by_a_reset(pool_
 @pytest.mark.parametrize("bad", BAD_ENDS)
 def test_an_invalid_output_that_ends_an_episode_is_truncated_with_one_reset(pool_of, bad):
     env_fns = [partial(BadEndEnv, bad, env_id) for env_id in range(2)]
-    pool = pool_of(env_fns, autoreset_mode="SameStep", on_fault="truncate")
-    pool.reset(seed=0)
+    pool = begun(pool_of(env_fns, autoreset_mode="SameStep", on_fault="truncate"))
     batch = pool.step([9, 1])
     assert (batch.truncated.tolist(), batch.obs.tolist()) == ([True, False], [[0, 1, 0], [1, 0, 1]])
     assert batch.info["final_info"]["fault"]["error"][0] == "BadOutput"
@@ -344,8 +335,7 @@ class RecordedEnv(CountingEnv):
 
 @pytest.mark.covers("G-13/builds")
 def test_each_env_is_built_once_and_in_its_workers_process(where, pool_of, tmp_path):
-    pool = pool_of([partial(RecordedEnv, tmp_path / "built")] * 4, num_workers=2)
-    pool.reset(seed=0)
+    begun(pool_of([partial(RecordedEnv, tmp_path / "built")] * 4, num_workers=2))
     built = [int(line) for line in (tmp_path / "built").read_text().splitlines()]
     assert len(built) == 4
     assert (os.getpid() in built) is (where in ("serial", "thread"))

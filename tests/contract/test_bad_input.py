@@ -16,7 +16,7 @@ import stepmill
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
 from stepmill.testing.sampled import SampledEnv, describe
-from tests.harness.pools import counting_envs
+from tests.harness.pools import begun, counting_envs
 
 ACTION_SPACE = spaces.Dict(
     {
@@ -58,9 +58,7 @@ ONE_BACKEND = pytest.mark.parametrize("where", ["thread"])
 
 @pytest.fixture
 def counting_pool(pool_of):
-    pool = pool_of(counting_envs(N))
-    pool.reset(seed=0)
-    return pool
+    return begun(pool_of(counting_envs(N)))
 
 
 def _assert_whole(pool):
@@ -76,8 +74,7 @@ def _assert_whole(pool):
 @pytest.mark.covers("G-11")
 @pytest.mark.parametrize("what", BAD_ACTIONS)
 def test_actions_that_do_not_fit_are_refused_and_no_env_steps(pool_of, what):
-    pool = pool_of([partial(SampledEnv, spaces.Discrete(2), ACTION_SPACE)] * N)
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(SampledEnv, spaces.Discrete(2), ACTION_SPACE)] * N))
     before = describe(BAD_ACTIONS[what])
     for attempt in (pool.step, pool.send):
         with pytest.raises(stepmill.UsageError):
@@ -89,8 +86,7 @@ def test_actions_that_do_not_fit_are_refused_and_no_env_steps(pool_of, what):
 
 @pytest.mark.parametrize("where", ["serial"])
 def test_the_message_names_the_leaf_of_an_action(pool_of):
-    pool = pool_of([partial(SampledEnv, spaces.Discrete(2), ACTION_SPACE)] * N)
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(SampledEnv, spaces.Discrete(2), ACTION_SPACE)] * N))
     for what, leaf in (("another shape", "push"), ("text", "move"), ("a key missing", "keys")):
         with pytest.raises(stepmill.UsageError, match=leaf):
             pool.step(BAD_ACTIONS[what])
@@ -277,8 +273,7 @@ def test_set_attr_with_a_wrong_number_of_values_is_refused(counting_pool):
 
 
 def test_everything_but_close_is_refused_after_close(pool_of):
-    pool = pool_of(counting_envs(2))
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(2)))
     pool.close()
     pool.close()
     for use in (
@@ -309,8 +304,7 @@ def test_a_with_block_closes_the_pool(pool_of):
 @pytest.mark.parametrize("where", ["thread", "fork"])
 def test_a_second_thread_is_refused_while_the_first_waits(pool_of):
     with Gate() as gate:
-        pool = pool_of([partial(GateEnv, gate.path, i) for i in range(2)])
-        pool.reset(seed=0)
+        pool = begun(pool_of([partial(GateEnv, gate.path, i) for i in range(2)]))
         pool.send([GATED_ACTION, 1])
         results: list[object] = []
         thread = threading.Thread(target=lambda: results.append(pool.recv(2)))
@@ -348,8 +342,7 @@ def test_an_env_that_uses_its_own_pool_is_refused():
 
 
 def test_a_pool_is_inert_in_a_forked_child(pool_of):
-    pool = pool_of(counting_envs(2))
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(2)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later warn of threads in the parent
         child = os.fork()
@@ -394,7 +387,6 @@ def test_a_number_of_envs_that_cannot_be_received_is_named_once(counting_pool):
 
 def test_a_list_of_dicts_in_place_of_a_dict_of_arrays_is_refused_with_the_form(pool_of):
     space = spaces.Dict({"move": spaces.Discrete(4)})
-    pool = pool_of([partial(SampledEnv, spaces.Box(-1, 1, (2,)), space)] * 2)
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(SampledEnv, spaces.Box(-1, 1, (2,)), space)] * 2))
     with pytest.raises(stepmill.UsageError, match="give its structure once, with arrays of one row per env"):
         pool.step([{"move": 1}, {"move": 2}])

@@ -11,6 +11,7 @@ import pytest
 
 import stepmill
 from stepmill.spec.errors import EnvError
+from tests.harness.pools import begun
 
 BACKENDS = pytest.mark.parametrize("backend", ["serial", "thread", "process"])
 
@@ -49,8 +50,7 @@ class RaisingEnv(gymnasium.Env[Any, Any]):
 @BACKENDS
 @pytest.mark.parametrize(("number", "cls"), [(1, GoalError), (2, FileNotFoundError), (3, KeyError)])
 def test_a_step_raises_what_its_env_raised(backend, number, cls):
-    with stepmill.VectorEnv([RaisingEnv] * 2, backend=backend) as envs:
-        envs.reset(seed=0)
+    with begun(stepmill.VectorEnv([RaisingEnv] * 2, backend=backend)) as envs:
         with pytest.raises(cls, match=r"env 1 raised .* in step") as caught:
             envs.step([0, number])
         assert isinstance(caught.value, EnvError)

@@ -14,7 +14,7 @@ import pytest
 
 import stepmill
 from tests.harness.kills import kill_process
-from tests.harness.pools import make_pool
+from tests.harness.pools import begun, make_pool
 from tests.harness.text_envs import describe
 
 WHERE = ["serial", "thread", "fork", "forkserver"]
@@ -173,15 +173,12 @@ def test_what_is_not_the_observation_is_checked_as_always(result: Any, message: 
         def step(self, action: Any) -> Any:
             return result
 
-    with make_pool("fork", [Wrong]) as pool:
-        pool.reset(seed=0)
-        with pytest.raises(stepmill.StepmillError, match=message):
-            pool.step(["a"])
+    with begun(make_pool("fork", [Wrong])) as pool, pytest.raises(stepmill.StepmillError, match=message):
+        pool.step(["a"])
 
 
 def test_one_action_for_several_envs_is_refused() -> None:
-    with make_pool("serial", [FreeEnv] * 2) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("serial", [FreeEnv] * 2)) as pool:
         with pytest.raises(stepmill.UsageError, match="got 3 actions for 2 envs"):
             pool.step(["a", "b", "c"])
         with pytest.raises(stepmill.UsageError, match="one item per env"):

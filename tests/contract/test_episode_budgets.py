@@ -13,7 +13,7 @@ import stepmill
 from stepmill.pool.port import PoolPort
 from stepmill.spec.options import EnvState
 from stepmill.testing.envs import BatchedCountingEnv, CountingEnv
-from tests.harness.pools import await_restart, counting_envs, kill_worker, make_pool
+from tests.harness.pools import await_restart, begun, counting_envs, kill_worker, make_pool
 
 MODES = pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 
@@ -35,8 +35,7 @@ def drive(pool, max_steps=50):
 @pytest.mark.covers("D-5", "G-20/budgets")
 def test_each_env_plays_its_budget_and_no_episode_more(pool_of, mode):
     env_fns = [partial(CountingEnv, i, 2 + i) for i in range(3)]
-    pool = pool_of(env_fns, num_episodes=2, autoreset_mode=mode)
-    pool.reset(seed=0)
+    pool = begun(pool_of(env_fns, num_episodes=2, autoreset_mode=mode))
     assert drive(pool).tolist() == [2, 2, 2]
     assert PoolPort(pool).num_ended.tolist() == [2, 2, 2]
     assert pool.exhausted.tolist() == [True] * 3
@@ -46,8 +45,7 @@ def test_each_env_plays_its_budget_and_no_episode_more(pool_of, mode):
 
 @pytest.mark.covers("D-5")
 def test_with_autoreset_off_the_users_own_resets_spend_the_budget(pool_of):
-    pool = pool_of(counting_envs(2, 2), num_episodes=2, autoreset_mode="Disabled")
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(2, 2), num_episodes=2, autoreset_mode="Disabled"))
     pool.step([1, 1])
     assert pool.step([1, 1]).terminated.all()
     assert not pool.exhausted.any()
@@ -60,8 +58,7 @@ def test_with_autoreset_off_the_users_own_resets_spend_the_budget(pool_of):
 
 
 def test_the_last_observation_of_the_last_episode_is_told_as_ever(pool_of):
-    pool = pool_of(counting_envs(1, 2), num_episodes=1, autoreset_mode="SameStep")
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(1, 2), num_episodes=1, autoreset_mode="SameStep"))
     pool.step([1])
     batch = pool.step([1])
     assert batch.terminated.tolist() == [True]
@@ -73,8 +70,7 @@ def test_the_last_observation_of_the_last_episode_is_told_as_ever(pool_of):
 
 @MODES
 def test_a_step_of_all_envs_leaves_the_rows_of_the_exhausted_empty(pool_of, mode):
-    pool = pool_of([partial(CountingEnv, 0, 2), partial(CountingEnv, 1, 9)], num_episodes=1, autoreset_mode=mode)
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(CountingEnv, 0, 2), partial(CountingEnv, 1, 9)], num_episodes=1, autoreset_mode=mode))
     pool.step([1, 1])
     last = pool.step([1, 1])
     assert last.terminated.tolist() == [True, False]
@@ -89,10 +85,9 @@ def test_a_step_of_all_envs_leaves_the_rows_of_the_exhausted_empty(pool_of, mode
 
 
 def test_a_vector_env_steps_on_until_all_are_exhausted(vector_env_of):
-    envs = vector_env_of(
-        [partial(CountingEnv, 0, 1), partial(CountingEnv, 1, 3)], options={"num_episodes": 1}, copy=True
+    envs = begun(
+        vector_env_of([partial(CountingEnv, 0, 1), partial(CountingEnv, 1, 3)], options={"num_episodes": 1}, copy=True)
     )
-    envs.reset(seed=0)
     ended = [envs.step(np.array([1, 1]))[2].tolist() for _ in range(3)]
     assert ended == [[True, False], [False, False], [False, True]]
     with pytest.raises(stepmill.UsageError, match=r"envs \[0, 1\] are exhausted"):
@@ -103,8 +98,7 @@ def test_a_vector_env_steps_on_until_all_are_exhausted(vector_env_of):
 
 
 def test_who_is_exhausted_is_refused_by_name_and_nothing_is_sent(pool_of):
-    pool = pool_of([partial(CountingEnv, 0, 1), partial(CountingEnv, 1, 5)], num_episodes=1)
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(CountingEnv, 0, 1), partial(CountingEnv, 1, 5)], num_episodes=1))
     pool.step([1, 1])
     with pytest.raises(stepmill.UsageError, match=r"envs \[0\] are exhausted and take no more steps"):
         pool.send([1, 1])
@@ -116,8 +110,7 @@ def test_who_is_exhausted_is_refused_by_name_and_nothing_is_sent(pool_of):
 
 @pytest.mark.covers("D-B3")
 def test_nothing_waits_for_a_pool_that_is_exhausted(pool_of):
-    pool = pool_of(counting_envs(2, 1), num_episodes=1)
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(2, 1), num_episodes=1))
     pool.step([1, 1])
     with pytest.raises(stepmill.UsageError, match="all envs are exhausted"):
         pool.recv()
@@ -127,8 +120,7 @@ def test_nothing_waits_for_a_pool_that_is_exhausted(pool_of):
 
 
 def test_a_reset_gives_an_exhausted_env_as_many_episodes_again(pool_of):
-    pool = pool_of(counting_envs(2, 2), num_episodes=2)
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(2, 2), num_episodes=2))
     drive(pool)
     pool.reset(env_ids=[1])
     assert PoolPort(pool).num_ended.tolist() == [2, 0]
@@ -136,8 +128,7 @@ def test_a_reset_gives_an_exhausted_env_as_many_episodes_again(pool_of):
 
 
 def test_a_reset_in_between_does_not_lengthen_the_budget(pool_of):
-    pool = pool_of(counting_envs(1, 2), num_episodes=2)
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(1, 2), num_episodes=2))
     pool.step([1])
     pool.step([1])
     pool.reset(seed=0)
@@ -160,8 +151,7 @@ def test_no_episode_is_begun_after_a_last_one_that_raised(pool_of, mode, overlap
     options = {"num_episodes": 2, "autoreset_mode": mode, "on_fault": "truncate", "resets": {"overlap": overlap_resets}}
     if overlap_resets and mode != "NextStep":
         options.pop("resets")
-    pool = pool_of([partial(FailingEnv, i, 3) for i in range(2)], seeding="per_episode", **options)
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(FailingEnv, i, 3) for i in range(2)], seeding="per_episode", **options))
     pool.step([9, 1])
     if mode == "Disabled":
         pool.reset(env_ids=[0])
@@ -193,8 +183,7 @@ def test_no_episode_is_begun_after_a_last_one_that_raised(pool_of, mode, overlap
 @pytest.mark.parametrize("neighbour", ["idle", "ready"])
 def test_no_episode_is_begun_after_a_last_one_that_was_lost_with_a_neighbour(mode, neighbour):
     options = {"num_episodes": 1, "autoreset_mode": mode, "on_fault": "truncate", "num_workers": 1}
-    with make_pool("fork", [partial(FailingEnv, i, 9) for i in range(2)], **options) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("fork", [partial(FailingEnv, i, 9) for i in range(2)], **options)) as pool:
         pool.send([1], [0])
         if neighbour == "idle":
             pool.recv(env_ids=[0])
@@ -224,8 +213,7 @@ def test_batched_envs_are_refused():
 
 @pytest.mark.parametrize("where", ["fork"])
 def test_a_reset_brings_back_an_exhausted_env_whose_worker_has_died(pool_of, where):
-    pool = pool_of(counting_envs(2, 1), num_episodes=1, num_workers=2)
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(2, 1), num_episodes=1, num_workers=2))
     pool.step([1, 1])
     kill_worker(pool, 1)
     with pytest.warns(RuntimeWarning, match=r"worker of the exhausted envs \[1\] has died"):
@@ -236,8 +224,7 @@ def test_a_reset_brings_back_an_exhausted_env_whose_worker_has_died(pool_of, whe
 
 def test_a_worker_that_is_played_again_does_not_step_those_that_are_exhausted():
     options = {"num_episodes": 1, "num_workers": 1, "on_fault": "replay", "seeding": "per_episode"}
-    with make_pool("fork", [partial(CountingEnv, 0, 1), partial(CountingEnv, 1, 9)], **options) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("fork", [partial(CountingEnv, 0, 1), partial(CountingEnv, 1, 9)], **options)) as pool:
         last = pool.step([1, 1]).obs[0].tolist()
         os.kill(pool.stats().workers[0].pid, signal.SIGKILL)
 

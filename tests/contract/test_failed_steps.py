@@ -12,6 +12,7 @@ from stepmill.frontends.gymnasium.errors import PendingCallError
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import DyingEnv, RaisingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
+from tests.harness.pools import begun
 
 ONES = np.array([1, 1, 1, 1])
 FIRST = {"reset_mask": [True, False, False, False]}
@@ -24,8 +25,7 @@ def _others(length: int = 50) -> list[partial[CountingEnv]]:
 @pytest.fixture
 def failed(vector_env_of):
     """Four envs, of which env 0 has raised in the first step."""
-    envs = vector_env_of([partial(RaisingEnv, "step", 1), *_others()])
-    envs.reset(seed=0)
+    envs = begun(vector_env_of([partial(RaisingEnv, "step", 1), *_others()]))
     with pytest.raises(stepmill.EnvError):
         envs.step(ONES)
     return envs
@@ -33,8 +33,7 @@ def failed(vector_env_of):
 
 @pytest.mark.covers("G-9")
 def test_after_a_reset_of_the_env_that_raised_the_next_step_returns_the_results_of_the_others(vector_env_of):
-    envs = vector_env_of([partial(RaisingEnv, "step", 2), *_others()])
-    envs.reset(seed=0)
+    envs = begun(vector_env_of([partial(RaisingEnv, "step", 2), *_others()]))
     envs.step(np.array([1, 2, 3, 4]))
     with pytest.raises(stepmill.EnvError, match="env 0"):
         envs.step(np.array([5, 6, 7, 8]))
@@ -83,8 +82,7 @@ def test_a_reset_of_all_keeps_no_result(failed, options):
 
 @pytest.mark.parametrize("where", ["fork"])
 def test_a_worker_that_died_takes_no_step_of_the_others_with_it(vector_env_of):
-    envs = vector_env_of([partial(DyingEnv, "step", 2), *_others()], num_workers=4)
-    envs.reset(seed=0)
+    envs = begun(vector_env_of([partial(DyingEnv, "step", 2), *_others()], num_workers=4))
     envs.step(ONES)
     with pytest.raises(stepmill.WorkerDied, match=r"\[0\]"):
         envs.step(ONES)
@@ -93,8 +91,7 @@ def test_a_worker_that_died_takes_no_step_of_the_others_with_it(vector_env_of):
 
 
 def test_the_end_of_an_episode_that_came_with_the_fault_is_not_lost(vector_env_of):
-    envs = vector_env_of([partial(RaisingEnv, "step", 2), *_others(length=2)])
-    envs.reset(seed=0)
+    envs = begun(vector_env_of([partial(RaisingEnv, "step", 2), *_others(length=2)]))
     envs.step(ONES)
     with pytest.raises(stepmill.EnvError):
         envs.step(ONES)
@@ -116,8 +113,7 @@ def test_a_step_without_that_reset_names_the_env_and_what_to_call(failed, is_asy
 @pytest.mark.parametrize("where", ["fork"])
 def test_a_step_that_was_interrupted_can_be_waited_for(vector_env_of, monkeypatch):
     with Gate() as gate:
-        envs = vector_env_of([partial(GateEnv, gate.path, i) for i in range(2)])
-        envs.reset(seed=0)
+        envs = begun(vector_env_of([partial(GateEnv, gate.path, i) for i in range(2)]))
         actions = np.array([GATED_ACTION, GATED_ACTION])
         interrupted = envs._port.step_wait
 
@@ -143,8 +139,7 @@ def test_wrong_actions_are_refused_in_the_same_words_as_ever(failed):
 
 
 def test_a_vector_env_has_statistics_and_is_a_context_manager(vector_env_of):
-    with vector_env_of(_others()) as envs:
-        envs.reset(seed=0)
+    with begun(vector_env_of(_others())) as envs:
         envs.step(np.array([1, 1, 1]))
         assert envs.stats().steps == 3
     with pytest.raises(stepmill.ClosedPoolError):

@@ -10,11 +10,11 @@ import pytest
 from stepmill.pool.port import PoolPort
 from stepmill.testing.envs import CountingEnv, SeedRecorder
 from tests.harness.agents import Agents, FixedInfo
+from tests.harness.pools import begun
 
 
 def test_a_budget_counts_the_episodes_of_the_env_and_not_of_the_object(pool_of):
-    pool = pool_of([partial(CountingEnv, i, 2) for i in range(4)], resets={"spare_envs": 2}, num_episodes=3)
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(CountingEnv, i, 2) for i in range(4)], resets={"spare_envs": 2}, num_episodes=3))
     ended = np.zeros(2, int)
     for _ in range(20):
         if pool.exhausted.all():
@@ -41,8 +41,7 @@ def test_options_kept_for_all_are_the_spares_too(pool_of):
 
 @pytest.mark.covers("U-7")
 def test_properties_for_all_are_the_spares_too(pool_of):
-    pool = pool_of([partial(CountingEnv, i, 1) for i in range(4)], resets={"spare_envs": 2})
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(CountingEnv, i, 1) for i in range(4)], resets={"spare_envs": 2}))
     pool.properties.set("gravity", 3)
     for _ in range(5):
         pool.step([1, 1])
@@ -50,8 +49,7 @@ def test_properties_for_all_are_the_spares_too(pool_of):
 
 
 def test_agents_of_a_spare_are_alive_when_it_moves_in(pool_of):
-    pool = pool_of([Agents] * 3, resets={"spare_envs": 1})
-    pool.reset(seed=0)
+    pool = begun(pool_of([Agents] * 3, resets={"spare_envs": 1}))
     act = np.ones((2, 3), int)
     for episode in range(3):
         for _ in range(3):
@@ -64,8 +62,7 @@ def test_agents_of_a_spare_are_alive_when_it_moves_in(pool_of):
 
 
 def test_infos_of_fixed_shape_come_from_who_serves_the_env(pool_of):
-    pool = pool_of([partial(FixedInfo, identity, 2) for identity in (0, 2, 3)], resets={"spare_envs": 1})
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(FixedInfo, identity, 2) for identity in (0, 2, 3)], resets={"spare_envs": 1}))
     served = []
     for _ in range(6):
         batch = pool.step([0, 0])

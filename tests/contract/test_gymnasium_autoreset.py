@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import stepmill
 from stepmill.testing.envs import ImageEnv
 from tests.harness.gym_envs import TESTED_SPACES, CountToMaxEnv, FinalInfoEnv, InfoScriptEnv, SampleEnv
-from tests.harness.pools import assert_equal
+from tests.harness.pools import assert_equal, begun
 
 # ---------------------------------------------------------------- autoreset
 
@@ -88,8 +88,7 @@ class _ReusingCoroutines(_ReusingEnv):
 @pytest.mark.parametrize("env_class", [_ReusingEnv, _ReusingCoroutines])
 @pytest.mark.parametrize("backend", ["serial", "process"])
 def test_a_final_observation_is_the_last_one_also_if_the_env_writes_the_next_one_to_the_same_memory(backend, env_class):
-    with stepmill.Pool([env_class] * 2, backend=backend, autoreset_mode="SameStep") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([env_class] * 2, backend=backend, autoreset_mode="SameStep")) as pool:
         for episode in range(2):
             pool.step([1, 1])
             batch = pool.step([1, 1])
@@ -103,8 +102,7 @@ def test_a_final_observation_is_the_last_one_also_if_the_env_writes_the_next_one
 @pytest.mark.parametrize("name", ["box", "discrete", "dict of dict", "tuple of dict", "text", "sequence", "graph"])
 def test_final_observations_are_in_the_space_of_one_env(vector_env_of, name):
     space = TESTED_SPACES[name]
-    envs = vector_env_of([partial(_EndingSampleEnv, space)] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
-    envs.reset(seed=0)
+    envs = begun(vector_env_of([partial(_EndingSampleEnv, space)] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
     for _ in range(4):
         *_, infos = envs.step([0, 0])
         for observation in infos["final_obs"]:

@@ -24,7 +24,7 @@ from tests.harness.gym_envs import (
     cartpoles,
 )
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.pools import assert_equal
+from tests.harness.pools import assert_equal, begun
 
 PLEASANT_MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 
@@ -194,8 +194,7 @@ def test_the_asynchronous_halves_do_what_the_whole_does(vector_env_of):
 )
 def test_what_takes_too_long_times_out_and_is_not_lost(vector_env_of, what, arguments, expected):
     with Gate() as gate:
-        envs = vector_env_of([partial(GateEnv, gate.path, i) for i in range(2)])
-        envs.reset(seed=0)
+        envs = begun(vector_env_of([partial(GateEnv, gate.path, i) for i in range(2)]))
         getattr(envs, f"{what}_async")(**arguments)
         gate.wait_arrivals(2)
         wait = getattr(envs, f"{what}_wait")

@@ -15,7 +15,7 @@ import stepmill
 from stepmill.spec.errors import SpecMismatch
 from stepmill.testing.envs import CountingEnv
 from tests.harness.gym_envs import SampleEnv
-from tests.harness.pools import assert_equal
+from tests.harness.pools import assert_equal, begun
 
 # ---------------------------------------------------------------- observation modes
 
@@ -98,8 +98,7 @@ def test_spaces_of_another_structure_are_a_runtime_error_too(vector_env_of, mode
 
 
 def test_one_number_as_the_actions_is_a_type_error_too(vector_env_of):
-    envs = vector_env_of([CountingEnv] * 2)
-    envs.reset(seed=0)
+    envs = begun(vector_env_of([CountingEnv] * 2))
     with pytest.raises(TypeError, match="actions=0 is a single number; give one action per env") as caught:
         envs.step(0)
     assert isinstance(caught.value, stepmill.UsageError)

@@ -11,6 +11,7 @@ import pytest
 import stepmill
 from stepmill.testing.envs import ImageEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
+from tests.harness.pools import begun
 
 PROCESSES = pytest.mark.parametrize("where", ["fork", "forkserver"])
 WAIT_S = 1.0
@@ -40,8 +41,7 @@ def mapping_of(address: int) -> str:
 @pytest.mark.covers("X-4/path")
 @PROCESSES
 def test_actions_and_results_pass_through_no_pipe_and_no_queue(pool_of):
-    pool = pool_of([partial(ImageEnv, i) for i in range(4)], num_workers=2)
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(ImageEnv, i) for i in range(4)], num_workers=2))
     places = ["thread-self", *(worker.pid for worker in pool.stats().workers)]
     before = [bytes_written(place) for place in places]
     for _ in range(200):
@@ -53,8 +53,7 @@ def test_actions_and_results_pass_through_no_pipe_and_no_queue(pool_of):
 @pytest.mark.covers("X-1/memory")
 @PROCESSES
 def test_large_results_are_the_shared_memory_itself(pool_of):
-    pool = pool_of([partial(ImageEnv, i) for i in range(4)], num_workers=2)
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(ImageEnv, i) for i in range(4)], num_workers=2))
     batch = pool.step([0] * 4)
     assert "memfd:stepmill-slab" in mapping_of(batch.obs.__array_interface__["data"][0])
 
@@ -62,8 +61,7 @@ def test_large_results_are_the_shared_memory_itself(pool_of):
 @pytest.mark.covers("G-15/waiting")
 @pytest.mark.parametrize("where", ["thread", "fork"])
 def test_a_wait_for_results_uses_no_cpu(pool_of, gate):
-    pool = pool_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=2)
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=2))
     pool.send([GATED_ACTION, GATED_ACTION])
     gate.wait_arrivals(2)
     before = time.process_time()  # of all threads of this process

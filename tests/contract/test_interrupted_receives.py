@@ -21,7 +21,7 @@ from stepmill.spec.options import EnvState
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import RaisingEnv
 from tests.harness.interrupts import LineInterrupt
-from tests.harness.pools import counting_envs, kill_worker, make_pool
+from tests.harness.pools import begun, counting_envs, kill_worker, make_pool
 
 NUM_ENVS = 3
 LENGTH = 3
@@ -195,8 +195,7 @@ def interrupts_infos(monkeypatch):
 
 
 def test_a_batch_that_was_interrupted_is_ready_and_its_envs_refuse_actions(pool_of, interrupts_infos):
-    with pool_of([partial(CountingEnv, i, LENGTH) for i in range(NUM_ENVS)]) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of([partial(CountingEnv, i, LENGTH) for i in range(NUM_ENVS)])) as pool:
         interrupts_infos(pool.step, [1, 2, 3])
         assert pool.states == [EnvState.READY] * 3
         assert pool.ready_ids == [0, 1, 2]
@@ -213,8 +212,7 @@ def test_a_batch_that_was_interrupted_is_ready_and_its_envs_refuse_actions(pool_
 
 
 def test_a_reset_drops_what_was_kept_back_of_its_envs_and_of_no_others(pool_of, interrupts_infos):
-    with pool_of([partial(CountingEnv, i, LENGTH) for i in range(NUM_ENVS)]) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of([partial(CountingEnv, i, LENGTH) for i in range(NUM_ENVS)])) as pool:
         interrupts_infos(pool.step, [1, 2, 3])
         assert pool.reset(env_ids=[1]).obs.tolist() == [[1, 1, 0]]
         batch = pool.recv()
@@ -223,8 +221,7 @@ def test_a_reset_drops_what_was_kept_back_of_its_envs_and_of_no_others(pool_of, 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_what_infos_say_of_an_end_is_told_with_the_batch_that_was_interrupted(pool_of, interrupts_infos, mode):
-    with pool_of([partial(CountingEnv, i, 1) for i in range(2)], autoreset_mode=mode) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of([partial(CountingEnv, i, 1) for i in range(2)], autoreset_mode=mode)) as pool:
         interrupts_infos(pool.step, [1, 2])
         batch = pool.recv(2)
         assert batch.terminated.all()
@@ -235,8 +232,7 @@ def test_what_infos_say_of_an_end_is_told_with_the_batch_that_was_interrupted(po
 
 
 def test_the_cause_of_a_cut_is_told_with_the_batch_that_was_interrupted(pool_of, interrupts_infos):
-    with pool_of([RaisingEnv] * 2, on_fault="truncate") as pool:
-        pool.reset(seed=0)
+    with begun(pool_of([RaisingEnv] * 2, on_fault="truncate")) as pool:
         interrupts_infos(pool.step, [0, 0])
         batch = pool.recv(2)
         assert batch.truncated.all()
@@ -244,8 +240,7 @@ def test_the_cause_of_a_cut_is_told_with_the_batch_that_was_interrupted(pool_of,
 
 
 def test_an_env_whose_worker_dies_meanwhile_still_has_the_result_that_was_kept_back(interrupts_infos):
-    with make_pool("fork", counting_envs(2), on_fault="truncate") as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("fork", counting_envs(2), on_fault="truncate")) as pool:
         interrupts_infos(pool.step, [1, 2])
         os.kill(pool.stats().workers[1].pid, signal.SIGKILL)
         batch = pool.recv(2)
@@ -257,8 +252,7 @@ def test_an_env_whose_worker_dies_meanwhile_still_has_the_result_that_was_kept_b
 
 def test_an_env_that_is_replayed_meanwhile_still_has_the_result_that_was_kept_back(interrupts_infos):
     options = {"on_fault": "replay", "seeding": "per_episode", "autoreset_mode": "SameStep", "num_workers": 1}
-    with make_pool("fork", [partial(CountingEnv, 0, 9), partial(CountingEnv, 1, 2)], **options) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("fork", [partial(CountingEnv, 0, 9), partial(CountingEnv, 1, 2)], **options)) as pool:
         pool.step([1, 2])
         interrupts_infos(pool.step, [3, 4])
         assert pool.recv(env_ids=[0]).reward.tolist() == [3]
@@ -274,8 +268,7 @@ def test_an_env_that_is_replayed_meanwhile_still_has_the_result_that_was_kept_ba
 
 
 def test_step_wait_of_a_vector_env_returns_the_step_that_was_interrupted(vector_env_of, interrupts_infos):
-    envs = vector_env_of(counting_envs(2))
-    envs.reset(seed=0)
+    envs = begun(vector_env_of(counting_envs(2)))
     interrupts_infos(envs.step, [1, 2])
     assert envs.step_wait()[1].tolist() == [1, 2]
     envs.step_async([3, 4])
@@ -290,8 +283,7 @@ def test_a_reset_that_raises_the_error_of_an_interrupted_step_drops_no_result() 
     is_interrupted, line = True, 0
     while is_interrupted:
         line += 1
-        with make_pool("serial", [RaisingEnv, *counting_envs(2)]) as pool:
-            pool.reset(seed=0)
+        with begun(make_pool("serial", [RaisingEnv, *counting_envs(2)])) as pool:
             try:
                 is_interrupted = LineInterrupt(line, FILES).call(partial(pool.step, ACTIONS))
             except stepmill.EnvError:

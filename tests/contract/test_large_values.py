@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import stepmill
-from tests.harness.pools import make_pool
+from tests.harness.pools import begun, make_pool
 
 LARGE = 100_000_000
 TEXT = gymnasium.spaces.Text(10)
@@ -57,8 +57,7 @@ def test_values_of_a_hundred_megabytes_arrive_unchanged_in_both_directions(where
 
 
 def test_an_action_that_exceeds_the_limit_is_refused_with_its_name_and_can_be_replaced_by_a_smaller_one() -> None:
-    with make_pool("fork", [LargeEnv] * 2) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("fork", [LargeEnv] * 2)) as pool:
         with (
             file_limit(1 << 20),
             pytest.raises(stepmill.UsageError, match=r"action of env 1 .* 2000\d\d\d bytes .*ulimit -f"),

@@ -6,12 +6,11 @@ import pytest
 
 import stepmill
 from tests.contract.test_receive import NUM_ENVS, ids_of, make
-from tests.harness.pools import kill_worker
+from tests.harness.pools import begun, kill_worker
 
 
 def test_a_death_that_send_finds_is_returned_by_the_next_receive() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         kill_worker(pool, 0)
         kill_worker(pool, 1)
         assert pool.send([1] * NUM_ENVS) == []
@@ -23,8 +22,7 @@ def test_a_death_that_send_finds_is_returned_by_the_next_receive() -> None:
 
 
 def test_a_death_that_send_finds_does_not_stop_the_actions_of_other_envs() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         kill_worker(pool)
         assert pool.send([4, 5, 6, 7], [3, 0, 2, 1]) == [3, 2]  # actions by place, and not by id
 
@@ -39,8 +37,7 @@ def test_a_death_that_send_finds_does_not_stop_the_actions_of_other_envs() -> No
 
 
 def test_a_reset_finds_a_death_and_resets_the_other_envs() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         kill_worker(pool)
         assert pool.reset_async(env_ids=[0, 3], seed={0: 5, 3: 7}) == [3]
 
@@ -53,8 +50,7 @@ def test_a_reset_finds_a_death_and_resets_the_other_envs() -> None:
 
 
 def test_a_recv_raises_what_send_found_and_then_returns_the_other_envs() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         kill_worker(pool)
         assert pool.send([1] * NUM_ENVS) == [2, 3]
         with pytest.raises(stepmill.WorkerDied, match=r"its envs \[0, 1\] are lost"):
@@ -63,8 +59,7 @@ def test_a_recv_raises_what_send_found_and_then_returns_the_other_envs() -> None
 
 
 def test_an_env_whose_fault_was_not_received_gets_no_action() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         kill_worker(pool)
         assert pool.send([1], [0]) == []
         assert pool.send([1] * 2, [1, 2]) == [2]
@@ -72,8 +67,7 @@ def test_an_env_whose_fault_was_not_received_gets_no_action() -> None:
 
 
 def test_a_reset_drops_a_fault_that_was_not_received_with_a_warning() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         kill_worker(pool)
         pool.send([1] * NUM_ENVS)
 

@@ -10,7 +10,7 @@ import pytest
 
 import stepmill
 from stepmill.testing.envs import CountingEnv
-from tests.harness.pools import make_pool
+from tests.harness.pools import begun, make_pool
 
 
 class PlainWrapper:
@@ -49,12 +49,10 @@ def test_one_env_for_the_functions_of_several_threads_is_refused():
 
 def test_a_process_for_each_function_gives_each_its_own_copy():
     env = CountingEnv()
-    with make_pool("forkserver", [lambda: env] * 2, num_workers=2) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("forkserver", [lambda: env] * 2, num_workers=2)) as pool:
         assert pool.step([1, 2]).obs[:, 2].tolist() == [1, 1]
 
 
 def test_an_env_whose_property_unwrapped_raises_is_stepped():
-    with make_pool("serial", [BrokenUnwrapped] * 2) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("serial", [BrokenUnwrapped] * 2)) as pool:
         assert pool.step([1, 2]).reward.tolist() == [1.0, 2.0]

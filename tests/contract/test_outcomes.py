@@ -15,7 +15,7 @@ from stepmill.pool.port import PoolPort
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.tree import DictNode, Leaf, Opaque
 from tests.harness.agents import ACTION, F32, F64, I64, Agents, Fate, FixedInfo, Guests, VectorReward
-from tests.harness.pools import make_pool
+from tests.harness.pools import begun, make_pool
 
 MODES = pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 
@@ -38,8 +38,7 @@ def test_rewards_have_the_shape_and_dtype_that_the_env_declares(pool_of, dtype, 
 
 @MODES
 def test_returns_have_the_shape_of_the_reward(pool_of, mode):
-    pool = pool_of([partial(VectorReward, 2, F32), partial(VectorReward, 3, F32)], autoreset_mode=mode)
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(VectorReward, 2, F32), partial(VectorReward, 3, F32)], autoreset_mode=mode))
     pool.step([1, 1])
     episode = pool.step([2, 2]).info["episode"]
     assert episode["r"].tolist() == [[1 + 2, 1 + 2], [0, 0]]
@@ -48,8 +47,7 @@ def test_returns_have_the_shape_of_the_reward(pool_of, mode):
 
 
 def test_the_shortest_way_hands_out_vector_rewards_too(pool_of):
-    pool = pool_of([VectorReward] * 2)
-    pool.reset(seed=0)
+    pool = begun(pool_of([VectorReward] * 2))
     assert PoolPort(pool).step_fast(np.array([1, 2]))[1].tolist() == [[1, 1], [1, 2]]
 
 
@@ -59,8 +57,7 @@ def test_a_reward_of_another_shape_is_the_envs_fault_and_named(pool_of):
             obs, reward, *rest = super().step(action)
             return (obs, reward[:1] if action == 9 else reward, *rest)
 
-    pool = pool_of([Wrong] * 2)
-    pool.reset(seed=0)
+    pool = begun(pool_of([Wrong] * 2))
     with pytest.raises(stepmill.BadOutput, match=r"env 1 gave a wrong .*reward has shape \(1,\).*says \(2,\)"):
         pool.step([1, 9])
     pool.reset()
@@ -78,8 +75,7 @@ def test_a_reward_of_another_shape_that_ends_an_episode_is_not_followed_by_a_sec
             obs, reward, *_ = super().step(action)
             return obs, reward[:1], True, False, {}
 
-    pool = pool_of([Wrong], autoreset_mode="SameStep", on_fault="truncate")
-    pool.reset(seed=0)
+    pool = begun(pool_of([Wrong], autoreset_mode="SameStep", on_fault="truncate"))
     assert pool.step([1]).truncated.tolist() == [True]
     assert pool.get_attr("resets") == (2,)
 
@@ -106,8 +102,7 @@ def test_each_agent_has_a_reward_and_flags_of_its_own(pool_of):
 
 @MODES
 def test_the_episode_is_over_when_no_agent_is_alive(pool_of, mode):
-    pool = pool_of([Agents, partial(Agents, (Fate(9),) * 3)], autoreset_mode=mode)
-    pool.reset(seed=0)
+    pool = begun(pool_of([Agents, partial(Agents, (Fate(9),) * 3)], autoreset_mode=mode))
     act = np.ones((2, 3), int)
     for _ in range(2):
         assert "episode" not in pool.step(act).info
@@ -144,16 +139,14 @@ def test_agents_come_and_go_as_the_env_says_and_no_episode_ends(pool_of):
 
 
 def test_an_open_env_goes_on_when_no_agent_is_present(pool_of):
-    pool = pool_of([partial(Guests, 1)])
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(Guests, 1)]))
     alive = [pool.step([[1]]).alive[0, 0] for _ in range(6)]
     assert alive == [True, True, False, True, True, False]
     assert pool.get_attr("num_resets") == (1,)
 
 
 def test_overlapped_resets_and_budgets_know_agents(pool_of):
-    pool = pool_of([Agents] * 2, resets={"overlap": True}, num_episodes=2)
-    pool.reset(seed=0)
+    pool = begun(pool_of([Agents] * 2, resets={"overlap": True}, num_episodes=2))
     act = np.ones((2, 3), int)
     for _ in range(7):
         batch = pool.step(act)
@@ -163,8 +156,7 @@ def test_overlapped_resets_and_budgets_know_agents(pool_of):
 
 
 def test_an_exhausted_env_has_no_living_agents(pool_of):
-    pool = pool_of([partial(Agents, (Fate(1), Fate(1))), partial(Agents, (Fate(5), Fate(5)))], num_episodes=1)
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(Agents, (Fate(1), Fate(1))), partial(Agents, (Fate(5), Fate(5)))], num_episodes=1))
     pool.step(np.ones((2, 2), int))
     batch = pool.step(np.ones((2, 2), int))
     assert batch.alive.tolist() == [[False, False], [True, True]]
@@ -173,8 +165,7 @@ def test_an_exhausted_env_has_no_living_agents(pool_of):
 
 @pytest.mark.parametrize("where", ["fork"])
 def test_when_the_worker_dies_the_living_agents_are_truncated(pool_of, where):
-    pool = pool_of([partial(Agents, (Fate(1), Fate(50), Fate(50)))] * 2, num_workers=2, on_fault="truncate")
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(Agents, (Fate(1), Fate(50), Fate(50)))] * 2, num_workers=2, on_fault="truncate"))
     act = np.ones((2, 3), int)
     pool.step(act)
     os.kill(pool.stats().workers[1].pid, signal.SIGKILL)
@@ -197,8 +188,7 @@ def test_agents_that_had_ended_before_a_fault_do_not_end_twice(pool_of, mode, on
         env.step = lambda action: step(action) if action[0] != 9 else 1 / 0
         return env
 
-    pool = pool_of([raises_at_nine], autoreset_mode=mode, on_fault=on_fault, seeding="per_episode")
-    pool.reset(seed=0)
+    pool = begun(pool_of([raises_at_nine], autoreset_mode=mode, on_fault=on_fault, seeding="per_episode"))
     assert pool.step([[1, 1, 1]]).truncated.tolist() == [[False] * 3]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # the env raises again in its replay
@@ -209,8 +199,7 @@ def test_agents_that_had_ended_before_a_fault_do_not_end_twice(pool_of, mode, on
 @pytest.mark.parametrize("where", ["fork"])
 def test_episodes_of_agents_are_played_again(pool_of, where):
     env_fns = [partial(Agents, (Fate(2), Fate(50), Fate(50)))] * 2
-    pool = pool_of(env_fns, num_workers=2, on_fault="replay", seeding="per_episode")
-    pool.reset(seed=0)
+    pool = begun(pool_of(env_fns, num_workers=2, on_fault="replay", seeding="per_episode"))
     for k in range(4):
         pool.step(np.full((2, 3), k))
     os.kill(pool.stats().workers[1].pid, signal.SIGKILL)
@@ -235,8 +224,7 @@ def test_what_does_not_fit_the_agents_is_named(pool_of, change, text):
             out = super().step(action)
             return change(out) if action[0] == 9 else out
 
-    pool = pool_of([Wrong] * 2)
-    pool.reset(seed=0)
+    pool = begun(pool_of([Wrong] * 2))
     with pytest.raises(stepmill.BadOutput, match=text):
         pool.step([[1, 1, 1], [9, 9, 9]])
     assert pool.recv().env_id.tolist() == [0]
@@ -277,8 +265,7 @@ def info_envs(num_envs, length=2):
 
 @pytest.mark.covers("A-26")
 def test_parts_of_fixed_shape_are_arrays_and_the_rest_comes_as_ever(pool_of):
-    pool = pool_of(info_envs(3))
-    pool.reset(seed=0)
+    pool = begun(pool_of(info_envs(3)))
     info = pool.step([0, 0, 0]).info
     assert info["discount"].dtype == F32
     assert info["discount"].tolist() == [0.5] * 3
@@ -302,23 +289,20 @@ def test_they_are_there_in_every_batch(pool_of):
 
 
 def test_arrays_that_were_handed_out_are_not_written_again(pool_of):
-    pool = pool_of(info_envs(2, 50))
-    pool.reset(seed=0)
+    pool = begun(pool_of(info_envs(2, 50)))
     first = pool.step([0, 0]).info["nest"]["count"]
     pool.step([0, 0])
     assert first.tolist() == [1, 1]
 
 
 def test_the_last_info_of_an_episode_is_whole(pool_of):
-    pool = pool_of(info_envs(1, 1), autoreset_mode="SameStep")
-    pool.reset(seed=0)
+    pool = begun(pool_of(info_envs(1, 1), autoreset_mode="SameStep"))
     info = pool.step([0]).info
     assert info["nest"]["count"].tolist() == [0]  # of the next episode
     assert info["final_info"]["place"].tolist() == [[0, 1]]
 
 
 def test_a_part_of_another_shape_is_the_envs_fault_and_named(pool_of):
-    pool = pool_of(info_envs(2))
-    pool.reset(seed=0)
+    pool = begun(pool_of(info_envs(2)))
     with pytest.raises(stepmill.BadOutput, match=r"info\['place'\] has shape \(3,\), but its space says \(2,\)"):
         pool.step([0, 9])

@@ -11,6 +11,7 @@ import pytest
 
 import stepmill
 from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
+from tests.harness.pools import begun
 
 RESET_S = 0.2
 
@@ -95,8 +96,7 @@ def wait_for_resets(pool, num_resets):
 
 @pytest.mark.covers("X-6")
 def test_the_step_after_the_end_does_not_wait_for_a_reset_that_is_done():
-    with make_pool(True, partial(SlowResetEnv, RESET_S), partial(SlowResetEnv, RESET_S)) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(True, partial(SlowResetEnv, RESET_S), partial(SlowResetEnv, RESET_S))) as pool:
         for _ in range(3):
             pool.step([0, 0])
         wait_for_resets(pool, pool.stats().resets + 2)  # both were begun, though nobody asked
@@ -105,8 +105,7 @@ def test_the_step_after_the_end_does_not_wait_for_a_reset_that_is_done():
 
 
 def test_a_fault_of_an_early_reset_belongs_to_the_step_that_asks_for_it():
-    with make_pool(True, partial(SlowResetEnv), partial(SlowResetEnv, raises=True)) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(True, partial(SlowResetEnv), partial(SlowResetEnv, raises=True))) as pool:
         for _ in range(7):
             pool.step([0, 0])
         with pytest.raises(stepmill.EnvError, match="the third reset") as caught:
@@ -117,8 +116,7 @@ def test_a_fault_of_an_early_reset_belongs_to_the_step_that_asks_for_it():
 
 def test_an_early_reset_that_hangs_is_ended_at_its_deadline():
     fns = [partial(SlowResetEnv, 60.0), partial(SlowResetEnv)]
-    with make_pool(True, *fns, reset_timeout_s=DEADLINE_S, step_timeout_s=HANG_GUARD_S) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(True, *fns, reset_timeout_s=DEADLINE_S, step_timeout_s=HANG_GUARD_S)) as pool:
         for _ in range(3):
             pool.step([0, 0])
         with pytest.raises((stepmill.EnvTimeout, stepmill.WorkerDied)):

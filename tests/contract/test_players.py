@@ -12,7 +12,7 @@ import stepmill
 from stepmill.envs.ragged import AgentSlots, RaggedEnv
 from tests.harness.agents import Agents
 from tests.harness.envs_of_other_apis import StackedAgents, Tag
-from tests.harness.pools import counting_envs
+from tests.harness.pools import begun, counting_envs
 
 
 class Crowd(RaggedEnv):
@@ -62,8 +62,7 @@ def test_agents_keep_their_slots_while_they_are_there(pool_of):
 
 @pytest.mark.covers("G-18", "U-5")
 def test_players_are_the_rows_of_the_agents_that_are_present(pool_of):
-    pool = pool_of([Crowd] * 3)
-    pool.reset(seed=0)
+    pool = begun(pool_of([Crowd] * 3))
     pool.step(np.zeros((3, 3), int))
     pool.send(np.array([[5, 6, 0], [8, 9, 0]]), [2, 0])
     players = pool.recv(2).players
@@ -91,8 +90,7 @@ def test_actions_find_their_agents_by_row_and_slot(pool_of):
 
 
 def test_more_agents_than_the_capacity_are_refused_by_number(pool_of):
-    pool = pool_of([partial(Crowd, 2), partial(Crowd, 2, 1)])
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(Crowd, 2), partial(Crowd, 2, 1)]))
     pool.step(np.zeros((2, 2), int))
     with pytest.raises(stepmill.EnvError, match="3 agents are present at once, but the env's capacity is 2") as caught:
         pool.step(np.zeros((2, 2), int))
@@ -101,8 +99,7 @@ def test_more_agents_than_the_capacity_are_refused_by_number(pool_of):
 
 
 def test_an_episode_may_be_over_when_the_last_agent_has_gone(pool_of):
-    pool = pool_of([partial(Crowd, 3, 1, is_open=False, num=2)])
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(Crowd, 3, 1, is_open=False, num=2)]))
     one = pool.step([[1, 1, 1]])
     assert one.terminated.tolist() == [[True, False, False]]
     assert "episode" not in one.info
@@ -113,8 +110,7 @@ def test_an_episode_may_be_over_when_the_last_agent_has_gone(pool_of):
 
 
 def test_agents_with_fixed_slots_are_players_too(pool_of):
-    pool = pool_of([lambda: StackedAgents(Tag(3))] * 2)
-    pool.reset(seed=0)
+    pool = begun(pool_of([lambda: StackedAgents(Tag(3))] * 2))
     pool.step(np.ones((2, 3), int))
     pool.step(np.ones((2, 3), int))
     players = pool.step(np.ones((2, 3), int)).players

@@ -14,7 +14,7 @@ from stepmill.spec.errors import UsageError
 from stepmill.testing.envs import BatchedCountingEnv, CountingEnv, ImageEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.pools import counting_envs
+from tests.harness.pools import begun, counting_envs
 
 PARALLEL = pytest.mark.parametrize("where", ["thread", "fork"])
 
@@ -51,16 +51,14 @@ def test_reset_async_is_received_like_any_other_result(pool_of):
 
 
 def test_actions_belong_to_the_envs_in_the_order_they_are_named(pool_of):
-    pool = pool_of(counting_envs(4))
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(4)))
     pool.send([30, 10], [3, 1])
     batch = pool.recv(2)
     assert dict(zip(batch.env_id.tolist(), batch.reward.tolist(), strict=True)) == {3: 30.0, 1: 10.0}
 
 
 def test_the_env_that_was_sent_first_is_received_first(pool_of):
-    pool = pool_of(counting_envs(4))
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(4)))
     for env_id in (2, 0, 3, 1):
         pool.send([env_id], [env_id])
     # All are done before the first is received: calls answer after the commands before them.
@@ -69,8 +67,7 @@ def test_the_env_that_was_sent_first_is_received_first(pool_of):
 
 
 def test_the_results_before_a_call_are_there_when_it_returns(pool_of):
-    pool = pool_of(counting_envs(4))
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(4)))
     for _ in range(30):
         pool.send([1, 1, 1, 1])
         pool.get_attr("num_steps")
@@ -78,8 +75,7 @@ def test_the_results_before_a_call_are_there_when_it_returns(pool_of):
 
 
 def test_envs_sent_together_are_received_in_order_of_their_ids(pool_of):
-    pool = pool_of(counting_envs(4))
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(4)))
     pool.send([0, 0, 0], [3, 0, 2])
     pool.get_attr("num_steps")
     assert pool.recv(3).env_id.tolist() == [0, 2, 3]
@@ -88,8 +84,7 @@ def test_envs_sent_together_are_received_in_order_of_their_ids(pool_of):
 @pytest.mark.covers("X-13", "X-1/batches")
 @PARALLEL
 def test_a_batch_has_the_envs_that_are_ready(pool_of, gate):
-    pool = _gated(pool_of, gate, 3)
-    pool.reset(seed=0)
+    pool = begun(_gated(pool_of, gate, 3))
     pool.send([GATED_ACTION, 1, 2])
     batch = pool.recv(2, timeout_s=HANG_GUARD_S)
     assert batch.env_id.tolist() == [1, 2]
@@ -104,8 +99,7 @@ def test_a_batch_has_the_envs_that_are_ready(pool_of, gate):
 @pytest.mark.covers("G-9", "X-2")
 @PARALLEL
 def test_a_deadline_that_passes_loses_nothing(pool_of, gate):
-    pool = _gated(pool_of, gate, 3)
-    pool.reset(seed=0)
+    pool = begun(_gated(pool_of, gate, 3))
     pool.send([1, GATED_ACTION, 2])
     first = pool.recv(1, timeout_s=HANG_GUARD_S).env_id.tolist()
     with pytest.raises(stepmill.RecvTimeout) as caught:
@@ -119,8 +113,7 @@ def test_a_deadline_that_passes_loses_nothing(pool_of, gate):
 @pytest.mark.covers("X-2")
 @PARALLEL
 def test_a_deadline_of_zero_only_looks(pool_of, gate):
-    pool = _gated(pool_of, gate, 1)
-    pool.reset(seed=0)
+    pool = begun(_gated(pool_of, gate, 1))
     pool.send([GATED_ACTION])
     gate.wait_arrivals(1)
     start = time.monotonic()
@@ -134,8 +127,7 @@ def test_a_deadline_of_zero_only_looks(pool_of, gate):
 @PARALLEL
 @pytest.mark.parametrize("method", ["recv", "receive"])
 def test_a_pool_lingers_for_envs_that_are_ready_soon(pool_of, gate, method):
-    pool = _gated(pool_of, gate, 2)
-    pool.reset(seed=0)
+    pool = begun(_gated(pool_of, gate, 2))
     pool.send([1, GATED_ACTION])
     threading.Timer(0.2, gate.open).start()
 
@@ -150,8 +142,7 @@ def test_a_pool_lingers_for_envs_that_are_ready_soon(pool_of, gate, method):
 @pytest.mark.covers("G-9")
 @PARALLEL
 def test_min_and_max_take_what_is_ready_between_them(pool_of, gate):
-    pool = _gated(pool_of, gate, 4)
-    pool.reset(seed=0)
+    pool = begun(_gated(pool_of, gate, 4))
     pool.send([1, 2, 3, GATED_ACTION])
     for env_id in range(3):
         assert pool.get_attr("num_steps", env_ids=[env_id]) == (1,)
@@ -163,8 +154,7 @@ def test_min_and_max_take_what_is_ready_between_them(pool_of, gate):
 
 @PARALLEL
 def test_recv_of_at_least_none_takes_what_is_there_and_does_not_wait(pool_of, gate):
-    pool = _gated(pool_of, gate, 3)
-    pool.reset(seed=0)
+    pool = begun(_gated(pool_of, gate, 3))
     pool.send([1, GATED_ACTION, 2])
     for env_id in (0, 2):
         pool.get_attr("num_steps", env_ids=[env_id])
@@ -175,8 +165,7 @@ def test_recv_of_at_least_none_takes_what_is_there_and_does_not_wait(pool_of, ga
 
 @PARALLEL
 def test_states_and_ready_ids_tell_how_each_env_stands(pool_of, gate):
-    pool = _gated(pool_of, gate, 3)
-    pool.reset(seed=0)
+    pool = begun(_gated(pool_of, gate, 3))
     pool.send([GATED_ACTION, 1], [0, 1])
     gate.wait_arrivals(1)
     pool.get_attr("num_steps", env_ids=[1])
@@ -190,8 +179,7 @@ def test_states_and_ready_ids_tell_how_each_env_stands(pool_of, gate):
 
 @PARALLEL
 def test_a_busy_env_is_refused_and_the_others_are_not_sent(pool_of, gate):
-    pool = _gated(pool_of, gate, 3)
-    pool.reset(seed=0)
+    pool = begun(_gated(pool_of, gate, 3))
     pool.send([GATED_ACTION], [1])
     with pytest.raises(stepmill.BusyEnvError, match=r"\[1\]") as caught:
         pool.send([1, 2], [0, 1])
@@ -205,8 +193,7 @@ def test_a_busy_env_is_refused_and_the_others_are_not_sent(pool_of, gate):
 @pytest.mark.covers("X-14")
 @PARALLEL
 def test_resetting_a_busy_env_waits_for_it_and_drops_its_result(pool_of, gate):
-    pool = _gated(pool_of, gate, 2)
-    pool.reset(seed=0)
+    pool = begun(_gated(pool_of, gate, 2))
     pool.send([GATED_ACTION, 5])
     gate.wait_arrivals(1)
     gate.open()
@@ -216,8 +203,7 @@ def test_resetting_a_busy_env_waits_for_it_and_drops_its_result(pool_of, gate):
 
 
 def test_a_result_that_waits_keeps_its_env_busy_for_the_next_send(pool_of):
-    pool = pool_of(counting_envs(2))
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(2)))
     pool.send([1], [0])
     pool.get_attr("num_steps")
     with pytest.raises(stepmill.BusyEnvError, match=r"\[0\]"):
@@ -266,8 +252,7 @@ def test_an_async_run_gives_every_env_its_own_actions(pool_of):
 
 @PARALLEL
 def test_closing_from_another_thread_wakes_a_waiting_recv(pool_of, gate):
-    pool = _gated(pool_of, gate, 1)
-    pool.reset(seed=0)
+    pool = begun(_gated(pool_of, gate, 1))
     pool.send([GATED_ACTION])
     gate.wait_arrivals(1)
     raised: list[BaseException] = []
@@ -310,8 +295,7 @@ def test_small_batches_of_images_are_gathered_row_by_row(pool_of):
 
 
 def test_partial_resets_mix_with_steps(pool_of):
-    pool = pool_of(counting_envs(4))
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(4)))
     pool.send([1, 2], [0, 1])
     pool.reset_async(env_ids=[2, 3])
     batch = pool.recv(4)
@@ -339,8 +323,7 @@ def test_a_batched_env_owns_as_many_rows_as_it_has_envs(pool_of):
 
 
 def test_a_batched_env_resets_its_rows_itself(pool_of):
-    pool = pool_of(_batched(2))
-    pool.reset(seed=0)
+    pool = begun(pool_of(_batched(2)))
     # Even rows have episodes of 3 steps, odd rows of 4; the step after is the reset.
     seen = [pool.step([0] * 4) for _ in range(9)]
     assert [batch.obs[0, 1:].tolist() for batch in seen] == [[k // 4, k % 4] for k in range(1, 10)]
@@ -349,8 +332,7 @@ def test_a_batched_env_resets_its_rows_itself(pool_of):
 
 
 def test_a_batched_env_is_sent_and_received_as_a_whole(pool_of):
-    pool = pool_of(_batched(3))
-    pool.reset(seed=0)
+    pool = begun(pool_of(_batched(3)))
     pool.send([1, 2, 3, 4], [2, 0])
     batch = pool.recv(2)
     rows = {tuple(obs[:1]): reward for obs, reward in zip(batch.obs.tolist(), batch.reward.tolist(), strict=True)}
@@ -378,8 +360,7 @@ def test_batched_envs_of_different_sizes_are_refused(pool_of):
 
 
 def test_named_envs_are_received_and_the_others_stay(pool_of):
-    pool = pool_of([CountingEnv] * 4)
-    pool.reset(seed=0)
+    pool = begun(pool_of([CountingEnv] * 4))
     pool.send([1, 2, 3, 4])
     batch = pool.recv(env_ids=[3, 1])
     assert (batch.env_id.tolist(), batch.reward.tolist()) == ([1, 3], [2, 4])
@@ -392,8 +373,7 @@ def test_named_envs_are_received_and_the_others_stay(pool_of):
 
 
 def test_named_envs_are_received_in_the_order_of_their_ids_whichever_was_sent_first(pool_of):
-    pool = pool_of([CountingEnv] * 4)
-    pool.reset(seed=0)
+    pool = begun(pool_of([CountingEnv] * 4))
     for env_id in (3, 1, 0, 2):
         pool.send([env_id + 10], [env_id])
 

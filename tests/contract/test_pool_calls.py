@@ -9,20 +9,18 @@ import pytest
 
 import stepmill
 from stepmill.testing.envs import CountingEnv
-from tests.harness.pools import counting_envs
+from tests.harness.pools import begun, counting_envs
 
 
 def test_calls_reach_the_envs_that_are_named(pool_of):
-    pool = pool_of(counting_envs(4))
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(4)))
     assert pool.call("add", 1.0, right=0.5) == (1.5, 2.5, 3.5, 4.5)
     assert pool.call("add", 1.0, env_ids=[2, 0]) == (3.0, 1.0)
     assert pool.get_attr("identity") == (0, 1, 2, 3)
 
 
 def test_a_function_is_called_with_the_env(pool_of):
-    pool = pool_of([CountingEnv] * 3)
-    pool.reset(seed=0)
+    pool = begun(pool_of([CountingEnv] * 3))
 
     def name_of(env, prefix, end="."):
         return prefix + type(env).__name__ + end
@@ -39,8 +37,7 @@ def test_attributes_are_set_for_all_or_for_each(pool_of):
 
 
 def test_functions_read_and_set_what_takes_more_than_an_attribute(pool_of):
-    pool = pool_of([CountingEnv] * 3)
-    pool.reset(seed=0)
+    pool = begun(pool_of([CountingEnv] * 3))
 
     def put(env, value):
         env.unwrapped.pair = (value, value + 1)
@@ -52,8 +49,7 @@ def test_functions_read_and_set_what_takes_more_than_an_attribute(pool_of):
 
 
 def test_step_and_reset_are_looked_up_again_after_a_call(pool_of):
-    pool = pool_of([_TurncoatEnv])
-    pool.reset(seed=0)
+    pool = begun(pool_of([_TurncoatEnv]))
     assert pool.step([1]).reward.tolist() == [1.0]
     pool.call("turn")
     assert pool.step([1]).reward.tolist() == [-1.0]
@@ -81,16 +77,14 @@ def test_futures_resolve_in_any_order_and_repeatedly(pool_of):
 
 @pytest.mark.covers("G-10")
 def test_a_call_comes_after_the_step_that_was_sent_before_it(pool_of):
-    pool = pool_of(counting_envs(2))
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(2)))
     pool.send([1, 2])
     assert pool.get_attr("num_steps") == (1, 1)
     assert sorted(pool.recv(2).reward.tolist()) == [1.0, 2.0]
 
 
 def test_a_call_that_raises_names_the_env_and_the_pool_goes_on(pool_of):
-    pool = pool_of(counting_envs(2))
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(2)))
     with pytest.raises(stepmill.EnvError, match="too bad") as caught:
         pool.call("complain", "too bad", env_ids=[1])
     assert caught.value.env_id == 1
@@ -113,8 +107,7 @@ class _LibraryEnv(CountingEnv):
 
 
 def test_render_returns_the_named_envs_frames(pool_of):
-    pool = pool_of([partial(CountingEnv, i, render_mode="rgb_array") for i in range(3)])
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(CountingEnv, i, render_mode="rgb_array") for i in range(3)]))
     pool.step([0] * 3)
     assert [int(frame[0, 0, 0]) for frame in pool.render()] == [1, 17, 33]
     assert [int(frame[0, 0, 0]) for frame in pool.render(env_ids=[2])] == [33]

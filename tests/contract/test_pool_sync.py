@@ -14,7 +14,7 @@ from stepmill.testing.check import check_backend
 from stepmill.testing.envs import CountingEnv, ImageEnv, SeedRecorder
 from tests.harness.odd_outputs import DisguiseEnv, OddRewardEnv, ScalarDisguiseEnv
 from tests.harness.plain_envs import OldEnv
-from tests.harness.pools import BACKENDS, counting_envs, make_pool
+from tests.harness.pools import BACKENDS, begun, counting_envs, make_pool
 
 
 @pytest.mark.parametrize("name", list(BACKENDS))
@@ -59,15 +59,13 @@ def test_a_pool_of_other_envs_says_that_it_has_no_such_spaces():
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ">f8", np.bool_, np.uint64])
 def test_whole_numbers_of_any_dtype_are_actions_of_a_discrete_space(pool_of, dtype):
-    pool = pool_of(counting_envs(2))
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(2)))
     assert pool.step(np.array([1, 0]).astype(dtype)).reward.tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("wrong", [0.5, np.nan, np.inf, -1e30, 2.0**63])
 def test_a_float_that_is_no_whole_number_is_refused_and_changes_nothing(pool_of, wrong):
-    pool = pool_of(counting_envs(2))
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(2)))
     with pytest.raises(stepmill.UsageError, match=r"^actions have numbers that int64 cannot hold; give actions of the"):
         pool.step(np.array([1.0, wrong]))
     assert pool.step([1.0, 2.0]).reward.tolist() == [1.0, 2.0]
@@ -80,8 +78,7 @@ def test_actions_may_be_a_plain_list(pool_of):
 
 
 def test_truncation_and_termination_are_kept_apart(pool_of):
-    pool = pool_of([*counting_envs(1, 1), *counting_envs(1, 1, truncate=True)])
-    pool.reset(seed=0)
+    pool = begun(pool_of([*counting_envs(1, 1), *counting_envs(1, 1, truncate=True)]))
     batch = pool.step([0, 0])
     assert batch.terminated.tolist() == [True, False]
     assert batch.truncated.tolist() == [False, True]
@@ -129,8 +126,7 @@ def test_numbers_of_no_dimension_come_in_any_dress(pool_of):
 
 
 def test_a_partial_reset_returns_the_named_envs(pool_of):
-    pool = pool_of(counting_envs(4))
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(4)))
     pool.step([0] * 4)
     batch = pool.reset(env_ids=[1, 3])
     assert batch.env_id.tolist() == [1, 3]
@@ -141,8 +137,7 @@ def test_a_partial_reset_returns_the_named_envs(pool_of):
 
 
 def test_a_partial_reset_clears_what_the_last_episode_left(pool_of):
-    pool = pool_of(counting_envs(2, 1))
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(2, 1)))
     assert pool.step([0, 0]).terminated.tolist() == [True, True]
     pool.reset(env_ids=[0])
     batch = pool.step([5, 5])  # env 0 steps, env 1 is reset
@@ -160,8 +155,7 @@ def test_an_env_may_be_reset_twice_in_a_row(pool_of):
 
 
 def test_disabled_autoreset_refuses_to_step_a_finished_episode(pool_of):
-    pool = pool_of([*counting_envs(1, 1), *counting_envs(1, 5)], autoreset_mode="Disabled")
-    pool.reset(seed=0)
+    pool = begun(pool_of([*counting_envs(1, 1), *counting_envs(1, 5)], autoreset_mode="Disabled"))
     pool.step([0, 0])
     with pytest.raises(stepmill.UsageError, match=r"\[0\]"):
         pool.step([0, 0])
@@ -261,8 +255,7 @@ def test_per_episode_seeds_do_not_depend_on_where_envs_run(mode):
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_return_and_length_of_an_episode_are_in_the_info_at_its_end(pool_of, mode):
-    pool = pool_of([*counting_envs(1, 3), *counting_envs(1, 2)], autoreset_mode=mode)
-    pool.reset(seed=0)
+    pool = begun(pool_of([*counting_envs(1, 3), *counting_envs(1, 2)], autoreset_mode=mode))
     returns, lengths = {0: [], 1: []}, {0: [], 1: []}
     for _ in range(12):
         batch = pool.step([1, 10])
@@ -313,8 +306,7 @@ def test_results_outlive_the_pool(pool_of):
 
 
 def test_recv_fills_the_arrays_it_is_given(pool_of):
-    pool = pool_of([partial(ImageEnv, i) for i in range(4)])
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(ImageEnv, i) for i in range(4)]))
     mine = np.zeros((4, 84, 84, 4), np.uint8)
     pool.send([0] * 4)
     batch = pool.recv(4, out=mine)
@@ -334,8 +326,7 @@ def test_recv_fills_the_arrays_it_is_given(pool_of):
     ids=["shape", "rows", "dtype", "structure", "number"],
 )
 def test_an_out_that_does_not_fit_is_refused_and_nothing_is_lost(pool_of, out):
-    pool = pool_of([partial(ImageEnv, i) for i in range(2)])
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(ImageEnv, i) for i in range(2)]))
     pool.send([0, 0])
     with pytest.raises(stepmill.UsageError):
         pool.recv(2, out=out)
@@ -343,8 +334,7 @@ def test_an_out_that_does_not_fit_is_refused_and_nothing_is_lost(pool_of, out):
 
 
 def test_a_new_observation_may_be_written_to_by_its_holder(pool_of):
-    pool = pool_of([partial(ImageEnv, i) for i in range(2)])
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(ImageEnv, i) for i in range(2)]))
     images = pool.step([0, 0]).obs
     assert images.flags.writeable
     images += 1
@@ -352,8 +342,7 @@ def test_a_new_observation_may_be_written_to_by_its_holder(pool_of):
 
 
 def test_a_wrong_number_of_actions_is_counted_against_the_envs(pool_of):
-    pool = pool_of(counting_envs(4))
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(4)))
     with pytest.raises(stepmill.UsageError, match=r"^got 3 actions for 4 envs; give one action per env$"):
         pool.step([1, 1, 1])
     with pytest.raises(stepmill.UsageError, match=r"^actions have shape \(4, 1\); give shape \(4,\)$"):
@@ -378,8 +367,7 @@ class Unreadable:
 
 
 def test_actions_that_are_no_array_are_refused_with_the_reason(pool_of):
-    pool = pool_of(counting_envs(2))
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(2)))
     with pytest.raises(stepmill.UsageError, match=r"^actions are not an array: .* inhomogeneous .*; give an array of"):
         pool.step([[1], [1, 2]])
     with pytest.raises(stepmill.UsageError, match=r"^actions are not an array: it requires grad; give an array of"):

@@ -11,7 +11,7 @@ import pytest
 
 import stepmill
 from stepmill.testing.envs import CountingEnv
-from tests.harness.pools import counting_envs
+from tests.harness.pools import begun, counting_envs
 
 
 class Hooked(CountingEnv):
@@ -71,8 +71,7 @@ def test_a_copy_is_read_and_not_the_envs_own_dict(pool_of):
 
 @pytest.mark.covers("U-8")
 def test_properties_keep_their_place_among_the_commands(pool_of):
-    pool = pool_of([Hooked] * 2)
-    pool.reset(seed=0)
+    pool = begun(pool_of([Hooked] * 2))
     for _ in range(3):
         pool.send([1, 1])
         pool.properties.set("p", 1)  # after the step just sent
@@ -105,8 +104,7 @@ def test_mistakes_are_named(pool_of):
 @pytest.mark.covers("G-5", "U-7")
 @pytest.mark.parametrize("where", ["fork"])
 def test_properties_are_set_again_on_envs_that_are_built_anew(pool_of, where):
-    pool = pool_of(counting_envs(3), num_workers=3)
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(3), num_workers=3))
     pool.properties.set("a", [1, 2, 3])
     pool.properties.set("a", 5, env_ids=[1])
     pool.properties.set("b", "x", env_ids=[2])

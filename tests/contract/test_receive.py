@@ -21,7 +21,7 @@ from tests.chaos import HANG, KILL, RAISE, ChaosEnv
 from tests.chaos.envs import Traps, make_env
 from tests.harness.hangs import DEADLINE_S
 from tests.harness.interrupts import LineInterrupt
-from tests.harness.pools import kill_worker, make_pool
+from tests.harness.pools import begun, kill_worker, make_pool
 
 NUM_ENVS = 4
 FILES = (str(Path(pool_package.__file__).parent), batch_module.__file__, received_module.__file__)
@@ -66,8 +66,7 @@ def test_without_faults_it_returns_what_recv_returns(pool_of):
 
 
 def test_an_env_that_raises_is_a_fault_beside_the_results_of_the_others(pool_of):
-    pool = pool_of(chaos_envs())
-    pool.reset(seed=0)
+    pool = begun(pool_of(chaos_envs()))
     pool.send([1, RAISE, 1, 1])
 
     received = pool.receive(NUM_ENVS)
@@ -83,8 +82,7 @@ def test_an_env_that_raises_is_a_fault_beside_the_results_of_the_others(pool_of)
 
 
 def test_a_fault_is_returned_once_and_not_raised_afterwards(pool_of):
-    pool = pool_of(chaos_envs())
-    pool.reset(seed=0)
+    pool = begun(pool_of(chaos_envs()))
     pool.send([RAISE, 1, 1, 1])
     assert list(pool.receive(NUM_ENVS).faults) == [0]
 
@@ -95,8 +93,7 @@ def test_a_fault_is_returned_once_and_not_raised_afterwards(pool_of):
 
 
 def test_faults_count_toward_min_envs(pool_of):
-    pool = pool_of(chaos_envs())
-    pool.reset(seed=0)
+    pool = begun(pool_of(chaos_envs()))
     pool.send([RAISE, RAISE], [0, 1])
 
     received = pool.receive(2)
@@ -106,8 +103,7 @@ def test_faults_count_toward_min_envs(pool_of):
 
 
 def test_what_the_policy_handles_stands_in_infos_only(pool_of):
-    pool = pool_of(chaos_envs(), on_fault="truncate")
-    pool.reset(seed=0)
+    pool = begun(pool_of(chaos_envs(), on_fault="truncate"))
     pool.send([1, RAISE, 1, 1])
 
     received = pool.receive(NUM_ENVS)
@@ -118,8 +114,7 @@ def test_what_the_policy_handles_stands_in_infos_only(pool_of):
 
 
 def test_without_a_number_it_waits_for_all_that_are_pending(pool_of):
-    pool = pool_of(chaos_envs())
-    pool.reset(seed=0)
+    pool = begun(pool_of(chaos_envs()))
     with pytest.raises(stepmill.UsageError, match="0 are stepping"):
         pool.receive(None)
     pool.send([1, RAISE, 1], [0, 1, 2])
@@ -132,8 +127,7 @@ def test_without_a_number_it_waits_for_all_that_are_pending(pool_of):
 
 
 def test_max_envs_limits_results_and_the_rest_comes_next(pool_of):
-    pool = pool_of(chaos_envs())
-    pool.reset(seed=0)
+    pool = begun(pool_of(chaos_envs()))
     pool.send([1, 1, RAISE, 1])
 
     first = pool.receive(1, 2)
@@ -152,8 +146,7 @@ def test_max_envs_limits_results_and_the_rest_comes_next(pool_of):
 @pytest.mark.parametrize("where", ["thread", "fork"])
 def test_a_timeout_returns_what_there_is(pool_of):
     with Gate() as gate:
-        pool = pool_of([*[partial(GateEnv, gate.path, i) for i in range(2)], RaisingEnv], num_workers=3)
-        pool.reset(seed=0)
+        pool = begun(pool_of([*[partial(GateEnv, gate.path, i) for i in range(2)], RaisingEnv], num_workers=3))
         pool.send([GATED_ACTION], [0])
         assert is_empty(pool.receive(1, timeout_s=0))
         assert is_empty(pool.receive(0))
@@ -168,8 +161,7 @@ def test_a_timeout_returns_what_there_is(pool_of):
 @pytest.mark.parametrize("where", ["thread", "fork"])
 def test_a_timeout_returns_the_results_and_faults_that_are_fewer_than_wanted(pool_of):
     with Gate() as gate:
-        pool = pool_of([*[partial(GateEnv, gate.path, i) for i in range(2)], RaisingEnv], num_workers=3)
-        pool.reset(seed=0)
+        pool = begun(pool_of([*[partial(GateEnv, gate.path, i) for i in range(2)], RaisingEnv], num_workers=3))
         pool.send([GATED_ACTION, 1, 0])
         while EnvState.BUSY in pool.states[1:]:
             os.sched_yield()
@@ -182,8 +174,7 @@ def test_a_timeout_returns_the_results_and_faults_that_are_fewer_than_wanted(poo
 
 
 def test_misuse_is_raised(pool_of):
-    pool = pool_of(chaos_envs())
-    pool.reset(seed=0)
+    pool = begun(pool_of(chaos_envs()))
     with pytest.raises(stepmill.UsageError, match="0 are stepping or have a fault"):
         pool.receive()
     pool.send([1, 1], [0, 1])
@@ -202,8 +193,7 @@ def test_misuse_is_raised(pool_of):
 
 
 def test_a_death_is_one_error_of_all_envs_of_the_worker() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         pool.send([1, 1, KILL, 1])
 
         received = pool.receive(NUM_ENVS)
@@ -218,15 +208,13 @@ def test_a_death_is_one_error_of_all_envs_of_the_worker() -> None:
 
 
 def test_idle_envs_of_a_dead_worker_have_the_fault_too() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         pool.send([KILL], [3])
         assert pool.receive().faults.keys() == {2, 3}
 
 
 def test_faults_of_idle_envs_end_no_wait_for_all() -> None:
-    with Gate() as gate, make_pool("fork", [partial(GateEnv, gate.path, i) for i in range(NUM_ENVS)]) as pool:
-        pool.reset(seed=0)
+    with Gate() as gate, begun(make_pool("fork", [partial(GateEnv, gate.path, i) for i in range(NUM_ENVS)])) as pool:
         pool.send([GATED_ACTION, GATED_ACTION], [0, 2])
         gate.wait_arrivals(2)
         kill_worker(pool)
@@ -238,8 +226,7 @@ def test_faults_of_idle_envs_end_no_wait_for_all() -> None:
 
 
 def test_a_result_from_before_the_death_comes_with_the_fault_of_its_env() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         pool.send([1], [2])
         while 2 not in pool.ready_ids:
             os.sched_yield()
@@ -252,8 +239,7 @@ def test_a_result_from_before_the_death_comes_with_the_fault_of_its_env() -> Non
 
 
 def test_two_deaths_are_two_errors() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         pool.send([KILL, 1, KILL, 1])
 
         faults = pool.receive(NUM_ENVS).faults
@@ -265,8 +251,7 @@ def test_two_deaths_are_two_errors() -> None:
 
 
 def test_an_env_that_is_too_late_is_named_in_the_fault_of_all_envs_of_its_worker() -> None:
-    with make(step_timeout_s=DEADLINE_S) as pool:
-        pool.reset(seed=0)
+    with begun(make(step_timeout_s=DEADLINE_S)) as pool:
         pool.send([1, 1, 1, HANG])
 
         received = pool.receive(NUM_ENVS)
@@ -323,8 +308,7 @@ def test_a_death_that_was_raised_is_no_result_that_a_reset_drops() -> None:
 
 
 def test_a_death_that_a_call_raised_is_no_result_that_a_reset_drops() -> None:
-    with make("fork") as pool:
-        pool.reset(seed=0)
+    with begun(make("fork")) as pool:
         pool.send([KILL], [1])
         with pytest.raises(stepmill.WorkerDied):
             pool.call("locate", env_ids=[1])
@@ -332,8 +316,7 @@ def test_a_death_that_a_call_raised_is_no_result_that_a_reset_drops() -> None:
 
 
 def test_receive_returns_a_death_that_a_call_raised_also_for_a_neighbour_and_after_a_revive() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         with pytest.raises(stepmill.WorkerDied) as caught:
             pool.call(end_process, env_ids=[1])
         assert list(caught.value.env_ids) == [0, 1]
@@ -347,8 +330,7 @@ def test_receive_returns_a_death_that_a_call_raised_also_for_a_neighbour_and_aft
 
 
 def test_a_death_that_recv_raises_is_not_returned_again() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         pool.send([KILL], [0])
         with pytest.raises(stepmill.WorkerDied):
             pool.recv()
@@ -357,8 +339,7 @@ def test_a_death_that_recv_raises_is_not_returned_again() -> None:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_the_error_of_a_worker_that_cannot_be_restarted_is_returned(tmp_path: Path, waits: bool) -> None:
-    with make_pool("fork", [partial(make_env, str(tmp_path), env_id, 1) for env_id in range(NUM_ENVS)]) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("fork", [partial(make_env, str(tmp_path), env_id, 1) for env_id in range(NUM_ENVS)])) as pool:
         pool.send([KILL], [1])
         pool.receive()
         Traps(str(tmp_path)).set("build", 0, RAISE)

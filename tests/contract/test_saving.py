@@ -16,7 +16,7 @@ import pytest
 from gymnasium import spaces
 
 import stepmill
-from tests.harness.pools import kill_worker, make_pool
+from tests.harness.pools import begun, kill_worker, make_pool
 from tests.harness.scripts import run_source
 
 LOGGED: dict[str, Any] = {"on_fault": "replay", "seeding": "per_episode"}
@@ -305,8 +305,7 @@ def _front_end(make: Callable[[], Any]) -> Any:
 
 def test_a_vector_env_in_wrappers_goes_on_with_its_last_step_and_the_generators_of_its_spaces() -> None:
     make = partial(gymnasium.make, "CartPole-v1")
-    envs = _front_end(make)
-    envs.reset(seed=0)
+    envs = begun(_front_end(make))
     envs.action_space.seed(4)
     for _ in range(30):
         newest = envs.step(envs.action_space.sample())

@@ -19,7 +19,7 @@ import pytest
 import stepmill
 from stepmill.testing.envs import CountingEnv
 from stepmill.worker import shared_state
-from tests.harness.pools import make_pool
+from tests.harness.pools import begun, make_pool
 
 _module_steps = 0
 _shared_array = np.zeros(3)
@@ -122,8 +122,7 @@ def read_log(tmp_path: Path) -> Iterator[Callable[[], list[str]]]:
 
 
 def play(where: str, env_fns: list[Callable[[], object]], num_steps: int = 20, **options: Any) -> None:
-    with make_pool(where, env_fns, **options) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(where, env_fns, **options)) as pool:
         for _ in range(num_steps):
             pool.step(np.ones(len(env_fns), np.int64))
 
@@ -186,8 +185,7 @@ ORDINARY = [
 @pytest.mark.parametrize("where", ["serial", "fork"])
 def test_ordinary_envs_are_silent(where, name, read_log):
     fns = [partial(gymnasium.make, name)] * 3
-    with make_pool(where, fns, **({"num_workers": 1} if where == "fork" else {})) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(where, fns, **({"num_workers": 1} if where == "fork" else {}))) as pool:
         for _ in range(60):
             pool.step(np.stack([np.asarray(pool.single_action_space.sample()) for _ in fns]))
     assert not read_log()

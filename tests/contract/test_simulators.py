@@ -23,7 +23,7 @@ from stepmill.spec.options import PoolOptions
 from stepmill.testing.compare import find_difference
 from tests.harness import simulator_envs
 from tests.harness.gym_envs import TESTED_SPACES
-from tests.harness.pools import make_pool
+from tests.harness.pools import begun, make_pool
 from tests.harness.simulators import ENVS, OTHER_PYTHON
 
 
@@ -179,8 +179,7 @@ def test_infos_arrive_with_arrays_and_keys_of_any_kind(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("where", ["serial", "thread", "fork"])
 def test_calls_attributes_and_pictures_are_those_of_the_env(where: str) -> None:
-    with make_pool(where, [foreign("Walk")] * 2) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(where, [foreign("Walk")] * 2)) as pool:
         assert pool.call("mark", 5, times=2) == ([5, 5], [5, 5])
         pool.set_attr("speed", [2.0, 4.0])
         assert pool.get_attr("speed") == (2.0, 4.0)

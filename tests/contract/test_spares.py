@@ -9,6 +9,7 @@ import pytest
 import stepmill
 from stepmill.spec.errors import SpecMismatch, UsageError
 from stepmill.testing.gates import Gate
+from tests.harness.pools import begun
 from tests.harness.spare_envs import Named, batched, named_pool
 
 STEPS = 40
@@ -58,8 +59,7 @@ def test_a_run_with_spares_is_the_same_on_every_backend_and_number_of_workers(se
 
 @pytest.mark.covers("A-12", "A-14")
 def test_the_queue_is_first_in_first_out_in_the_order_of_env_ids():
-    with named_pool(3, 2, env=partial(Named, length=2), num_workers=2) as pool:
-        pool.reset(seed=0)
+    with begun(named_pool(3, 2, env=partial(Named, length=2), num_workers=2)) as pool:
         for expected in ([0, 1, 2], [0, 1, 2], [3, 4, 0], [3, 4, 0], [3, 4, 0], [1, 2, 3]):
             batch = pool.step([0, 0, 0])
             assert batch.env_id.tolist() == [0, 1, 2]
@@ -82,8 +82,7 @@ def test_a_step_after_the_end_does_not_wait_for_a_reset_while_there_is_a_spare()
 
 @pytest.mark.covers("A-15")
 def test_a_reset_of_all_gives_every_env_its_own_object_back_and_does_not_wait_for_spares():
-    with Gate() as gate, named_pool(2, 1, env=partial(late_spare, str(gate.path)), num_workers=3) as pool:
-        pool.reset(seed=0)
+    with Gate() as gate, begun(named_pool(2, 1, env=partial(late_spare, str(gate.path)), num_workers=3)) as pool:
         pool.step([0, 0])
         assert pool.get_attr("identity") == (2, 0)  # both ended: the spare, then who ended first
         gate.open(1)
@@ -99,8 +98,7 @@ def late_spare(gate, identity):
 
 @pytest.mark.covers("A-B6", "G-8")
 def test_calls_attributes_and_render_reach_the_env_that_serves_the_slot():
-    with named_pool(2, 1, env=partial(Named, length=1), num_workers=2) as pool:
-        pool.reset(seed=0)
+    with begun(named_pool(2, 1, env=partial(Named, length=1), num_workers=2)) as pool:
         pool.set_attr("level", 7)
         pool.step([0, 0])
         assert pool.get_attr("identity") == pool.render() == pool.call("get_wrapper_attr", "identity") == (2, 0)
@@ -140,8 +138,7 @@ def odd_spare(identity):
 
 @pytest.mark.covers("A-B11", "G-8")
 def test_a_batched_env_changes_places_as_a_whole():
-    with named_pool(2, 1, env=batched, num_workers=2) as pool:
-        pool.reset(seed=0)
+    with begun(named_pool(2, 1, env=batched, num_workers=2)) as pool:
         ended = [pool.step([0, 0, 0, 0]) for _ in range(3)][-1]
         assert ended.terminated.all()
         assert ended.obs[:, 0].tolist() == [0, 1, 2, 3]
@@ -152,8 +149,7 @@ def test_a_batched_env_changes_places_as_a_whole():
 
 
 def test_with_autoreset_disabled_the_explicit_reset_takes_the_spare_unless_it_is_given_a_seed():
-    with named_pool(2, 1, env=partial(Named, length=1), num_workers=2, autoreset_mode="Disabled") as pool:
-        pool.reset(seed=0)
+    with begun(named_pool(2, 1, env=partial(Named, length=1), num_workers=2, autoreset_mode="Disabled")) as pool:
         pool.step([0, 0])
         with pytest.raises(UsageError, match="reset them before stepping them"):
             pool.step([0, 0])
@@ -180,8 +176,7 @@ def test_async_batches_are_a_function_of_what_was_sent_and_received():
 
 
 def test_large_observations_are_lent_although_they_were_staged():
-    with named_pool(2, 1, env=partial(wide, 2), num_workers=2) as pool:
-        pool.reset(seed=0)
+    with begun(named_pool(2, 1, env=partial(wide, 2), num_workers=2)) as pool:
         kept = [pool.step([0, 0]).obs for _ in range(4)]
         assert [obs[:, 0, 0, 0].tolist() for obs in kept] == [[0, 1], [0, 1], [2, 0], [2, 0]]
 
@@ -214,8 +209,7 @@ def test_make_vec_makes_the_spares_itself():
 
 
 def test_stats_count_the_spares_that_were_used_and_waited_for():
-    with named_pool(2, 1, backend="serial", env=partial(Named, length=1)) as pool:
-        pool.reset(seed=0)
+    with begun(named_pool(2, 1, backend="serial", env=partial(Named, length=1))) as pool:
         pool.step([0, 0])
         pool.step([0, 0])
         stats = pool.stats()

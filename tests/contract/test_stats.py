@@ -20,7 +20,7 @@ from stepmill.spec.stats import FAULT_KINDS, LearnerStats, NodeStats, PoolStats,
 from stepmill.spec.stats_text import notes
 from stepmill.testing.envs import CountingEnv, ImageEnv
 from stepmill.testing.faulty import RaisingEnv
-from tests.harness.pools import BACKENDS, counting_envs, kill_worker, make_pool
+from tests.harness.pools import BACKENDS, begun, counting_envs, kill_worker, make_pool
 
 BUSY_S = 0.002
 
@@ -221,8 +221,7 @@ def test_infos_that_do_not_fit_in_the_slab_are_counted():
 
 
 def test_copies_because_no_slot_was_free_are_counted():
-    with make_pool("serial", [ImageEnv] * 4, tuning={"slots": 2}) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("serial", [ImageEnv] * 4, tuning={"slots": 2})) as pool:
         assert pool.stats().lease_copies == 0
         held = [pool.step([0] * 4).obs for _ in range(5)]
         stats = pool.stats()
@@ -240,8 +239,7 @@ def test_kernels_count_these_copies_too():
 
 
 def test_used_spares_are_counted_by_env():
-    with make_pool("serial", counting_envs(3, length=1), resets={"spare_envs": 1}) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("serial", counting_envs(3, length=1), resets={"spare_envs": 1})) as pool:
         pool.step([0, 0])
         pool.step([0, 0])
         stats = pool.stats()

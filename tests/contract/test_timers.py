@@ -10,6 +10,7 @@ import pytest
 import stepmill
 from stepmill import timers
 from stepmill.testing.envs import CountingEnv
+from tests.harness.pools import begun
 
 
 @pytest.fixture(autouse=True)
@@ -160,8 +161,7 @@ def test_a_timer_wants_a_name_and_a_rate_is_a_whole_number():
 
 @pytest.mark.covers("U-10/tree", "U-B5", "G-17")
 def test_the_trees_of_all_workers_are_added_up_under_one_node(pool_of, where):
-    pool = pool_of(timed_envs(4), tuning={"timers_every": 1}, num_workers=2)
-    pool.reset(seed=0)
+    pool = begun(pool_of(timed_envs(4), tuning={"timers_every": 1}, num_workers=2))
     for _ in range(5):
         pool.step([0] * 4)
     tree = stepmill.read_timers(pool)
@@ -194,8 +194,7 @@ def test_the_learners_own_timers_are_in_the_same_tree(pool_of):
 
 @pytest.mark.covers("G-17")
 def test_workers_whose_timers_are_off_have_the_engines_counters_alone(pool_of):
-    pool = pool_of(timed_envs(2))
-    pool.reset(seed=0)
+    pool = begun(pool_of(timed_envs(2)))
     pool.step([0, 0])
     root = stepmill.read_timers(pool)["children"]["workers"]["children"]["worker_root"]
     assert root["children"]["envs"]["children"] == {}

@@ -10,6 +10,7 @@ import pytest
 
 from stepmill import Pool, UsageError
 from stepmill.testing.envs import CountingEnv, ImageEnv
+from tests.harness.pools import begun
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -52,8 +53,7 @@ def test_batches_hold_tensors_in_the_structure_of_the_spaces(pool_of, device):
 
 
 def test_some_envs_are_commanded_by_tensors_of_ids(pool_of):
-    tensors = TensorPool(pool_of([CountingEnv] * 4))
-    tensors.reset(seed=0)
+    tensors = begun(TensorPool(pool_of([CountingEnv] * 4)))
     tensors.send(torch.tensor([1, 2]), torch.tensor([3, 1]))
     batch = tensors.recv(2)
     assert dict(zip(batch.env_id.tolist(), batch.reward.tolist(), strict=True)) == {3: 1.0, 1: 2.0}
@@ -61,8 +61,7 @@ def test_some_envs_are_commanded_by_tensors_of_ids(pool_of):
 
 def test_tensors_on_the_cpu_are_the_shared_memory_and_hold_their_lease(pool_of):
     pool = pool_of([ImageEnv] * 4)
-    tensors = TensorPool(pool)
-    tensors.reset(seed=0)
+    tensors = begun(TensorPool(pool))
     kept = [tensors.step(torch.zeros(4, dtype=torch.int64)).obs for _ in range(3)]
     assert pool.stats().leased_slots == 3
     values = [int(obs[0, 0, 0, 0]) for obs in kept]
@@ -78,8 +77,7 @@ def test_tensors_on_the_cpu_are_the_shared_memory_and_hold_their_lease(pool_of):
 def test_a_lease_lives_until_its_copy_is_done_and_no_longer(pool_of):
     pool = pool_of([ImageEnv] * 4)
     is_done = []
-    tensors = TensorPool(pool, HostCopier(lambda: bool(is_done)))
-    tensors.reset(seed=0)
+    tensors = begun(TensorPool(pool, HostCopier(lambda: bool(is_done))))
     obs = tensors.step(torch.zeros(4, dtype=torch.int64)).obs
     assert pool.stats().leased_slots == 1
     seen = obs.clone()
@@ -120,8 +118,7 @@ def test_a_device_that_is_not_there_is_refused():
 def test_the_last_episodes_of_a_budget_end_as_in_a_pool(pool_of):
     fns = [partial(CountingEnv, length=length) for length in (1, 3)]
     pool = pool_of(fns, num_episodes=1)
-    tensors = TensorPool(pool)
-    tensors.reset(seed=0)
+    tensors = begun(TensorPool(pool))
     rewards = [tensors.step(torch.tensor([1, 1])).reward.tolist() for _ in range(3)]
     assert pool.exhausted.all()
     assert rewards == [[1, 1], [0, 1], [0, 1]]

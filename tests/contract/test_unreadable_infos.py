@@ -23,7 +23,7 @@ from stepmill.pool.infos import rows_of
 from stepmill.pool.port import PoolPort
 from stepmill.spec.errors import BadOutput, StepmillError
 from stepmill.testing.envs import CountingEnv
-from tests.harness.pools import make_pool
+from tests.harness.pools import begun, make_pool
 
 SHY, READABLE, OPAQUE = 1, 2, 3  # actions
 
@@ -95,8 +95,7 @@ def _two(what: str | None) -> list[Any]:
 @pytest.mark.parametrize("policy", ["raise", "truncate", "replay"])
 @pytest.mark.parametrize("error", ERRORS)
 def test_a_value_that_cannot_be_unpickled_is_left_out_and_named(pool_of, error, policy, caplog):
-    with pool_of(_two(error), on_fault=policy, seeding="per_episode") as pool:
-        pool.reset(seed=0)
+    with begun(pool_of(_two(error), on_fault=policy, seeding="per_episode")) as pool:
         batch = pool.step([READABLE, SHY])
         assert batch.info["t"].tolist() == [1, 1]
         assert batch.info["shy"].tolist() == ["told", None]
@@ -117,8 +116,7 @@ def test_a_value_that_cannot_be_unpickled_is_left_out_and_named(pool_of, error, 
 
 
 def test_an_unreadable_value_is_logged_once_and_every_batch_names_it(pool_of, caplog):
-    with pool_of(_two("ValueError")) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of(_two("ValueError"))) as pool:
         for _ in range(3):
             batch = pool.step([SHY, SHY])
             assert [len(errors) for errors in batch.info["omitted"]] == [2, 2]
@@ -129,8 +127,7 @@ def test_an_unreadable_value_is_logged_once_and_every_batch_names_it(pool_of, ca
 
 
 def test_infos_one_by_one_name_what_cannot_be_read(pool_of):
-    with pool_of(_two("SystemExit")) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of(_two("SystemExit"))) as pool:
         rows = dict(rows_of(pool.step([READABLE, SHY]).info))
         assert rows[0] == {"t": 1, "shy": "told", "deep": {"a": 2, "shy": [5]}}
         assert (rows[1]["t"], rows[1]["deep"]) == (1, {"a": 1})
@@ -138,8 +135,7 @@ def test_infos_one_by_one_name_what_cannot_be_read(pool_of):
 
 
 def test_the_last_info_of_an_episode_names_what_of_it_cannot_be_read(pool_of):
-    with pool_of([lambda: ShyEnv(0, "OwnError", length=1)] * 2, autoreset_mode="SameStep") as pool:
-        pool.reset(seed=0)
+    with begun(pool_of([lambda: ShyEnv(0, "OwnError", length=1)] * 2, autoreset_mode="SameStep")) as pool:
         info = pool.step([READABLE, SHY]).info
         assert info["final_info"]["shy"].tolist() == ["told", None]
         assert info["final_info"]["omitted"][1][0].leaf == "final_info['shy']"
@@ -163,8 +159,7 @@ def raising_usr1():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
 def test_what_a_signal_handler_raises_passes_and_the_info_can_be_read_after_it(pool_of, raising_usr1, number):
-    with pool_of(_two(None)) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of(_two(None))) as pool:
         batch = pool.step([SHY, SHY])
         for _ in range(3):
             loads.append(lambda: signal.raise_signal(number))
@@ -177,8 +172,7 @@ def test_what_a_signal_handler_raises_passes_and_the_info_can_be_read_after_it(p
 
 
 def test_ctrl_c_ends_an_unpickling_that_is_interrupted_each_time(pool_of):
-    with pool_of(_two(None)) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of(_two(None))) as pool:
         batch = pool.step([READABLE, SHY])
         loads.extend([lambda: signal.raise_signal(signal.SIGINT)] * 2)  # each look reads once
         for _ in range(2):
@@ -189,8 +183,7 @@ def test_ctrl_c_ends_an_unpickling_that_is_interrupted_each_time(pool_of):
 
 
 def test_out_of_memory_is_no_fault_of_the_env(pool_of):
-    with pool_of(_two(None)) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of(_two(None))) as pool:
         batch, loads[:] = pool.step([READABLE, SHY]), [partial(_raise, MemoryError())]
         with pytest.raises(MemoryError):
             batch.info.get("shy")
@@ -198,8 +191,7 @@ def test_out_of_memory_is_no_fault_of_the_env(pool_of):
 
 
 def test_another_thread_reads_infos_as_the_main_one_does(pool_of):
-    with pool_of(_two("SystemExit")) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of(_two("SystemExit"))) as pool:
         batch = pool.step([READABLE, SHY])
         reader = threading.Thread(target=lambda: batch.info.get("shy"))
         reader.start()
@@ -258,8 +250,7 @@ RECEIVE = {
 @pytest.mark.parametrize("receive", RECEIVE)
 @pytest.mark.parametrize("error", ["SystemExit", "KeyboardInterrupt", "ValueError"])
 def test_an_observation_that_cannot_be_read_is_a_fault_of_its_env(pool_of, error, receive):
-    with pool_of([lambda: ShyViewEnv(0, error)] * 2) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of([lambda: ShyViewEnv(0, error)] * 2)) as pool:
         with pytest.raises(BadOutput, match=r"env 1 gave a wrong output of step: .*not here") as caught:
             RECEIVE[receive](pool)
         assert caught.value.env_id == 1
@@ -270,8 +261,7 @@ def test_an_observation_that_cannot_be_read_is_a_fault_of_its_env(pool_of, error
 
 
 def test_an_observation_that_cannot_be_read_is_truncated_under_that_policy(pool_of):
-    with pool_of([lambda: ShyViewEnv(0, "SystemExit")] * 2, on_fault="truncate") as pool:
-        pool.reset(seed=0)
+    with begun(pool_of([lambda: ShyViewEnv(0, "SystemExit")] * 2, on_fault="truncate")) as pool:
         batch = pool.step([0, OPAQUE])
         assert batch.truncated.tolist() == [False, True]
         assert batch.obs["view"] == ("step", "reset")  # the last good one
@@ -279,8 +269,7 @@ def test_an_observation_that_cannot_be_read_is_truncated_under_that_policy(pool_
 
 
 def test_a_value_whose_unpickling_fails_once_is_of_its_env(pool_of):
-    with pool_of([lambda: ShyViewEnv(0, None)] * 2) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of([lambda: ShyViewEnv(0, None)] * 2)) as pool:
         batch = pool.step([0, SHY])
         loads.append(partial(_raise, OwnError("once")))
         assert batch.info["omitted"][1][0].leaf == "info['shy']"
@@ -290,8 +279,7 @@ def test_a_value_whose_unpickling_fails_once_is_of_its_env(pool_of):
 
 
 def test_ctrl_c_while_an_observation_is_read_loses_nothing(pool_of):
-    with pool_of([lambda: ShyViewEnv(0, None)] * 2) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of([lambda: ShyViewEnv(0, None)] * 2)) as pool:
         loads.append(lambda: signal.raise_signal(signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
             pool.step([0, OPAQUE])
@@ -299,8 +287,7 @@ def test_ctrl_c_while_an_observation_is_read_loses_nothing(pool_of):
 
 
 def test_an_info_beside_an_observation_of_no_fixed_size_hides_nothing(pool_of):
-    with pool_of([lambda: ShyViewEnv(0, "SystemExit")] * 2) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of([lambda: ShyViewEnv(0, "SystemExit")] * 2)) as pool:
         batch = pool.step([0, SHY])
         assert batch.obs["view"] == ("step", "step")
         assert batch.info["t"].tolist() == [1, 1]
@@ -338,8 +325,7 @@ class HoldingEnv(CountingEnv):
 
 @pytest.mark.parametrize("where", ["serial", "thread"])
 def test_what_cannot_be_pickled_is_handed_over_as_it_is_where_nothing_need_travel(where):
-    with make_pool(where, [HoldingEnv] * 2) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(where, [HoldingEnv] * 2)) as pool:
         batch = pool.step([0, 1])
         held = batch.info["held"][1]
         assert isinstance(held, Held)
@@ -354,8 +340,7 @@ def test_what_cannot_be_pickled_is_handed_over_as_it_is_where_nothing_need_trave
 @pytest.mark.parametrize("where", ["serial", "thread"])
 def test_a_pool_that_is_closed_lets_go_of_what_was_handed_over(where):
     env = HoldingEnv()
-    with make_pool(where, [lambda: env]) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(where, [lambda: env])) as pool:
         pool.step([1])
         assert env.num_alive() == 1
     gc.collect()
@@ -363,8 +348,7 @@ def test_a_pool_that_is_closed_lets_go_of_what_was_handed_over(where):
 
 
 def test_an_info_that_cannot_be_pickled_names_env_and_key_where_it_must_travel():
-    with make_pool("fork", [HoldingEnv] * 2) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("fork", [HoldingEnv] * 2)) as pool:
         text = r"env 1 gave a wrong info of step: info\['held'\] cannot be pickled \(.*lock.*\); leave it out, or use"
         with pytest.raises(BadOutput, match=text) as caught:
             pool.step([0, 1])
@@ -384,8 +368,7 @@ def _overwrite(pool: stepmill.Pool, env_id: int, bytes_: bytes) -> None:
 
 @pytest.mark.parametrize("invalid", [b"\xff" * 16, b"N" * 16, b"d\x00" * 8, b"t\x00" * 8, b"o\x05" * 8, bytes(16)])
 def test_an_info_that_was_written_over_names_its_env_and_hides_no_other(invalid):
-    with make_pool("fork", [ShyEnv] * 2) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("fork", [ShyEnv] * 2)) as pool:
         pool.send([READABLE, READABLE])
         while len(pool.ready_ids) < 2:
             os.sched_yield()
@@ -398,8 +381,7 @@ def test_an_info_that_was_written_over_names_its_env_and_hides_no_other(invalid)
 
 
 def test_an_observation_that_was_written_over_is_a_fault_of_its_env():
-    with make_pool("fork", [lambda: ShyViewEnv(0, None)] * 2) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("fork", [lambda: ShyViewEnv(0, None)] * 2)) as pool:
         pool.send([0, 0])
         while len(pool.ready_ids) < 2:
             os.sched_yield()
@@ -440,8 +422,7 @@ class NamingEnv(CountingEnv):
 
 
 def test_a_fault_of_the_pools_is_reported_whatever_the_env_calls_a_fault(pool_of):
-    with pool_of([lambda: NamingEnv(0, {"fault": "motor", "a": 1})] * 2, on_fault="truncate") as pool:
-        pool.reset(seed=0)
+    with begun(pool_of([lambda: NamingEnv(0, {"fault": "motor", "a": 1})] * 2, on_fault="truncate")) as pool:
         batch = pool.step([0, 9])
         assert batch.info["_fault"].tolist() == [False, True]
         assert batch.info["fault"]["kind"].tolist() == [None, "raised"]
@@ -450,8 +431,7 @@ def test_a_fault_of_the_pools_is_reported_whatever_the_env_calls_a_fault(pool_of
 
 
 def test_under_same_step_the_cause_of_a_truncation_is_in_the_last_info(pool_of):
-    with pool_of([NamingEnv] * 2, on_fault="truncate", autoreset_mode="SameStep") as pool:
-        pool.reset(seed=0)
+    with begun(pool_of([NamingEnv] * 2, on_fault="truncate", autoreset_mode="SameStep")) as pool:
         batch = pool.step([0, 9])
         assert batch.truncated.tolist() == [False, True]
         assert batch.info["final_info"]["fault"]["kind"].tolist() == [None, "raised"]
@@ -459,8 +439,7 @@ def test_under_same_step_the_cause_of_a_truncation_is_in_the_last_info(pool_of):
 
 
 def test_an_env_may_call_things_faults_where_the_pool_does_not(pool_of):
-    with pool_of([lambda: NamingEnv(0, {"fault": "motor", "final_info": 3})] * 2) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of([lambda: NamingEnv(0, {"fault": "motor", "final_info": 3})] * 2)) as pool:
         info = pool.step([0, 0]).info
         assert info["fault"].tolist() == ["motor", "motor"]
         assert info["final_info"].tolist() == [3, 3]
@@ -484,8 +463,7 @@ def test_under_same_step_last_observations_are_the_pools(pool_of):
     ("own", "r", "l"), [({"r": 50.0, "l": 7, "x": 1}, [50, 2], [7, 1]), ({"x": 1}, [0, 2], [0, 1])]
 )
 def test_an_episode_that_an_env_reports_itself_replaces_the_pools(pool_of, own, r, l):  # noqa: E741
-    with pool_of([lambda: NamingEnv(0, {"episode": own}, 1), lambda: NamingEnv(1, {}, 1)]) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of([lambda: NamingEnv(0, {"episode": own}, 1), lambda: NamingEnv(1, {}, 1)])) as pool:
         episode = pool.step([1, 2]).info["episode"]
         assert (episode["r"].tolist(), episode["l"].tolist()) == (r, l)
         assert episode["_r"].tolist() == ["r" in own, True]
@@ -493,7 +471,6 @@ def test_an_episode_that_an_env_reports_itself_replaces_the_pools(pool_of, own, 
 
 
 def test_an_env_may_number_its_episodes(pool_of):
-    with pool_of([lambda: NamingEnv(0, {"episode": 7}, 1), lambda: NamingEnv(1, {}, 1)]) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of([lambda: NamingEnv(0, {"episode": 7}, 1), lambda: NamingEnv(1, {}, 1)])) as pool:
         info = pool.step([1, 2]).info
         assert (info["episode"].tolist(), info["_episode"].tolist()) == ([7, 0], [True, False])

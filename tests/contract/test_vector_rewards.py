@@ -13,7 +13,7 @@ import stepmill
 from stepmill.observe.run import EpisodeTally
 from stepmill.pool.port import PoolPort
 from stepmill.spec.errors import SpecMismatch
-from tests.harness.pools import make_vector_env
+from tests.harness.pools import begun, make_vector_env
 
 LENGTH = 3
 
@@ -81,16 +81,14 @@ def test_rewards_have_a_dimension_of_objectives(where, mode):
 
 
 def test_a_pool_sums_each_objective_of_an_episode():
-    with stepmill.Pool([TwoGoals] * 2, backend="serial") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([TwoGoals] * 2, backend="serial")) as pool:
         for _ in range(LENGTH):
             batch = pool.step([1, 4])
         assert batch.info["episode"]["r"].tolist() == [[6.0, -3.0], [6.0, -12.0]]
 
 
 def test_rewards_of_other_dtypes_are_float64():
-    with make_vector_env("serial", [functools.partial(TwoGoals, np.int64)]) as envs:
-        envs.reset(seed=0)
+    with begun(make_vector_env("serial", [functools.partial(TwoGoals, np.int64)])) as envs:
         assert envs.step([1])[1].dtype == np.float64
 
 
@@ -101,15 +99,13 @@ def test_wrappers_pass_the_space_on_or_say_that_the_reward_is_a_number():
     with make_vector_env("serial", [wrapped]) as envs:
         assert envs.reward_space.shape == (2,)
     for wrapper, expected in ((Sum, -1.0), (LinearReward, 0.0)):
-        with make_vector_env("serial", [lambda wrapper=wrapper: wrapper(TwoGoals())]) as envs:
-            envs.reset(seed=0)
+        with begun(make_vector_env("serial", [lambda wrapper=wrapper: wrapper(TwoGoals())])) as envs:
             assert envs.step([2])[1].tolist() == [expected]
             assert not hasattr(envs, "reward_space")
 
 
 def test_a_reward_of_one_number_in_an_array_is_a_number():
-    with make_vector_env("serial", [OneNumber] * 2) as envs:
-        envs.reset(seed=0)
+    with begun(make_vector_env("serial", [OneNumber] * 2)) as envs:
         assert envs.step([1, 1])[1].tolist() == [1.0, 1.0]
 
 

@@ -10,7 +10,7 @@ import stepmill
 from stepmill.pool.plans import plan_workers
 from stepmill.spec.options import PoolOptions
 from stepmill.testing.envs import CountingEnv
-from tests.harness.pools import kill_worker, make_pool
+from tests.harness.pools import begun, kill_worker, make_pool
 
 CORES = sorted(os.sched_getaffinity(0))
 OWN = ("STEPMILL_WORKER", "STEPMILL_NUM_WORKERS", "STEPMILL_ENV_IDS")
@@ -43,8 +43,7 @@ def test_each_worker_has_its_variables_before_it_builds_envs(where):
 
 
 def test_a_restarted_worker_has_the_same_variables():
-    with make_pool("forkserver", [SettingsEnv] * 2, workers={"env": _ports}, on_fault="truncate") as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("forkserver", [SettingsEnv] * 2, workers={"env": _ports}, on_fault="truncate")) as pool:
         kill_worker(pool, 1)
         pool.step([0, 0])
         pool.step([0, 0])

@@ -16,6 +16,7 @@ from stepmill.pool.plans import plan_workers
 from stepmill.pool.stats import read_timers
 from tests.chaos import ChaosEnv
 from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.pools import begun
 
 MEET, WAIT = 8, 9
 PARTIES = 32
@@ -117,8 +118,7 @@ def test_spares_and_early_resets_give_the_results_of_one_thread(resets: Any) -> 
 
 
 def test_a_call_to_one_env_does_not_wait_for_the_step_of_another() -> None:
-    with make_pool(4, threads=2, num_workers=2, context="fork") as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(4, threads=2, num_workers=2, context="fork")) as pool:
         pool.send([WAIT], env_ids=[1])
 
         assert pool.call("open_gate", env_ids=[0]) == (0,)  # in the same process, which the step of env 1 waits for
@@ -127,8 +127,7 @@ def test_a_call_to_one_env_does_not_wait_for_the_step_of_another() -> None:
 
 
 def test_calls_and_attributes_reach_their_envs() -> None:
-    with make_pool(7, threads=3, num_workers=2, context="fork") as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(7, threads=3, num_workers=2, context="fork")) as pool:
         assert pool.call("locate") == tuple(range(7))
         pool.set_attr("height", [10 * env_id for env_id in range(7)])
         pool.set_attr("height", [-1, -2], env_ids=[6, 2])
@@ -138,8 +137,7 @@ def test_calls_and_attributes_reach_their_envs() -> None:
 
 
 def test_settings_are_restored_in_all_threads_of_a_restarted_worker() -> None:
-    with make_pool(7, threads=3, num_workers=2, context="fork") as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(7, threads=3, num_workers=2, context="fork")) as pool:
         pool.set_attr("height", [10 * env_id for env_id in range(7)])
         before = set(pool.call("locate")), pool.reset().info["pid"]
 
@@ -166,8 +164,7 @@ def test_workers_are_recycled_by_the_episodes_of_all_their_threads() -> None:
 
 
 def test_each_thread_has_its_statistics_and_timers() -> None:
-    with make_pool(6, threads=3, num_workers=2, context="fork", tuning={"timers_every": 1}) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(6, threads=3, num_workers=2, context="fork", tuning={"timers_every": 1})) as pool:
         pool.step([1] * 6)
         stats = pool.stats()
         assert [worker.steps for worker in stats.workers] == [1] * 6

@@ -15,7 +15,7 @@ from stepmill.observe.replay import Verdict, code_to_run, env_fn_of, replay
 from stepmill.pool.capsule import read_capsule
 from tests.chaos import ChaosEnv
 from tests.chaos.envs import RAISE, make_fragile
-from tests.harness.pools import make_pool
+from tests.harness.pools import begun, make_pool
 
 
 class TouchyEnv(ChaosEnv):
@@ -47,8 +47,7 @@ def test_options_with_numbers_as_keys_are_replayed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["serial", "thread", "fork"])
 def test_a_call_that_raises_leaves_a_capsule_from_which_it_raises_again(where: str, tmp_path: Path) -> None:
-    with pool_in(tmp_path, where) as pool:
-        pool.reset(seed=0)
+    with begun(pool_in(tmp_path, where)) as pool:
         pool.step([1] * 3)
         assert pool.call("touch", "softly") == ("softly",) * 3
         pool.step([2] * 3)
@@ -70,8 +69,7 @@ def test_a_call_that_raises_leaves_a_capsule_from_which_it_raises_again(where: s
 
 
 def test_a_call_during_a_step_is_made_again_after_that_step(tmp_path: Path) -> None:
-    with pool_in(tmp_path) as pool:
-        pool.reset(seed=0)
+    with begun(pool_in(tmp_path)) as pool:
         pool.step([1] * 3)
         pool.send([1] * 3)
         with pytest.raises(stepmill.EnvError):
@@ -84,8 +82,7 @@ def test_a_call_during_a_step_is_made_again_after_that_step(tmp_path: Path) -> N
 
 
 def test_a_call_whose_result_is_asked_for_much_later_says_that_the_episode_is_missing(tmp_path: Path) -> None:
-    with pool_in(tmp_path) as pool:
-        pool.reset(seed=0)
+    with begun(pool_in(tmp_path)) as pool:
         pool.step([1] * 3)
         pool.step([1] * 3)
         future = pool.call_async("touch", "softly", env_ids=[1])
@@ -102,8 +99,7 @@ def test_a_call_whose_result_is_asked_for_much_later_says_that_the_episode_is_mi
 
 
 def test_rendering_that_raises_leaves_one_and_a_missing_attribute_none(tmp_path: Path) -> None:
-    with pool_in(tmp_path, "serial") as pool:
-        pool.reset(seed=0)
+    with begun(pool_in(tmp_path, "serial")) as pool:
         with pytest.raises(stepmill.EnvError):
             pool.get_attr("no_such_thing")
         assert list(tmp_path.iterdir()) == []
@@ -119,8 +115,7 @@ def test_rendering_that_raises_leaves_one_and_a_missing_attribute_none(tmp_path:
 def test_an_env_that_cannot_be_rebuilt_leaves_a_capsule(tmp_path: Path) -> None:
     folder, flag = tmp_path / "crashes", tmp_path / "flag"
     env_fns = [partial(make_fragile, flag, env_id) for env_id in range(2)]
-    with make_pool("fork", env_fns, crash_dir=folder) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("fork", env_fns, crash_dir=folder)) as pool:
         os.kill(pool.stats().workers[1].pid, signal.SIGKILL)
         with pytest.raises(stepmill.WorkerDied):
             pool.step([1, 1])

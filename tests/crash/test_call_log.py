@@ -10,12 +10,11 @@ import pytest
 
 import stepmill
 from tests.crash.test_replayed_calls import make
-from tests.harness.pools import kill_worker
+from tests.harness.pools import begun, kill_worker
 
 
 def test_an_attribute_that_is_set_in_a_loop_takes_no_more_memory() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         for level in range(200):
             pool.set_attr("offset", float(level))
         replays = pool._recovery.replays
@@ -27,8 +26,7 @@ def test_functions_that_set_something_are_distinguished_and_each_is_logged_once(
     def shift(env: Any, value: float) -> None:
         env.unwrapped.offset = value
 
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         for _ in range(60):
             pool.set_attr(lambda env, value: env.unwrapped.amplify(value), 1.0)
         for level in range(60):
@@ -39,8 +37,7 @@ def test_functions_that_set_something_are_distinguished_and_each_is_logged_once(
 
 
 def test_settings_of_rebuilt_envs_keep_the_limit_of_memory() -> None:
-    with make(restarts={"replay_log_bytes": 1 << 16}) as pool:
-        pool.reset(seed=0)
+    with begun(make(restarts={"replay_log_bytes": 1 << 16})) as pool:
         pool.set_attr("helper", bytes(24 << 10))  # the log of calls has memory for one of them
         pool.revive(range(4), restart_living=True)
         assert pool.stats().replay_log_bytes < 1 << 16
@@ -77,8 +74,7 @@ def test_a_reply_that_was_read_is_let_go_and_the_call_repeated_all_the_same() ->
 
 
 def test_a_call_that_its_worker_died_of_takes_no_memory() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         for _ in range(5):
             with pytest.raises(stepmill.WorkerDied):
                 pool.call("end_it_all", env_ids=[0])

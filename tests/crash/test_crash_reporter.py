@@ -19,7 +19,7 @@ from tests.harness import crashing
 from tests.harness.crashing import CrashingEnv, steps
 from tests.harness.hangs import DEADLINE_S
 from tests.harness.kills import stop_process
-from tests.harness.pools import kill_worker, make_pool
+from tests.harness.pools import begun, kill_worker, make_pool
 
 POLICIES = ["raise", "truncate", "replay"]
 
@@ -99,8 +99,7 @@ def test_a_capsule_says_which_env_ran_where_and_with_what(tmp_path: Path):
     ],
 )
 def test_a_crash_leaves_exit_status_and_the_stack_of_the_worker(where: str, action: int, end: Any, tmp_path: Path):
-    with pool_in(tmp_path, where, on_fault="truncate", num_workers=2) as pool:
-        pool.reset(seed=0)
+    with begun(pool_in(tmp_path, where, on_fault="truncate", num_workers=2)) as pool:
         batch = run(pool, [1, action])
         assert batch.info["fault"]["kind"][1] == "died"
     capsule = the_capsule(tmp_path)  # one, though another env may have died with it
@@ -111,8 +110,7 @@ def test_a_crash_leaves_exit_status_and_the_stack_of_the_worker(where: str, acti
 
 @pytest.mark.parametrize("action", [crashing.HANG, crashing.HANG_C])
 def test_a_hang_leaves_the_stack_of_the_worker(action: int, tmp_path: Path):
-    with pool_in(tmp_path, "fork", on_fault="truncate", step_timeout_s=DEADLINE_S) as pool:
-        pool.reset(seed=0)
+    with begun(pool_in(tmp_path, "fork", on_fault="truncate", step_timeout_s=DEADLINE_S)) as pool:
         batch = run(pool, [1, action])
         assert batch.info["fault"]["kind"][1] == "timed_out"
     capsule = the_capsule(tmp_path)
@@ -121,8 +119,7 @@ def test_a_hang_leaves_the_stack_of_the_worker(action: int, tmp_path: Path):
 
 
 def test_a_worker_that_is_stopped_leaves_no_stack_and_is_ended_all_the_same(tmp_path: Path):
-    with pool_in(tmp_path, "fork", on_fault="truncate", step_timeout_s=DEADLINE_S) as pool:
-        pool.reset(seed=0)
+    with begun(pool_in(tmp_path, "fork", on_fault="truncate", step_timeout_s=DEADLINE_S)) as pool:
         stop_process(pool.stats().workers[1].pid)
         run(pool, [1])
         run(pool, [1])
@@ -130,8 +127,7 @@ def test_a_worker_that_is_stopped_leaves_no_stack_and_is_ended_all_the_same(tmp_
 
 
 def test_a_worker_killed_while_idle_leaves_a_capsule(tmp_path: Path):
-    with pool_in(tmp_path, "fork", num_workers=1) as pool:
-        pool.reset(seed=0)
+    with begun(pool_in(tmp_path, "fork", num_workers=1)) as pool:
         run(pool, [1])
         kill_worker(pool)
         with pytest.raises(stepmill.WorkerDied, match="crash capsule: /"):
@@ -252,10 +248,8 @@ def test_what_sets_something_without_a_name_of_its_own_keeps_no_capsule_from_bei
 
 
 def test_a_log_that_is_too_long_is_left_out_and_noted(tmp_path: Path):
-    with pool_in(tmp_path, restarts={"replay_log_bytes": 100}) as pool:
-        pool.reset(seed=0)
-        with pytest.raises(stepmill.EnvError):
-            run(pool, [1, 1, 1, crashing.RAISE])
+    with begun(pool_in(tmp_path, restarts={"replay_log_bytes": 100})) as pool, pytest.raises(stepmill.EnvError):
+        run(pool, [1, 1, 1, crashing.RAISE])
     capsule = the_capsule(tmp_path)
     assert not capsule.is_whole
     assert capsule.arrays["action.0"].tolist() == [crashing.RAISE]
@@ -282,8 +276,7 @@ def test_the_first_episode_of_a_pool_with_capsules_always_has_a_seed(tmp_path: P
 
 def test_a_folder_that_vanishes_is_made_again_or_noted_in_the_error_and_the_run_goes_on(tmp_path: Path):
     folder = tmp_path / "new" / "crashes"
-    with pool_in(folder, on_fault="truncate") as pool:
-        pool.reset(seed=0)
+    with begun(pool_in(folder, on_fault="truncate")) as pool:
         folder.rmdir()
         batch = run(pool, [crashing.RAISE])
         assert Path(batch.info["fault"]["capsule"][1]).parent == folder
@@ -347,9 +340,7 @@ def test_an_env_that_fails_for_ever_does_not_fill_the_disk(tmp_path: Path):
 
 def test_no_run_without_a_folder_writes_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    with make_pool("serial", [CrashingEnv]) as pool:
-        pool.reset(seed=0)
-        with pytest.raises(stepmill.EnvError) as caught:
-            pool.step([crashing.RAISE])
+    with begun(make_pool("serial", [CrashingEnv])) as pool, pytest.raises(stepmill.EnvError) as caught:
+        pool.step([crashing.RAISE])
     assert caught.value.capsule is None
     assert list(tmp_path.iterdir()) == []

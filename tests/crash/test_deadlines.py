@@ -15,6 +15,7 @@ import pytest
 import stepmill
 from tests.chaos import HANG, ChaosEnv
 from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
+from tests.harness.pools import begun
 
 HANG_C, HANG_C_WITH_GIL = 3, 4
 TIMEOUT_S = DEADLINE_S
@@ -39,8 +40,7 @@ def make(on_fault: str) -> stepmill.Pool:
 
 @pytest.mark.parametrize("action", [HANG, HANG_C, HANG_C_WITH_GIL])
 def test_a_hung_step_is_cut_short_in_time(action: int) -> None:
-    with make("truncate") as pool:
-        pool.reset(seed=0)
+    with begun(make("truncate")) as pool:
         begin = time.monotonic()
 
         batch = pool.step([1, 1, action, 1])
@@ -52,11 +52,8 @@ def test_a_hung_step_is_cut_short_in_time(action: int) -> None:
 
 
 def test_a_hung_step_raises_the_error_that_names_the_env() -> None:
-    with make("raise") as pool:
-        pool.reset(seed=0)
-
-        with pytest.raises(stepmill.EnvTimeout, match="env 1"):
-            pool.step([1, HANG, 1, 1])
+    with begun(make("raise")) as pool, pytest.raises(stepmill.EnvTimeout, match="env 1"):
+        pool.step([1, HANG, 1, 1])
 
 
 class Waiting(ChaosEnv):
@@ -76,8 +73,7 @@ def test_a_thread_that_comes_back_from_its_hang_says_nothing_and_is_replaced() -
     gate = threading.Event()
     env_fns = [partial(Waiting, env_id, gate) for env_id in range(2)]
     options = stepmill.PoolOptions(step_timeout_s=TIMEOUT_S)
-    with stepmill.Pool(env_fns, backend="thread", num_workers=2, options=options) as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool(env_fns, backend="thread", num_workers=2, options=options)) as pool:
         (hung,) = [thread for thread in threading.enumerate() if thread.name == "stepmill-worker-0"]
         with pytest.raises(stepmill.EnvTimeout, match="env 0 took longer"):
             pool.step([9, 1])
@@ -139,8 +135,7 @@ def test_a_thread_that_hung_between_its_commands_is_replaced_when_it_comes_back(
         workers={"call_timeout_s": TIMEOUT_S},
         resets={"overlap": hang is not hang_in_call},
     )
-    with stepmill.Pool([partial(Gated, 0, gate)], backend="thread", num_workers=1, options=options) as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([partial(Gated, 0, gate)], backend="thread", num_workers=1, options=options)) as pool:
         (hung,) = [thread for thread in threading.enumerate() if thread.name == "stepmill-worker-0"]
         pool.step([1])
         with pytest.raises(stepmill.StepmillError):

@@ -18,7 +18,7 @@ from stepmill.testing.gates import Gate
 from tests.chaos import ChaosEnv
 from tests.chaos.envs import CLOCK, make_fragile, make_gated
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.pools import kill_unnoticed, make_pool
+from tests.harness.pools import begun, kill_unnoticed, make_pool
 
 NUM_ENVS = 4  # on two workers: 0 and 1, and 2 and 3
 TIMEOUT_S = 0.2
@@ -41,8 +41,7 @@ def stepped_pool(folder: Path, on_fault: str, make: Callable[[Path, int], ChaosE
     """A pool whose constructors are made to wait, or to fail, after its second step."""
     env_fns = [partial(make, folder / "flag", identity=env_id) for env_id in range(NUM_ENVS)]
     restarts = {"max_restarts": 10_000}
-    with make_pool("fork", env_fns, on_fault=on_fault, seeding="per_episode", restarts=restarts) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("fork", env_fns, on_fault=on_fault, seeding="per_episode", restarts=restarts)) as pool:
         pool.step([1] * NUM_ENVS)
         pool.step([2] * NUM_ENVS)
         (folder / "flag").touch()

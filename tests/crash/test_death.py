@@ -17,7 +17,7 @@ from stepmill.testing.faulty import DyingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv, wait_at
 from tests.harness import leaks
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.pools import counting_envs, make_pool, make_vector_env
+from tests.harness.pools import begun, counting_envs, make_pool, make_vector_env
 
 CONTEXTS = ["fork", "forkserver"]
 
@@ -60,8 +60,7 @@ def _assert_dead(error, env_ids, signal_name="SIGKILL"):
 @pytest.mark.covers("G-1/idle", "X-4/faults")
 @pytest.mark.parametrize("where", CONTEXTS, indirect=True)
 def test_a_worker_killed_while_it_is_idle_is_reported_at_the_next_step(where, pool_of):
-    pool = pool_of(counting_envs(4), num_workers=2)
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(4), num_workers=2))
     pid = _pid_of(pool, 0)
     os.kill(pid, signal.SIGKILL)
     assert not leaks.wait_until_gone([pid], timeout_s=HANG_GUARD_S)
@@ -75,8 +74,7 @@ def test_a_worker_killed_while_it_is_idle_is_reported_at_the_next_step(where, po
 
 @pytest.mark.covers("X-9")
 def test_envs_of_other_workers_lose_no_step(where, pool_of, gate):
-    pool = pool_of([partial(GateEnv, gate.path, i, 100) for i in range(4)], num_workers=4)
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(GateEnv, gate.path, i, 100) for i in range(4)], num_workers=4))
     pid = _pid_of(pool, 2)
     pool.step([1] * 4)
     pool.send([2, 2, GATED_ACTION, 2])
@@ -94,8 +92,7 @@ def test_envs_of_other_workers_lose_no_step(where, pool_of, gate):
 
 
 def test_a_lost_env_must_not_be_stepped_and_others_may(where, pool_of):
-    pool = pool_of([CountingEnv, partial(DyingEnv, "step", 1)], num_workers=2)
-    pool.reset(seed=0)
+    pool = begun(pool_of([CountingEnv, partial(DyingEnv, "step", 1)], num_workers=2))
     with pytest.raises(stepmill.WorkerDied):
         pool.step([1, 1])
     pool.recv(1)
@@ -110,8 +107,7 @@ def test_a_lost_env_must_not_be_stepped_and_others_may(where, pool_of):
 
 @pytest.mark.covers("X-11")
 def test_all_workers_killed_at_once_are_all_reported(where, pool_of):
-    pool = pool_of(counting_envs(4), num_workers=2)
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(4), num_workers=2))
     pids = {pid for pid, _ in pool.call("locate")}
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -137,8 +133,7 @@ def test_all_workers_killed_at_once_are_all_reported(where, pool_of):
 
 
 def test_a_vector_env_reports_a_death_and_closes(where, vector_env_of, gate):
-    envs = vector_env_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=2)
-    envs.reset(seed=0)
+    envs = begun(vector_env_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=2))
     pid = envs.call("locate")[1][0]
     envs.step_async([1, GATED_ACTION])
     gate.wait_arrivals(1)
@@ -152,8 +147,7 @@ def test_a_vector_env_reports_a_death_and_closes(where, vector_env_of, gate):
 def test_a_death_right_after_the_start_is_never_missed(where):
     # The reaper must know every worker before the first command: many pools, in each of which one dies in its first step.
     for _ in range(20):
-        pool = make_pool(where, [CountingEnv, partial(DyingEnv, "step", 1), CountingEnv], num_workers=3)
-        pool.reset(seed=0)
+        pool = begun(make_pool(where, [CountingEnv, partial(DyingEnv, "step", 1), CountingEnv], num_workers=3))
         pool.send([1, 1, 1])
         with pytest.raises(stepmill.WorkerDied):
             pool.recv(3, timeout_s=HANG_GUARD_S)
@@ -164,8 +158,7 @@ def test_a_death_right_after_the_start_is_never_missed(where):
 
 
 def test_close_ends_a_worker_that_hangs_in_a_step(where, pool_of, gate):
-    pool = pool_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=2)
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=2))
     pool.send([1, GATED_ACTION])
     gate.wait_arrivals(1)
     _kill_in_time(pool)
@@ -173,8 +166,7 @@ def test_close_ends_a_worker_that_hangs_in_a_step(where, pool_of, gate):
 
 @pytest.mark.covers("X-4/close", "G-3/close")
 def test_close_ends_a_worker_that_ignores_signals(where, pool_of):
-    pool = pool_of([_StubbornEnv] * 2, num_workers=2)
-    pool.reset(seed=0)
+    pool = begun(pool_of([_StubbornEnv] * 2, num_workers=2))
     _kill_in_time(pool)
 
 
@@ -189,8 +181,7 @@ class _StubbornEnv(CountingEnv):
 
 
 def test_close_runs_the_envs_own_close(where, pool_of, tmp_path):
-    pool = pool_of([partial(_TidyEnv, str(tmp_path / str(i))) for i in range(3)], num_workers=2)
-    pool.reset(seed=0)
+    pool = begun(pool_of([partial(_TidyEnv, str(tmp_path / str(i))) for i in range(3)], num_workers=2))
     pool.close()
     assert sorted(os.listdir(tmp_path)) == ["0", "1", "2"]
 

@@ -15,15 +15,14 @@ from stepmill.pool.events import EnvFailed, ReplayFailed
 from tests.chaos import RAISE, ChaosEnv
 from tests.chaos.envs import Traps
 from tests.crash.test_replayed_calls import GainEnv, make, make_once
-from tests.harness.pools import kill_worker, make_pool
+from tests.harness.pools import begun, kill_worker, make_pool
 
 REPLAY = {"on_fault": "replay", "seeding": "per_episode"}
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_an_episode_with_calls_is_cut_short_once_three_replays_have_raised(tmp_path: Any, is_killed: bool) -> None:
-    with make_once(tmp_path) as pool:
-        pool.reset(seed=0)
+    with begun(make_once(tmp_path)) as pool:
         pool.step([1] * 4)
         pool.call("amplify", 2.0)
         pool.step([1] * 4)
@@ -85,8 +84,7 @@ def test_a_replay_that_fails_while_another_env_of_its_worker_raises_leads_to_one
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env_fns = [partial(FailsAtEnv, str(tmp_path), env_id) for env_id in range(2)]
-    with make_pool("fork", env_fns, num_workers=1, **REPLAY, restarts={"max_restarts": 100}) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("fork", env_fns, num_workers=1, **REPLAY, restarts={"max_restarts": 100})) as pool:
         pool.step([1, 1])
         pool.call("amplify", 2.0)
         pool.step([1, 1])
@@ -110,8 +108,7 @@ def test_a_replay_that_fails_while_another_env_of_its_worker_raises_leads_to_one
 
 
 def test_a_call_that_ctrl_c_interrupts_once_it_is_sent_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         backend = pool._runtime.backend
         call = backend.call
 
@@ -132,8 +129,7 @@ def test_a_call_that_ctrl_c_interrupts_once_it_is_sent_is_repeated(monkeypatch: 
 
 def test_a_reset_waits_for_the_replay_that_its_own_revival_has_begun(tmp_path: Any) -> None:
     env_fns = [partial(ChaosEnv, i) for i in range(3)]
-    with make_pool("fork", env_fns, num_workers=1, **REPLAY, restarts={"max_env_errors": 0}) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("fork", env_fns, num_workers=1, **REPLAY, restarts={"max_env_errors": 0})) as pool:
         for _ in range(9):
             pool.step([1] * 3)
         with pytest.raises(stepmill.EnvError):

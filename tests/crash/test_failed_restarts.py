@@ -17,7 +17,7 @@ from tests.chaos import KILL, RAISE
 from tests.chaos.envs import CLOCK, Traps, make_env
 from tests.harness.effort import every_second
 from tests.harness.kills import stop_process
-from tests.harness.pools import await_restart, kill_worker, make_pool
+from tests.harness.pools import await_restart, begun, kill_worker, make_pool
 from tests.pool_model.results import named_in
 
 
@@ -43,8 +43,7 @@ def test_a_constructor_that_raises_before_its_process_is_known_leaves_no_descrip
 ) -> None:
     read_workers_first(monkeypatch)
     restarts = {"max_restarts": 1000, "restart_window_s": 0.001}
-    with make(tmp_path, 2, where=context, on_fault=on_fault, seeding="per_episode", restarts=restarts) as pool:
-        pool.reset(seed=0)
+    with begun(make(tmp_path, 2, where=context, on_fault=on_fault, seeding="per_episode", restarts=restarts)) as pool:
         num_open = len(os.listdir("/proc/self/fd"))
         Traps(str(tmp_path)).set("build", 0, RAISE, times=3)
         os.kill(pool.stats().workers[0].pid, signal.SIGKILL)
@@ -57,8 +56,7 @@ def test_a_constructor_that_raises_before_its_process_is_known_leaves_no_descrip
 
 
 def test_the_error_of_a_revival_that_failed_names_all_envs_that_are_lost(tmp_path: Path) -> None:
-    with make(tmp_path, 3) as pool:
-        pool.reset(seed=0)
+    with begun(make(tmp_path, 3)) as pool:
         os.kill(pool.stats().workers[0].pid, signal.SIGKILL)
         with pytest.raises(stepmill.WorkerDied):
             pool.step([1, 1, 1])
@@ -76,8 +74,7 @@ def test_the_error_of_a_revival_that_failed_names_all_envs_that_are_lost(tmp_pat
 
 
 def test_envs_whose_death_a_call_has_reported_are_faulted_once_a_step_finds_them_dead(tmp_path: Path) -> None:
-    with make(tmp_path, 4, 2) as pool:
-        pool.reset(seed=0)
+    with begun(make(tmp_path, 4, 2)) as pool:
         Traps(str(tmp_path)).set("call", 0, KILL)
         with pytest.raises(stepmill.WorkerDied):
             pool.call("render", env_ids=[0])
@@ -96,8 +93,7 @@ def test_envs_whose_death_a_call_has_reported_are_faulted_once_a_step_finds_them
 def test_ctrl_c_while_a_failed_restart_is_reported_leaves_all_its_envs_faulted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with make(tmp_path, 2, on_fault="truncate", restarts={"max_restarts": 1}) as pool:
-        pool.reset(seed=0)
+    with begun(make(tmp_path, 2, on_fault="truncate", restarts={"max_restarts": 1})) as pool:
         Traps(str(tmp_path)).set("build", 0, RAISE, times=2)
         kill_worker(pool)
         pool.send([1], [0])
@@ -120,8 +116,7 @@ def test_ctrl_c_while_a_failed_restart_is_reported_leaves_all_its_envs_faulted(
 
 @pytest.mark.parametrize("failing", [0, 2])
 def test_a_reset_whose_restart_fails_names_all_envs_whose_faults_it_has_dropped(tmp_path: Path, failing: int) -> None:
-    with make(tmp_path, 4, 2) as pool:
-        pool.reset(seed=0)
+    with begun(make(tmp_path, 4, 2)) as pool:
         for worker in range(2):
             kill_worker(pool, worker)
         with pytest.raises(stepmill.WorkerDied):
@@ -145,8 +140,7 @@ def test_a_reset_whose_restart_fails_names_all_envs_whose_faults_it_has_dropped(
 
 
 def test_a_step_that_a_revival_of_its_living_worker_ends_is_not_given_an_earlier_error(tmp_path: Path) -> None:
-    with make(tmp_path, 2) as pool:
-        pool.reset(seed=0)
+    with begun(make(tmp_path, 2)) as pool:
         Traps(str(tmp_path)).set("build", 0, RAISE)
         with pytest.raises(stepmill.EnvError):
             pool.revive(restart_living=True)

@@ -19,7 +19,7 @@ import stepmill
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import ERRORS, EXIT_CODE
 from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
-from tests.harness.pools import make_pool
+from tests.harness.pools import begun, make_pool
 
 LIMIT_S = DEADLINE_S
 TIMEOUT_S = {"step": LIMIT_S, "reset": LIMIT_S + 0.1}
@@ -134,8 +134,7 @@ def limits() -> dict[str, float]:
 @pytest.fixture
 def couple(where: str, limits: dict[str, float]) -> Iterator[stepmill.Pool]:
     """A bystander, env 0, and the one that breaks, env 1, each in a worker of its own where there are workers."""
-    pool = make_pool(where, [partial(BrokenEnv, 0), partial(BrokenEnv, 1)], **limits)
-    pool.reset(seed=0)
+    pool = begun(make_pool(where, [partial(BrokenEnv, 0), partial(BrokenEnv, 1)], **limits))
     yield pool
     pool.close()
 
@@ -245,8 +244,7 @@ def test_a_constructor_that_ends_its_process_is_named(how: str) -> None:
 @pytest.mark.parametrize("where", PROCESSES)
 def test_a_result_that_was_published_but_not_announced_outlives_its_worker(where: str) -> None:
     # A worker counts its results, and rings, after a group of them: env 0's is done, and its death comes before that.
-    with make_pool(where, [partial(BrokenEnv, 0), partial(BrokenEnv, 1)], num_workers=1) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(where, [partial(BrokenEnv, 0), partial(BrokenEnv, 1)], num_workers=1)) as pool:
         pool.call("plan", "step", "die", "SIGKILL", env_ids=[1])
         pool.send([7, 8])
         with pytest.raises(stepmill.WorkerDied) as caught:
@@ -261,8 +259,7 @@ def test_a_result_that_was_published_but_not_announced_outlives_its_worker(where
 @pytest.mark.covers("G-4", "D-B6")
 @pytest.mark.parametrize("where", PROCESSES)
 def test_faults_of_several_kinds_at_once_are_all_reported(where: str) -> None:
-    with make_pool(where, [partial(BrokenEnv, env_id) for env_id in range(4)], num_workers=4) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(where, [partial(BrokenEnv, env_id) for env_id in range(4)], num_workers=4)) as pool:
         for env_id, kind, name in ((0, "raise", "odd"), (1, "die", "SIGKILL"), (3, "invalid", "text")):
             pool.call("plan", "step", kind, name, env_ids=[env_id])
         pool.send([1, 1, 1, 1])

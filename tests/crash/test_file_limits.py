@@ -16,7 +16,7 @@ import pytest
 import stepmill
 from stepmill.testing import ImageEnv
 from tests.harness.leaks import Footprint, find_leaks
-from tests.harness.pools import counting_envs, make_pool
+from tests.harness.pools import begun, counting_envs, make_pool
 
 
 @contextmanager
@@ -63,8 +63,7 @@ def test_a_start_with_too_few_descriptors_is_refused_and_leaves_nothing(where: s
     while is_refused(start, room):
         assert find_leaks(before) == []
         room += stride
-    with made.pop() as pool:  # it was not refused for another reason
-        pool.reset(seed=0)
+    with begun(made.pop()) as pool:  # it was not refused for another reason
         assert pool.step([1] * 4).reward.tolist() == [1.0] * 4
     assert room <= 40
 
@@ -79,16 +78,14 @@ def test_a_worker_takes_as_many_descriptors_as_the_docs_say(
     gc.collect()  # what earlier tests left must not be closed between the two counts
     counts = []
     for num_workers in (2, 5):
-        with make_pool(where, counting_envs(5), num_workers=num_workers, **options) as pool:
-            pool.reset(seed=0)
+        with begun(make_pool(where, counting_envs(5), num_workers=num_workers, **options)):
             counts.append(len(os.listdir("/proc/self/fd")))
     assert counts[1] - counts[0] == 3 * per_worker
 
 
 @pytest.mark.parametrize("where", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_a_restart_with_too_few_descriptors_is_refused_and_can_be_repeated(where: str) -> None:
-    with make_pool(where, counting_envs(2), num_workers=2) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(where, counting_envs(2), num_workers=2)) as pool:
         os.kill(pool.stats().workers[1].pid, signal.SIGKILL)
         while not pool.stats().workers[1].is_dead:
             os.sched_yield()

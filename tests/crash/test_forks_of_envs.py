@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stepmill.testing.envs import CountingEnv
-from tests.harness.pools import make_pool
+from tests.harness.pools import begun, make_pool
 
 RETURN, RAISE, EXIT = 1, 2, 3
 
@@ -37,8 +37,7 @@ class ForkingEnv(CountingEnv):
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 @pytest.mark.parametrize("where", ["fork", "forkserver", "thread"])
 def test_a_copy_that_comes_back_from_an_env_is_ended(where: str, capfd: pytest.CaptureFixture[str]) -> None:
-    with make_pool(where, [ForkingEnv, CountingEnv], num_workers=2) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(where, [ForkingEnv, CountingEnv], num_workers=2)) as pool:
         for t, (action, status) in enumerate([(RETURN, 67), (RAISE, 67), (EXIT, 5)], start=1):
             batch = pool.step([action, 0])
             assert batch.info["status"][0] == status

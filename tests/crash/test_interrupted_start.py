@@ -18,7 +18,7 @@ import stepmill
 from stepmill.testing.envs import CountingEnv
 from tests.harness.interrupts import LineInterrupt, find_damage
 from tests.harness.leaks import Footprint
-from tests.harness.pools import counting_envs, kill_worker, make_pool
+from tests.harness.pools import begun, counting_envs, kill_worker, make_pool
 from tests.harness.scripts import run_source
 
 pytestmark = pytest.mark.orphans
@@ -82,8 +82,7 @@ def test_an_interrupted_close_can_be_repeated_and_leaves_nothing(where: str, str
 @pytest.mark.parametrize(("where", "stride"), [STRIDES[2], STRIDES[6]])
 def test_an_interrupted_restart_can_be_repeated_and_leaves_nothing(where: str, stride: int, before: Footprint) -> None:
     for line in itertools.count(1, stride):
-        pool = make(where)
-        pool.reset(seed=0)
+        pool = begun(make(where))
         kill_worker(pool, 1)
         interrupt = LineInterrupt(line)
         was_raised = interrupt.call(pool.revive)

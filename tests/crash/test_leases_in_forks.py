@@ -16,7 +16,7 @@ import pytest
 
 import stepmill
 from stepmill.testing.envs import CountingEnv, ImageEnv
-from tests.harness.pools import make_pool
+from tests.harness.pools import begun, make_pool
 from tests.harness.slab_memory import slab_parts
 
 SHAPE = (84, 84, 4)
@@ -61,8 +61,7 @@ def step_often(pool: stepmill.Pool) -> None:
 @contextlib.contextmanager
 def lent(where: str) -> Iterator[tuple[stepmill.Pool, list[np.ndarray]]]:
     """A pool and observations of it, which are lent."""
-    with images(where) as pool:
-        pool.reset(seed=0)
+    with begun(images(where)) as pool:
         held = [pool.step([0] * NUM_ENVS).obs]
         assert pool.stats().leased_slots == 1
         yield pool, held
@@ -106,8 +105,7 @@ def test_what_a_forked_child_writes_into_its_arrays_is_not_seen_by_the_learner()
 
 
 def test_all_slots_that_are_held_are_copied_and_the_learner_goes_on_lending() -> None:
-    with images("fork") as pool:
-        pool.reset(seed=0)
+    with begun(images("fork")) as pool:
         held = [pool.step([0] * NUM_ENVS).obs for _ in range(SLOTS)]
         assert pool.stats().leased_slots == SLOTS
         shown = [array.copy() for array in held]
@@ -194,7 +192,6 @@ class ForkingEnv(CountingEnv):
 
 
 def test_a_child_that_an_env_forks_cannot_write_the_slab() -> None:
-    with make_pool("fork", [partial(ForkingEnv, i) for i in range(2)]) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("fork", [partial(ForkingEnv, i) for i in range(2)])) as pool:
         assert pool.step([3, 4]).reward.tolist() == [3.0, 4.0]
         assert pool.get_attr("codes") == ([0], [0])

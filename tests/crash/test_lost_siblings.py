@@ -11,7 +11,7 @@ import pytest
 
 import stepmill
 from tests.chaos import KILL, RAISE, ChaosEnv
-from tests.harness.pools import kill_worker, make_pool, make_vector_env
+from tests.harness.pools import begun, kill_worker, make_pool, make_vector_env
 
 BEING_RESTARTED = pytest.mark.parametrize("way", ["reset", "revive", "revive_living"])
 
@@ -46,8 +46,7 @@ def check_that_it_needs_a_reset(pool: stepmill.Pool, env_id: int) -> None:
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 @pytest.mark.parametrize("where", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_a_result_of_a_lost_env_is_returned_and_the_env_then_needs_a_reset(where: str, mode: str, way: str) -> None:
-    with make(where, autoreset_mode=mode) as pool:
-        pool.reset(seed=0)
+    with begun(make(where, autoreset_mode=mode)) as pool:
         pool.send([1], [2])
         await_result(pool, 2)
         pool.send([KILL], [3])
@@ -64,8 +63,7 @@ def test_a_result_of_a_lost_env_is_returned_and_the_env_then_needs_a_reset(where
 
 
 def test_a_result_of_a_lost_env_is_returned_while_its_worker_stays_dead() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         pool.send([1], [2])
         await_result(pool, 2)
         pool.send([KILL], [3])
@@ -80,10 +78,11 @@ def test_a_result_of_a_lost_env_is_returned_while_its_worker_stays_dead() -> Non
 
 @pytest.mark.parametrize("policy", ["raise", "truncate", "replay"])
 def test_idle_envs_and_those_with_a_result_need_a_reset_after_a_restart_of_their_living_worker(policy: str) -> None:
-    with make_pool(
-        "fork", [partial(ChaosEnv, i) for i in range(3)], num_workers=1, on_fault=policy, seeding="per_episode"
+    with begun(
+        make_pool(
+            "fork", [partial(ChaosEnv, i) for i in range(3)], num_workers=1, on_fault=policy, seeding="per_episode"
+        )
     ) as pool:
-        pool.reset(seed=0)
         pool.send([1], [0])
         await_result(pool, 0)
 
@@ -143,8 +142,7 @@ def test_steps_that_run_while_their_worker_is_restarted_are_returned_or_raised(m
 
 @pytest.mark.parametrize("repair", ["reset", "revive"])
 def test_a_repair_raises_the_death_that_cost_an_env_with_a_result_its_episode(repair: str) -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         pool.send([RAISE], [3])
         with pytest.raises(stepmill.EnvError):
             pool.recv(env_ids=[3])
@@ -163,8 +161,7 @@ def test_a_repair_raises_the_death_that_cost_an_env_with_a_result_its_episode(re
 
 def test_an_env_whose_last_budgeted_episode_has_ended_is_exhausted_though_its_worker_died() -> None:
     env_fns = [partial(ChaosEnv, 0, 1), partial(ChaosEnv, 1)]
-    with make_pool("fork", env_fns, num_workers=1, num_episodes=1) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("fork", env_fns, num_workers=1, num_episodes=1)) as pool:
         pool.send([1], [0])
         await_result(pool, 0)
         pool.send([KILL], [1])
@@ -178,8 +175,7 @@ def test_an_env_whose_last_budgeted_episode_has_ended_is_exhausted_though_its_wo
 
 def test_a_vector_env_keeps_the_results_of_lost_envs_and_then_names_them() -> None:
     env_fns = [partial(ChaosEnv, env_id) for env_id in range(3)]
-    with make_vector_env("fork", env_fns, num_workers=1) as envs:
-        envs.reset(seed=0)
+    with begun(make_vector_env("fork", env_fns, num_workers=1)) as envs:
         with pytest.raises(stepmill.WorkerDied) as caught:
             envs.step([1, 1, KILL])  # envs of one worker step in the order of their ids
         assert caught.value.env_ids == (0, 1, 2)

@@ -9,7 +9,7 @@ import pytest
 import stepmill
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import DyingEnv, RaisingEnv
-from tests.harness.pools import make_pool
+from tests.harness.pools import begun, make_pool
 
 
 def pool_of(*env_fns, **options):
@@ -17,10 +17,9 @@ def pool_of(*env_fns, **options):
 
 
 def test_deaths_are_repaired_while_exceptions_are_raised():
-    with pool_of(
-        partial(RaisingEnv, at=1), partial(DyingEnv, at=2), on_fault="truncate", restarts={"on_raise": "raise"}
+    with begun(
+        pool_of(partial(RaisingEnv, at=1), partial(DyingEnv, at=2), on_fault="truncate", restarts={"on_raise": "raise"})
     ) as pool:
-        pool.reset(seed=0)
         with pytest.raises(stepmill.EnvError, match="a deliberate failure") as caught:
             pool.step([1, 1])
         assert caught.value.env_id == 0
@@ -32,8 +31,7 @@ def test_deaths_are_repaired_while_exceptions_are_raised():
 
 
 def test_exceptions_end_an_episode_while_deaths_are_raised():
-    with pool_of(partial(RaisingEnv, at=1), partial(DyingEnv, at=2), restarts={"on_raise": "truncate"}) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of(partial(RaisingEnv, at=1), partial(DyingEnv, at=2), restarts={"on_raise": "truncate"})) as pool:
         batch = pool.step([1, 1])
         assert batch.truncated.tolist() == [True, False]
         assert batch.info["fault"]["kind"].tolist() == ["raised", None]
@@ -43,8 +41,7 @@ def test_exceptions_end_an_episode_while_deaths_are_raised():
 
 def test_an_env_that_raised_can_be_played_again_while_deaths_are_raised():
     arguments = {"restarts": {"on_raise": "replay"}, "seeding": "per_episode"}
-    with pool_of(partial(RaisingEnv, at=2, length=9), partial(CountingEnv, 1, 9), **arguments) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of(partial(RaisingEnv, at=2, length=9), partial(CountingEnv, 1, 9), **arguments)) as pool:
         for t in (1, 2, 3):
             batch = pool.step([t, t])
             assert batch.reward.tolist() == [t, t]

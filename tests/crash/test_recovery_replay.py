@@ -19,7 +19,7 @@ from tests.chaos import ChaosEnv
 from tests.chaos.envs import CLOCK
 from tests.harness.effort import every_second
 from tests.harness.hangs import DEADLINE_S
-from tests.harness.pools import assert_same, kill_unnoticed, make_pool
+from tests.harness.pools import assert_same, begun, kill_unnoticed, make_pool
 
 
 class UnseededEnv(ChaosEnv):
@@ -106,8 +106,7 @@ def test_killed_workers_change_no_bit(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_the_episode_after_one_that_was_cut_short_is_replayed(mode: str) -> None:
-    with make(StubbornEnv, autoreset_mode=mode) as pool:
-        pool.reset(seed=0)
+    with begun(make(StubbornEnv, autoreset_mode=mode)) as pool:
         pool.step([1] * 4)
         pool.step([1] * 4)
         with pytest.warns(RuntimeWarning, match="env 0 is not replayable"):
@@ -226,8 +225,7 @@ def test_logs_take_no_more_memory_than_they_may_however_little_happens(chosen: r
 
 
 def test_the_longest_logs_go_first_when_there_is_too_much() -> None:
-    with make(restarts={"replay_log_bytes": 400}) as pool:  # 16 a reset, 24 a step
-        pool.reset(seed=0)
+    with begun(make(restarts={"replay_log_bytes": 400})) as pool:  # 16 a reset, 24 a step
         for _ in range(8):
             pool.send([1], [0])
             pool.recv(1)
@@ -250,8 +248,7 @@ class UndefinedEnv(ChaosEnv):
 
 
 def test_an_episode_with_a_reward_that_is_not_a_number_is_replayed() -> None:
-    with make(UndefinedEnv) as pool:
-        pool.reset(seed=0)
+    with begun(make(UndefinedEnv)) as pool:
         for _ in range(3):
             pool.step([1] * 4)
         kill_unnoticed(pool)
@@ -263,8 +260,7 @@ def test_an_episode_with_a_reward_that_is_not_a_number_is_replayed() -> None:
 
 
 def test_an_env_that_replays_otherwise_is_reported_with_the_step() -> None:
-    with make(UnseededEnv) as pool:
-        pool.reset(seed=0)
+    with begun(make(UnseededEnv)) as pool:
         for _ in range(3):
             pool.step([1] * 4)
         kill_unnoticed(pool)
@@ -278,8 +274,7 @@ def test_an_env_that_replays_otherwise_is_reported_with_the_step() -> None:
 
 
 def test_a_log_that_is_full_falls_back_to_truncate_with_the_reason() -> None:
-    with make(restarts={"replay_log_bytes": 64}) as pool:
-        pool.reset(seed=0)
+    with begun(make(restarts={"replay_log_bytes": 64})) as pool:
         for _ in range(5):
             pool.step([1] * 4)
         kill_unnoticed(pool)
@@ -294,8 +289,7 @@ def test_a_log_that_is_full_falls_back_to_truncate_with_the_reason() -> None:
     ("action", "kind", "reason"), [(5, "raised", "LookupError"), (6, "died", "SIGSEGV"), (7, "timed_out", "EnvTimeout")]
 )
 def test_what_fails_in_the_same_way_again_is_not_played_a_third_time(action: int, kind: str, reason: str) -> None:
-    with make(StubbornEnv, step_timeout_s=DEADLINE_S) as pool:
-        pool.reset(seed=0)
+    with begun(make(StubbornEnv, step_timeout_s=DEADLINE_S)) as pool:
         before = [pool.step([1] * 4) for _ in range(2)][-1]
 
         with pytest.warns(RuntimeWarning, match=f"step 3 failed in the same way when it was replayed .*{reason}"):
@@ -312,8 +306,7 @@ def test_what_fails_in_the_same_way_again_is_not_played_a_third_time(action: int
 
 
 def test_an_episode_that_fails_at_another_step_of_its_replay_is_replayed_again(tmp_path: Any) -> None:
-    with make(partial(MoodyEnv, str(tmp_path))) as pool:
-        pool.reset(seed=0)
+    with begun(make(partial(MoodyEnv, str(tmp_path)))) as pool:
         for _ in range(4):
             pool.step([1] * 4)
         for place in ("0-4", "0-2", "0-1"):
@@ -335,8 +328,7 @@ class BriefEnv(MoodyEnv):
 
 
 def test_an_exhausted_env_that_cannot_be_replayed_does_not_block_a_wait(tmp_path: Any) -> None:
-    with make(partial(BriefEnv, str(tmp_path)), num_episodes=1) as pool:
-        pool.reset(seed=0)
+    with begun(make(partial(BriefEnv, str(tmp_path)), num_episodes=1)) as pool:
         for _ in range(4):
             pool.step([1] * 4)
         for place in ("0-0", "0-1", "0-2"):
@@ -407,8 +399,7 @@ class HalfUnseededEnv(BatchedCountingEnv):
 
 
 def test_a_batched_env_is_compared_in_all_its_rows() -> None:
-    with make(env_fns=[partial(HalfUnseededEnv, 2)]) as pool:
-        pool.reset(seed=0)
+    with begun(make(env_fns=[partial(HalfUnseededEnv, 2)])) as pool:
         pool.step([1, 1])
         kill_unnoticed(pool)
         with pytest.warns(RuntimeWarning, match="step 1 gave another result"):

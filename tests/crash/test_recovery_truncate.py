@@ -14,7 +14,7 @@ import stepmill
 from tests.chaos import KILL, RAISE, ChaosEnv
 from tests.chaos.envs import TrappedEnv, Traps, length_of, make_env
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.pools import EnvFns, await_restart, kill_worker, make_pool
+from tests.harness.pools import EnvFns, await_restart, begun, kill_worker, make_pool
 
 
 def pool_of(env_fns: EnvFns, where: str = "fork", **options: Any) -> stepmill.Pool:
@@ -35,8 +35,7 @@ def kinds(batch: stepmill.Batch) -> list[str | None]:
 
 @pytest.mark.covers("G-1/repaired")
 def test_a_dead_workers_env_is_cut_short_with_its_last_good_observation() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         good = pool.step([1, 1, 1, 1]).obs.copy()
 
         batch = pool.step([1, 1, KILL, 1])
@@ -50,8 +49,7 @@ def test_a_dead_workers_env_is_cut_short_with_its_last_good_observation() -> Non
 
 
 def test_a_rebuilt_env_gets_an_attribute_as_it_was_when_it_was_set_though_the_caller_has_changed_it_since() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         goal = np.array([1, 2])
         pool.set_attr("goal", goal)
         goal[:] = 9
@@ -63,8 +61,7 @@ def test_a_rebuilt_env_gets_an_attribute_as_it_was_when_it_was_set_though_the_ca
 
 
 def test_a_fault_that_nothing_comes_of_does_not_outlast_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    with make(where="thread") as pool:
-        pool.reset(seed=0)
+    with begun(make(where="thread")) as pool:
         with monkeypatch.context() as patch:
             patch.setattr(pool._recovery, "handle", lambda **_: None)
             pool.send([1, RAISE, 1, 1])
@@ -76,8 +73,7 @@ def test_a_fault_that_nothing_comes_of_does_not_outlast_the_timeout(monkeypatch:
 
 @pytest.mark.parametrize("where", ["serial", "thread", "fork"])
 def test_an_env_that_raises_is_cut_short_and_its_neighbours_go_on(where: str) -> None:
-    with make(where=where) as pool:
-        pool.reset(seed=0)
+    with begun(make(where=where)) as pool:
         pool.step([1] * 4)
 
         batch = pool.step([1, RAISE, 1, 1])
@@ -90,8 +86,7 @@ def test_an_env_that_raises_is_cut_short_and_its_neighbours_go_on(where: str) ->
 
 @pytest.mark.covers("X-12/total")
 def test_the_lifetime_budget_of_restarts_ends_in_the_error() -> None:
-    with make(restarts={"max_restarts": 1, "restart_window_s": 1e9}) as pool:
-        pool.reset(seed=0)
+    with begun(make(restarts={"max_restarts": 1, "restart_window_s": 1e9})) as pool:
         assert pool.step([KILL, 1, 1, 1]).truncated[0]
         pool.step([1] * 4)
 
@@ -102,23 +97,19 @@ def test_the_lifetime_budget_of_restarts_ends_in_the_error() -> None:
 
 @pytest.mark.covers("X-12/rate")
 def test_the_rate_of_restarts_ends_in_the_error_and_old_restarts_do_not_count() -> None:
-    with make(restarts={"max_restarts": 1, "restart_window_s": HANG_GUARD_S * 60}) as pool:
-        pool.reset(seed=0)
+    with begun(make(restarts={"max_restarts": 1, "restart_window_s": HANG_GUARD_S * 60})) as pool:
         assert pool.step([KILL, 1, 1, 1]).truncated[0]
         pool.step([1] * 4)
         with pytest.raises(stepmill.WorkerDied):
             pool.step([KILL, 1, 1, 1])
-    with make(restarts={"max_restarts": 1, "restart_window_s": 0.001}) as pool:
-        pool.reset(seed=0)
+    with begun(make(restarts={"max_restarts": 1, "restart_window_s": 0.001})) as pool:
         for _ in range(3):
             assert pool.step([KILL, 1, 1, 1]).truncated[0]
             pool.step([1] * 4)
 
 
 def test_all_workers_may_die_at_once() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
-
+    with begun(make()) as pool:
         batch = pool.step([KILL, 1, KILL, 1])
 
         assert batch.truncated.tolist() == [True] * 4
@@ -128,8 +119,7 @@ def test_all_workers_may_die_at_once() -> None:
 @pytest.mark.parametrize("when", ["idle", "in its reset"])
 def test_a_batched_env_whose_rows_have_all_ended_is_not_cut_short_once_more(when: str, tmp_path: Path) -> None:
     env_fns = [partial(make_env, str(tmp_path), identity, 2) for identity in range(2)]
-    with pool_of(env_fns) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of(env_fns)) as pool:
         for _ in range(length_of(0)):
             batch = pool.step([1] * 4)
         assert batch.truncated.tolist() == [True, True, False, False]
@@ -154,8 +144,7 @@ def kill(pool: stepmill.Pool, worker: int) -> None:
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 @pytest.mark.parametrize("where", ["serial", "fork"])
 def test_an_episode_that_breaks_in_its_first_step_has_no_return_and_no_length(mode: str, where: str) -> None:
-    with make(2, where, num_workers=1, autoreset_mode=mode) as pool:
-        pool.reset(seed=0)
+    with begun(make(2, where, num_workers=1, autoreset_mode=mode)) as pool:
         while not (batch := pool.step([1, 1])).truncated[0]:
             pass
         assert batch.info["episode"]["l"][0] == 12
@@ -173,8 +162,7 @@ def test_an_episode_that_breaks_in_its_first_step_has_no_return_and_no_length(mo
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_an_episode_that_breaks_later_has_the_return_and_length_of_its_good_steps(mode: str) -> None:
-    with make(2, "serial", autoreset_mode=mode) as pool:
-        pool.reset(seed=0)
+    with begun(make(2, "serial", autoreset_mode=mode)) as pool:
         for _ in range(3):
             pool.step([1, 1])
 
@@ -199,8 +187,7 @@ def test_with_same_step_an_env_that_dies_right_after_its_episodes_end_is_marked(
 
 
 def test_with_same_step_an_env_that_dies_over_the_reset_after_a_fault_is_marked_again() -> None:
-    with make(2, num_workers=1, autoreset_mode="SameStep") as pool:
-        pool.reset(seed=0)
+    with begun(make(2, num_workers=1, autoreset_mode="SameStep")) as pool:
         pool.send([RAISE], [0])
         pool._waits.wait(None, env_ids=[0])  # the next episode has begun, and nobody has received it
         kill(pool, 0)
@@ -217,8 +204,7 @@ def test_with_same_step_an_env_that_dies_over_the_reset_after_a_fault_is_marked_
 
 def test_a_batched_env_that_breaks_beside_one_that_ends_has_its_last_observations_by_row(tmp_path: Path) -> None:
     env_fns = [partial(make_env, str(tmp_path), identity, 2, mode="SameStep") for identity in range(2)]
-    with pool_of(env_fns, "serial", autoreset_mode="SameStep") as pool:
-        pool.reset(seed=0)
+    with begun(pool_of(env_fns, "serial", autoreset_mode="SameStep")) as pool:
         for _ in range(length_of(0) - 1):
             good = pool.step([1] * 4).obs.copy()
 
@@ -231,8 +217,7 @@ def test_a_batched_env_that_breaks_beside_one_that_ends_has_its_last_observation
 
 def test_a_batched_env_that_breaks_twice_in_a_row_has_no_steps_the_second_time(tmp_path: Path) -> None:
     env_fns = [partial(make_env, str(tmp_path), 0, 2, mode="SameStep")]
-    with pool_of(env_fns, "serial", autoreset_mode="SameStep", episode_stats=True) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of(env_fns, "serial", autoreset_mode="SameStep", episode_stats=True)) as pool:
         for _ in range(5):
             pool.step([1, 1])
 
@@ -252,8 +237,7 @@ def make_rows(folder: str, identity: int, lengths: tuple[int, int] = (3, 6)) -> 
 @pytest.mark.parametrize("how", ["dies idle", "dies in a step", "raises in a step", "dies idle, twice"])
 def test_a_row_of_a_batched_env_whose_episode_has_ended_does_not_end_once_more(how: str, tmp_path: Path) -> None:
     env_fns = [partial(make_rows, str(tmp_path), identity) for identity in range(2)]
-    with pool_of(env_fns, episode_stats=True, restarts={"max_restarts": 2}) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of(env_fns, episode_stats=True, restarts={"max_restarts": 2})) as pool:
         batches = [pool.step([1] * 4) for _ in range(3)]
         assert batches[-1].truncated.tolist() == [True, False] * 2
         last = batches[-1].obs
@@ -278,8 +262,7 @@ def test_a_row_of_a_batched_env_whose_episode_has_ended_does_not_end_once_more(h
 
 def test_a_batched_env_that_has_just_begun_an_episode_is_cut_short_with_its_neighbour(tmp_path: Path) -> None:
     env_fns = [partial(make_rows, str(tmp_path), i, lengths) for i, lengths in enumerate([(3, 3), (6, 6)])]
-    with pool_of(env_fns, num_workers=1) as pool:
-        pool.reset(seed=0)
+    with begun(pool_of(env_fns, num_workers=1)) as pool:
         for _ in range(3):
             pool.step([1] * 4)
         Traps(str(tmp_path)).set("step", 2, KILL)
@@ -296,8 +279,7 @@ def test_a_batched_env_that_has_just_begun_an_episode_is_cut_short_with_its_neig
 
 def test_a_rollout_takes_no_transition_of_a_row_that_waited_for_its_next_episode_twice(tmp_path: Path) -> None:
     with pool_of([partial(make_rows, str(tmp_path), 0)], "serial") as pool:
-        rollout = stepmill.Rollout(pool, num_steps=3)
-        rollout.reset(seed=0)
+        rollout = begun(stepmill.Rollout(pool, num_steps=3))
         rollout.collect(lambda obs, env_ids: np.ones(len(obs), np.int64))
         Traps(str(tmp_path)).set("step", 1, RAISE)
 

@@ -17,7 +17,7 @@ from stepmill.testing import CountingEnv
 from stepmill.testing.compare import find_difference
 from stepmill.testing.gates import Gate, wait_at
 from tests.harness.leaky_envs import LeakyEnv
-from tests.harness.pools import kill_worker
+from tests.harness.pools import begun, kill_worker
 
 STEPS = 40
 Make = Callable[..., Any]
@@ -164,8 +164,7 @@ def test_a_leaky_env_stays_below_its_limit_of_memory() -> None:
     make = partial(make_pool, leaky(2, length=2, leak_mb=leak_mb), context="forkserver")
     with make() as pool:
         limit_mb = max(pool.call("measure_mb")) + spare_mb
-    with make(restarts={"recycle_above_mb": limit_mb}, seeding="per_episode") as pool:
-        pool.reset(seed=0)
+    with begun(make(restarts={"recycle_above_mb": limit_mb}, seeding="per_episode")) as pool:
         used_mb = []
         for _ in range(3 * 16):  # 17 episodes would leak 340 MiB
             pool.step([1, 1])
@@ -198,8 +197,7 @@ def test_settings_are_applied_again_and_envs_are_closed(tmp_path: Path) -> None:
 
 
 def test_calls_that_meet_a_restart_are_neither_lost_nor_refused() -> None:
-    with make_pool(leaky(2, length=1), restarts={"recycle_after_episodes": 1}) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(leaky(2, length=1), restarts={"recycle_after_episodes": 1})) as pool:
         for _ in range(4):
             pool.step([1, 1])
             before = pool.call_async("locate")  # has no answer when the next line ends the workers
@@ -211,10 +209,9 @@ def test_calls_that_meet_a_restart_are_neither_lost_nor_refused() -> None:
 
 
 def test_restarts_between_episodes_do_not_count_as_restarts_after_faults() -> None:
-    with make_pool(
-        leaky(2, length=1), restarts={"recycle_after_episodes": 1, "max_restarts": 1}, on_fault="truncate"
+    with begun(
+        make_pool(leaky(2, length=1), restarts={"recycle_after_episodes": 1, "max_restarts": 1}, on_fault="truncate")
     ) as pool:
-        pool.reset(seed=0)
         for _ in range(8):
             pool.step([1, 1])
         kill_worker(pool, 0)
@@ -236,8 +233,7 @@ class BuiltOnce(CountingEnv):
 
 def test_a_successor_that_cannot_be_built_is_an_error_of_the_step(tmp_path: Path) -> None:
     fns = [partial(BuiltOnce, tmp_path / "0"), CountingEnv]
-    with make_pool(fns, restarts={"recycle_after_episodes": 1, "max_restarts": 0}) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(fns, restarts={"recycle_after_episodes": 1, "max_restarts": 0})) as pool:
         pool.step([1, 1])
         with pytest.raises(EnvError, match="only once"):
             pool.step([1, 1])

@@ -20,7 +20,7 @@ import pytest
 import stepmill
 from stepmill.pool.port import PoolPort
 from tests.chaos import ChaosEnv
-from tests.harness.pools import kill_worker
+from tests.harness.pools import begun, kill_worker
 
 NUM_ENVS, NUM_TURNS = 4, 50
 RESETS: list[dict[str, Any]] = [
@@ -141,8 +141,7 @@ def test_a_reset_without_a_seed_after_a_death_goes_on_with_the_seeds_of_old(on_f
 
 @pytest.mark.parametrize("on_fault", ["replay", "truncate"])
 def test_a_reset_of_an_exhausted_env_whose_worker_died_leaves_its_neighbour_to_the_policy(on_fault: str) -> None:
-    with make(on_fault) as pool:
-        pool.reset(seed=0)
+    with begun(make(on_fault)) as pool:
         while not pool.exhausted[0]:  # the shortest episodes; worker 0 has envs 0 and 1
             pool.step([1] * NUM_ENVS)
         before = PoolPort(pool).num_ended.tolist()

@@ -18,7 +18,7 @@ from tests.chaos import RAISE, ChaosEnv
 from tests.chaos.envs import Traps
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.kills import stop_process
-from tests.harness.pools import assert_same, kill_worker, make_pool
+from tests.harness.pools import assert_same, begun, kill_worker, make_pool
 
 
 class GainEnv(ChaosEnv):
@@ -178,8 +178,7 @@ def test_a_call_that_a_worker_did_not_read_before_it_died_is_answered_by_its_suc
 
 
 def test_a_call_that_commands_have_followed_is_not_sent_to_the_successor() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         pid = pool.stats().workers[0].pid
         stop_process(pid)
         future = pool.call_async("amplify", 2.0)
@@ -206,8 +205,7 @@ def test_a_worker_that_dies_in_a_call_is_reported_and_its_envs_are_replayed() ->
 
 
 def test_a_call_to_a_dead_worker_raises_its_death_when_no_repair_is_left() -> None:
-    with make(restarts={"max_restarts": 1}) as pool:
-        pool.reset(seed=0)
+    with begun(make(restarts={"max_restarts": 1})) as pool:
         kill_worker(pool)
         assert pool.get_attr("gain", env_ids=[0]) == (1.0,)
         kill_worker(pool)
@@ -222,8 +220,7 @@ def test_a_call_to_a_dead_worker_raises_its_death_when_no_repair_is_left() -> No
 
 
 def test_a_call_that_failed_is_made_again_and_fails_again() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         with pytest.raises(stepmill.EnvError):
             pool.call("fail", env_ids=[0])
         pool.step([1] * 4)
@@ -234,8 +231,7 @@ def test_a_call_that_failed_is_made_again_and_fails_again() -> None:
 
 def test_a_call_with_another_outcome_when_repeated_is_reported(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPMILL_TEST_FAILED", str(tmp_path / "failed"))
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         with pytest.raises(stepmill.EnvError):
             pool.call("fail_once", env_ids=[0])
         pool.step([1] * 4)
@@ -287,8 +283,7 @@ def test_calls_beyond_the_bound_of_memory_end_in_a_cut_episode_with_the_reason()
 @pytest.mark.parametrize("on_fault", ["raise", "truncate", "replay"])
 @pytest.mark.parametrize("value", [-1.0, 100.0])
 def test_an_attribute_is_what_it_was_when_setting_it_again_has_failed(value: float, on_fault: str) -> None:
-    with make(on_fault, TouchyEnv) as pool:
-        pool.reset(seed=0)
+    with begun(make(on_fault, TouchyEnv)) as pool:
         pool.set_attr("offset", 5.0)
         with pytest.raises((stepmill.WorkerDied, stepmill.EnvError)):
             pool.set_attr("offset", value, env_ids=[0])
@@ -329,8 +324,7 @@ class OnceEnv(GainEnv):
 
 @pytest.mark.parametrize("fails_again", [False, True])  # at another step of its replay
 def test_an_env_that_raises_after_a_call_in_its_episode_is_not_called_twice(fails_again: bool, tmp_path: Path) -> None:
-    with make_once(tmp_path) as pool:
-        pool.reset(seed=0)
+    with begun(make_once(tmp_path)) as pool:
         pool.step([1] * 4)
         assert pool.call("amplify", 2.0) == (2.0,) * 4
         pool.set_attr("offset", 1.0, env_ids=[1])
@@ -348,8 +342,7 @@ def test_an_env_that_raises_after_a_call_in_its_episode_is_not_called_twice(fail
 
 
 def test_an_env_that_raises_after_a_call_and_cannot_be_replaced_is_truncated(tmp_path: Any) -> None:
-    with make_once(tmp_path, where="serial") as pool:
-        pool.reset(seed=0)
+    with begun(make_once(tmp_path, where="serial")) as pool:
         pool.call("amplify", 2.0, env_ids=[1])
         pool.step([1] * 4)
         Traps(str(tmp_path)).set("step", 1, RAISE)
@@ -362,8 +355,7 @@ def test_an_env_that_raises_after_a_call_and_cannot_be_replaced_is_truncated(tmp
 
 
 def test_a_call_between_episodes_comes_before_the_next_though_that_has_begun_ahead(tmp_path: Any) -> None:
-    with make_once(tmp_path, resets={"overlap": True}) as pool:
-        pool.reset(seed=0)
+    with begun(make_once(tmp_path, resets={"overlap": True})) as pool:
         for _ in range(6):
             batch = pool.step([1] * 4)
         assert batch.truncated.tolist() == [True] * 4
@@ -415,8 +407,7 @@ def test_a_worker_that_dies_in_a_repeated_call_is_replaced_once_more(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPMILL_TEST_CALLS", str(tmp_path / "calls"))
-    with make(env_class=MortalCallEnv) as pool:
-        pool.reset(seed=0)
+    with begun(make(env_class=MortalCallEnv)) as pool:
         pool.step([1] * 4)
         assert pool.call("count", env_ids=[0]) == (1,)
         kill_worker(pool)

@@ -22,7 +22,7 @@ from tests.chaos import KILL, ChaosEnv
 from tests.chaos.envs import make_fragile, make_gated
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.kills import kill_process
-from tests.harness.pools import await_restart, kill_worker
+from tests.harness.pools import await_restart, begun, kill_worker
 
 
 class TunedEnv(ChaosEnv):
@@ -67,8 +67,7 @@ def make(env_fns: Any, **options: Any) -> stepmill.Pool:
 def test_close_breaks_a_restart_off_and_warns_of_nothing(moment: str, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     with Gate() as gate:
-        pool = make([partial(make_gated, flag, gate.path, env_id) for env_id in range(2)])
-        pool.reset(seed=0)
+        pool = begun(make([partial(make_gated, flag, gate.path, env_id) for env_id in range(2)]))
         flag.touch()
         assert pool.step([KILL, 1]).truncated.tolist() == [True, False]
         if moment == "building":
@@ -82,8 +81,7 @@ def test_close_breaks_a_restart_off_and_warns_of_nothing(moment: str, tmp_path: 
 
 def test_a_call_waits_for_the_restart_of_its_worker(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
-    with Gate() as gate, make([partial(make_gated, flag, gate.path, env_id) for env_id in range(2)]) as pool:
-        pool.reset(seed=0)
+    with Gate() as gate, begun(make([partial(make_gated, flag, gate.path, env_id) for env_id in range(2)])) as pool:
         flag.touch()
         pool.step([KILL, 1])
         gate.wait_arrivals()
@@ -114,8 +112,7 @@ def test_what_was_set_is_set_again_before_the_first_reset(on_fault: str) -> None
 
 @pytest.mark.parametrize("way", ["set_attr", "properties", "reset"])
 def test_what_is_set_on_a_dead_worker_is_set_on_its_successor(way: str) -> None:
-    with make([partial(TunedEnv, env_id) for env_id in range(4)]) as pool:
-        pool.reset(seed=0)
+    with begun(make([partial(TunedEnv, env_id) for env_id in range(4)])) as pool:
         kill_process(pool.stats().workers[1].pid)
 
         if way == "reset":
@@ -171,8 +168,7 @@ def test_what_a_function_has_set_is_set_again_on_rebuilt_envs(on_fault: str, tmp
 @pytest.mark.parametrize("on_fault", ["raise", "truncate", "replay"])
 def test_what_could_not_be_sent_to_envs_is_not_set_on_rebuilt_envs(on_fault: str) -> None:
     env_fns = [partial(TunedEnv, env_id) for env_id in range(2)]
-    with make(env_fns, on_fault=on_fault, seeding="per_episode", restarts={"max_restarts": 5}) as pool:
-        pool.reset(seed=0)
+    with begun(make(env_fns, on_fault=on_fault, seeding="per_episode", restarts={"max_restarts": 5})) as pool:
         pool.set_attr("level", 5)
         for env_ids in ([0], None):
             with pytest.raises(stepmill.UsageError, match="cannot be pickled"):
@@ -235,8 +231,7 @@ def _refusing(path: str, env_id: int) -> TunedEnv:
 
 
 def test_the_large_infos_of_dead_workers_hold_no_memory() -> None:
-    with make([partial(TalkativeEnv, env_id) for env_id in range(2)], restarts={"max_restarts": 100}) as pool:
-        pool.reset(seed=0)
+    with begun(make([partial(TalkativeEnv, env_id) for env_id in range(2)], restarts={"max_restarts": 100})) as pool:
         memory = pool._runtime.slab.fds[2]  # of worker 0's results
         for _ in range(4):
             pool.step([1, 1])
@@ -248,8 +243,7 @@ def test_the_large_infos_of_dead_workers_hold_no_memory() -> None:
 
 
 def test_a_large_info_that_was_published_outlives_its_worker() -> None:
-    with make([partial(TalkativeEnv, env_id) for env_id in range(2)]) as pool:
-        pool.reset(seed=0)
+    with begun(make([partial(TalkativeEnv, env_id) for env_id in range(2)])) as pool:
         pool.send([1, 1])
         while len(pool.ready_ids) < 2:
             os.sched_yield()
@@ -314,8 +308,7 @@ def test_a_replay_that_was_interrupted_goes_on_with_the_next_wait(backend: str) 
     options = stepmill.PoolOptions(on_fault="replay", seeding="per_episode")
     with Gate() as gate:
         fns = [partial(SlowOnceEnv, gate.path, 0), partial(ChaosEnv, 1)]
-        with stepmill.Pool(fns, backend=backend, num_workers=2, options=options) as pool:
-            pool.reset(seed=0)
+        with begun(stepmill.Pool(fns, backend=backend, num_workers=2, options=options)) as pool:
             pool.step([1, 1])
             pool.step([1, 1])
             interrupter = threading.Thread(target=_interrupt_at, args=(gate,))

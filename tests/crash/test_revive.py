@@ -15,7 +15,7 @@ from stepmill.pool.port import PoolPort
 from stepmill.pool.workers import WorkerRecord, WorkerSupervisor
 from tests.chaos import KILL, RAISE, ChaosEnv
 from tests.chaos.envs import make_fragile
-from tests.harness.pools import kill_worker
+from tests.harness.pools import begun, kill_worker
 
 
 def make(**options: Any) -> stepmill.Pool:
@@ -24,8 +24,7 @@ def make(**options: Any) -> stepmill.Pool:
 
 
 def test_revived_envs_step_after_a_reset_of_theirs() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         with pytest.raises(stepmill.WorkerDied):
             pool.step([1, 1, KILL, 1])
         pool.recv(2)
@@ -40,8 +39,7 @@ def test_revived_envs_step_after_a_reset_of_theirs() -> None:
 @pytest.mark.parametrize("backend", ["serial", "thread", "kernel"])
 def test_envs_that_run_in_this_process_are_not_restarted_while_they_run(backend: str) -> None:
     env_fn = stepmill.kernels.find("CartPole-v1") if backend == "kernel" else partial(ChaosEnv, 0)
-    with stepmill.Pool([env_fn] * 2, backend=backend) as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([env_fn] * 2, backend=backend)) as pool:
         before = pool.step([1, 1])
 
         with pytest.raises(stepmill.UsageError, match=r"worker 0 cannot be restarted while it runs"):
@@ -52,8 +50,7 @@ def test_envs_that_run_in_this_process_are_not_restarted_while_they_run(backend:
 
 
 def test_a_full_reset_brings_all_envs_back() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         with pytest.raises(stepmill.WorkerDied):
             pool.step([1, 1, KILL, 1])
 
@@ -62,8 +59,7 @@ def test_a_full_reset_brings_all_envs_back() -> None:
 
 
 def test_a_revival_without_wait_does_not_wait() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         with pytest.raises(stepmill.WorkerDied):
             pool.step([1, 1, KILL, 1])
         pool.recv(2)
@@ -79,8 +75,7 @@ def test_a_revival_without_wait_does_not_wait() -> None:
 def test_a_revival_that_fails_is_reported_by_the_pending_reset(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     env_fns = [partial(make_fragile, flag, env_id) for env_id in range(2)]
-    with stepmill.Pool(env_fns, backend="process", num_workers=2, context="fork") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool(env_fns, backend="process", num_workers=2, context="fork")) as pool:
         with pytest.raises(stepmill.WorkerDied):
             pool.step([KILL, 1])
         pool.recv(1)
@@ -96,8 +91,7 @@ def test_a_revival_that_fails_is_reported_by_the_pending_reset(tmp_path: Path) -
 
 
 def test_the_fault_of_an_env_that_was_not_named_in_a_reset_is_still_raised() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         pool.send([1, 1, 1], [0, 1, 2])
         pool.recv(env_ids=[2])
         pool.send([KILL], [2])
@@ -126,8 +120,7 @@ def make_short() -> stepmill.Pool:
 
 @pytest.mark.parametrize(("repair", "state"), [("reset", "EXHAUSTED"), ("reset", "FAULTED"), ("revive", "EXHAUSTED")])
 def test_a_repair_reports_a_death_that_cost_another_env_its_episode(repair: str, state: str) -> None:
-    with make_short() as pool:
-        pool.reset(seed=0)
+    with begun(make_short()) as pool:
         if state == "EXHAUSTED":
             pool.step([1] * 4), pool.step([1] * 4)
         else:
@@ -148,8 +141,7 @@ def test_a_repair_reports_a_death_that_cost_another_env_its_episode(repair: str,
 
 
 def test_a_reset_of_all_envs_of_a_dead_worker_does_not_report_the_death() -> None:
-    with make_short() as pool:
-        pool.reset(seed=0)
+    with begun(make_short()) as pool:
         pool.step([1] * 4), pool.step([1] * 4)
         kill_worker(pool)
 
@@ -160,8 +152,7 @@ def test_a_reset_of_all_envs_of_a_dead_worker_does_not_report_the_death() -> Non
 
 
 def test_a_death_is_reported_once_though_a_result_was_received_after_it() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         pool.send([1], [2])
         while not pool.ready_ids:
             pass
@@ -198,8 +189,7 @@ def test_an_env_without_an_episode_says_that_it_needs_a_reset() -> None:
 def test_an_error_that_an_interrupt_kept_back_is_raised_by_the_next_command(
     monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         kill_worker(pool)
         handle = pool._recovery.handle_dead_workers
 
@@ -244,8 +234,7 @@ def kill_before_the_check(monkeypatch: pytest.MonkeyPatch, pool: stepmill.Pool) 
 def test_a_death_found_by_a_repair_is_raised_if_another_env_has_lost_its_episode(
     monkeypatch: pytest.MonkeyPatch, repair: str
 ) -> None:
-    with make() as pool:
-        pool.reset(seed=0)
+    with begun(make()) as pool:
         with pytest.raises(stepmill.EnvError):
             pool.step([RAISE, 1, 1, 1])
         pool.recv(3)
@@ -262,8 +251,7 @@ def test_a_death_found_by_a_repair_is_raised_if_another_env_has_lost_its_episode
 
 
 def test_a_death_found_by_a_reset_under_truncate_cuts_the_other_episode_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    with make(on_fault="truncate", restarts={"max_env_errors": 0}) as pool:
-        pool.reset(seed=0)
+    with begun(make(on_fault="truncate", restarts={"max_env_errors": 0})) as pool:
         with pytest.raises(stepmill.EnvError):
             pool.step([RAISE, 1, 1, 1])
         pool.recv(3)

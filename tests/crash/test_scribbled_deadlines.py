@@ -20,6 +20,7 @@ import pytest
 import stepmill
 from stepmill.testing.envs import CountingEnv
 from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.pools import begun
 from tests.harness.slab_memory import slab_parts
 
 NUM_ENVS = 4  # on two workers
@@ -105,8 +106,7 @@ def test_others_are_served_in_time_beside_a_worker_that_fills_all_it_can_write(
         restarts={"max_restarts": 1000},
     )
     env_fns = [partial(FillingEnv, env_id, pattern, then, tmp_path / "mark") for env_id in range(NUM_ENVS)]
-    with stepmill.Pool(env_fns, backend="process", num_workers=2, options=options) as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool(env_fns, backend="process", num_workers=2, options=options)) as pool:
         for number in range(1, ROUNDS + 1):
             with in_time():
                 step_all(pool, number)
@@ -153,8 +153,7 @@ def test_a_call_that_was_answered_delays_no_deadline(pattern: str, then: str, tm
         workers={"call_timeout_s": CALL_S},
     )
     env_fns = [partial(FillingEnv, env_id, pattern, then, tmp_path / "mark") for env_id in range(NUM_ENVS)]
-    with stepmill.Pool(env_fns, backend="process", num_workers=2, options=options) as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool(env_fns, backend="process", num_workers=2, options=options)) as pool:
         for number in range(1, ROUNDS + 1):
             with contextlib.suppress(*FAULTS):  # of the worker that was ended
                 assert pool.get_attr("identity") == tuple(range(NUM_ENVS))

@@ -25,6 +25,7 @@ from stepmill import _native
 from stepmill.slab.layout import LEASE_BYTES
 from stepmill.testing.envs import CountingEnv
 from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.pools import begun
 from tests.harness.slab_memory import slab_address, write_slab
 
 NUM_SEEDS = 6
@@ -255,8 +256,7 @@ def test_a_worker_that_scribbles_harms_nobody_else(where: str, env_class: type[S
 
 
 def test_flags_are_0_or_1_whatever_a_worker_writes_there() -> None:
-    with make(ScribblingEnv, "raise") as pool:
-        pool.reset(seed=0)
+    with begun(make(ScribblingEnv, "raise")) as pool:
         plan: dict[str, Any] = dict(pool._runtime.slab.plan)
         segment = plan["segments"][1]
         places = [segment + plan[name][0] for name in ("terminated", "truncated", "over")]
@@ -297,8 +297,7 @@ class MaskEnv(ScribblingEnv):
 
 
 def test_large_bools_are_0_or_1_whatever_a_worker_writes_there() -> None:
-    with make(MaskEnv, "raise") as pool:
-        pool.reset(seed=0)
+    with begun(make(MaskEnv, "raise")) as pool:
         plan: dict[str, Any] = dict(pool._runtime.slab.plan)
         ((start, stride, size, _),) = plan["observation"]
         places = [start + slot * stride + 2 * size for slot in range(plan["num_slots"])]
@@ -323,8 +322,7 @@ def test_large_bools_are_0_or_1_whatever_a_worker_writes_there() -> None:
     ],
 )
 def test_a_worker_that_falsifies_its_own_words_does_not_escape_its_deadline(words: dict[str, int]) -> None:
-    with make(ScribblingEnv, "truncate", workers={"call_timeout_s": 0.5}) as pool:
-        pool.reset(seed=0)
+    with begun(make(ScribblingEnv, "truncate", workers={"call_timeout_s": 0.5})) as pool:
         pool.step([1] * 4)
         pool.call("hang_with", places_of(pool, words), env_ids=[2])
 
@@ -339,8 +337,7 @@ def test_a_worker_that_falsifies_its_own_words_does_not_escape_its_deadline(word
 
 @pytest.mark.parametrize("words", [{"state": 0x12345678}, {"done": 77, "state": 0x12345678}])
 def test_who_never_waits_is_told_of_a_worker_that_falsified_its_words_and_died(words: dict[str, int]) -> None:
-    with make(ScribblingEnv, "raise") as pool:
-        pool.reset(seed=0)
+    with begun(make(ScribblingEnv, "raise")) as pool:
         pool.call("hang_with", places_of(pool, words), is_mortal=True, env_ids=[2])
         pool.send([1] * 4)
         assert pool.recv(env_ids=[0, 1]).reward.tolist() == [1, 1]
@@ -361,8 +358,7 @@ def test_who_never_waits_is_told_of_a_worker_that_falsified_its_words_and_died(w
 
 def test_a_hole_is_not_taken_for_a_value(tmp_path: Path) -> None:
     # A file that only looks large must not make its reader ask for as much memory.
-    with make(LoquaciousEnv, "raise") as pool:
-        pool.reset(seed=0)
+    with begun(make(LoquaciousEnv, "raise")) as pool:
         pool.send([1] * 4)
         while len(pool.ready_ids) < 4:
             os.sched_yield()

@@ -19,6 +19,7 @@ import pytest
 import stepmill
 from stepmill.testing.envs import CountingEnv
 from tests.harness.external_pools import CountingPool, Script
+from tests.harness.pools import begun
 
 pytestmark = pytest.mark.timeout(120, method="thread")  # SIGALRM belongs to the tests here
 NUM_SOAK_SIGNALS = 300
@@ -183,8 +184,7 @@ def check_usable(pool: stepmill.Pool) -> None:
 @pytest.mark.parametrize("policy", ["raise", "truncate", "replay"])
 def test_a_handlers_exception_in_a_step_reaches_the_learner_under_every_policy(handled, policy: str):
     number, error = handled
-    with serial_pool("step", number, on_fault=policy) as pool:
-        pool.reset(seed=0)
+    with begun(serial_pool("step", number, on_fault=policy)) as pool:
         pool.step([1, 2, 3])
         SignalledEnv.is_armed = True
         with pytest.raises(error) as caught:
@@ -198,8 +198,7 @@ def test_a_handlers_exception_in_a_step_reaches_the_learner_under_every_policy(h
 
 @pytest.mark.parametrize("phase", ["flag", "reward"])
 def test_a_handlers_exception_in_what_a_step_returned_reaches_the_learner(sigterm: int, phase: str):
-    with serial_pool(phase, sigterm) as pool:
-        pool.reset(seed=0)
+    with begun(serial_pool(phase, sigterm)) as pool:
         SignalledEnv.is_armed = True
         with pytest.raises(StopTraining):
             pool.step([1, 2, 3])
@@ -208,8 +207,7 @@ def test_a_handlers_exception_in_what_a_step_returned_reaches_the_learner(sigter
 
 
 def test_the_exception_arrives_with_the_traceback_of_handler_and_env(sigterm: int):
-    with serial_pool("step", sigterm) as pool:
-        pool.reset(seed=0)
+    with begun(serial_pool("step", sigterm)) as pool:
         SignalledEnv.is_armed = True
         with pytest.raises(StopTraining) as caught:
             pool.step([1, 2, 3])
@@ -231,8 +229,7 @@ def test_a_handlers_exception_in_a_reset_reaches_the_learner_and_the_reset_is_no
 @pytest.mark.parametrize("policy", ["raise", "truncate", "replay"])
 def test_a_handlers_exception_in_a_call_reaches_the_learner(handled, policy: str):
     number, error = handled
-    with serial_pool("call", number, on_fault=policy) as pool:
-        pool.reset(seed=0)
+    with begun(serial_pool("call", number, on_fault=policy)) as pool:
         SignalledEnv.is_armed = True
         with pytest.raises(error):
             pool.call("signal_in_call", env_ids=[1])
@@ -256,8 +253,7 @@ def test_a_handlers_exception_in_a_constructor_reaches_the_learner_and_closes_wh
 
 
 def test_a_signal_while_the_record_of_an_envs_fault_is_made_loses_neither(sigterm: int):
-    with serial_pool("record", sigterm) as pool:
-        pool.reset(seed=0)
+    with begun(serial_pool("record", sigterm)) as pool:
         SignalledEnv.is_armed = True
         with pytest.raises(StopTraining):
             pool.step([1, 2, 3])
@@ -312,8 +308,7 @@ def test_a_pool_that_is_stepped_inside_of_a_handler_has_envs_with_faults_of_thei
 
     before = signal.signal(signal.SIGUSR1, step_pool)
     try:
-        with stepmill.Pool([FailingEnv], backend="serial") as pool:
-            pool.reset(seed=0)
+        with begun(stepmill.Pool([FailingEnv], backend="serial")) as pool:
             os.kill(os.getpid(), signal.SIGUSR1)
     finally:
         signal.signal(signal.SIGUSR1, before)

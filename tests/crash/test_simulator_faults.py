@@ -16,7 +16,7 @@ import stepmill
 from stepmill.simulators.process import SimulatorProcess
 from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
 from tests.harness.leaks import adopt_orphans, descendants, is_running, wait_until_gone
-from tests.harness.pools import kill_worker, make_pool
+from tests.harness.pools import begun, kill_worker, make_pool
 from tests.harness.scripts import start_script
 from tests.harness.simulators import ENVS, OTHER_PYTHON
 
@@ -37,8 +37,7 @@ def simulators() -> list[int]:
 def test_each_fault_is_raised_with_its_reason_and_a_reset_goes_on(
     where: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with make_pool(where, [walk()] * 2, num_workers=2, step_timeout_s=DEADLINE_S) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(where, [walk()] * 2, num_workers=2, step_timeout_s=DEADLINE_S)) as pool:
         for fault, reason in (
             ("fail", "raised KeyError in step: 'a deliberate failure'"),
             (
@@ -110,8 +109,7 @@ def test_settings_and_calls_are_repeated_in_a_new_simulator(where: str) -> None:
 
 @pytest.mark.orphans
 def test_a_simulator_ends_with_its_worker() -> None:
-    with make_pool("fork", [walk()] * 2, num_workers=1) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("fork", [walk()] * 2, num_workers=1)) as pool:
         pool.step(["fork_for_ever", "move"])
         before = simulators()
         kill_worker(pool)
@@ -176,8 +174,7 @@ def test_a_simulator_that_does_not_begin_in_time_is_ended(where: str, python: An
 
 
 def test_the_answer_to_an_interrupted_step_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    env = walk()()
-    env.reset(seed=0)
+    env = begun(walk()())
     pid = env.pid()
     is_sent, receive = threading.Event(), SimulatorProcess._receive
 
@@ -204,7 +201,6 @@ def test_the_answer_to_an_interrupted_step_is_ignored(monkeypatch: pytest.Monkey
 
 def test_what_a_command_prints_before_the_program_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
     loud = ["sh", "-c", 'echo a banner; exec "$0" "$@"', *OTHER_PYTHON]
-    with stepmill.Pool([stepmill.foreign(f"{ENVS}:Walk", python=loud)], backend="serial") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([stepmill.foreign(f"{ENVS}:Walk", python=loud)], backend="serial")) as pool:
         assert pool.step(["move"]).reward[0] > 0
     assert "a banner" in capfd.readouterr().err

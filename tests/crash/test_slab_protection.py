@@ -18,6 +18,7 @@ import stepmill
 from stepmill.slab.layout import PAGE_BYTES
 from stepmill.testing.envs import CountingEnv
 from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.pools import begun
 from tests.harness.slab_memory import fill_slab, writable_ranges
 
 NUM_ENVS = 8  # on two workers: 0 to 3, and 4 to 7
@@ -131,8 +132,7 @@ TARGETS = [whole, backwards, neighbour, commands, actions]
 @pytest.mark.parametrize("byte", [0, 0xFF, 0x40])
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_stray_write_ends_its_worker_and_changes_no_result(target: Any, byte: int, tmp_path: Path) -> None:
-    with make(tmp_path) as pool:
-        pool.reset(seed=0)
+    with begun(make(tmp_path)) as pool:
         plan_write(tmp_path, pool, target, byte)
 
         deaths = step_rounds(pool, ROUNDS)
@@ -145,8 +145,7 @@ def test_a_stray_write_ends_its_worker_and_changes_no_result(target: Any, byte: 
 @pytest.mark.parametrize("on_fault", ["truncate", "replay"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_stray_write_is_a_death_like_any_other(target: Any, on_fault: str, tmp_path: Path) -> None:
-    with make(tmp_path, on_fault) as pool:
-        pool.reset(seed=0)
+    with begun(make(tmp_path, on_fault)) as pool:
         plan_write(tmp_path, pool, target, 0x40)
         truncated = np.zeros(NUM_ENVS, int)
         for number in range(1, ROUNDS + 1):

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import stepmill
 from stepmill.pool.port import PoolPort
 from tests.harness.kills import kill_process
-from tests.harness.pools import kill_worker
+from tests.harness.pools import begun, kill_worker
 from tests.harness.spare_envs import KILL, RAISE, Named, leave_mark, named_pool
 
 FAST = {"restarts": {"max_restarts": 1000}}
@@ -33,8 +33,7 @@ def short(marks, identity):
 
 def test_a_reset_that_raises_in_the_queue_is_reported_when_its_server_is_next(tmp_path):
     leave_mark(tmp_path, 0)
-    with named_pool(1, 1, env=partial(short, tmp_path), num_workers=2) as pool:
-        pool.reset(seed=0)
+    with begun(named_pool(1, 1, env=partial(short, tmp_path), num_workers=2)) as pool:
         pool.step([0])  # object 0 joins the queue, and raises there
         pool.step([0])
         pool.step([0])  # the spare has ended too: object 0 is to serve
@@ -50,16 +49,14 @@ def test_a_reset_that_raises_in_the_queue_is_reported_when_its_server_is_next(tm
 def test_a_reset_that_raises_in_the_queue_is_tried_again_by_the_policy(tmp_path, policy):
     leave_mark(tmp_path, 0)
     options = {"on_fault": policy, "seeding": "per_episode", **FAST}
-    with named_pool(1, 1, env=partial(short, tmp_path), num_workers=2, **options) as pool:
-        pool.reset(seed=0)
+    with begun(named_pool(1, 1, env=partial(short, tmp_path), num_workers=2, **options)) as pool:
         seen = [int(pool.step([0]).obs[0, 0]) for _ in range(8)]
     assert seen == [0, 1, 1, 0, 0, 1, 1, 0]
     assert not list(tmp_path.iterdir())  # it did raise
 
 
 def test_an_env_that_raises_is_replaced_by_a_spare_at_once():
-    with named_pool(1, 1, num_workers=2, env=partial(Named, length=9), on_fault="truncate", **FAST) as pool:
-        pool.reset(seed=0)
+    with begun(named_pool(1, 1, num_workers=2, env=partial(Named, length=9), on_fault="truncate", **FAST)) as pool:
         broken = pool.step([RAISE])
         assert broken.truncated.tolist() == [True]
         assert broken.info["fault"]["kind"].tolist() == ["raised"]
@@ -124,8 +121,7 @@ def test_under_truncate_killed_workers_break_episodes_and_no_more():
 
 
 def test_a_spare_that_dies_with_its_worker_is_rebuilt_for_the_env_that_it_serves_next():
-    with named_pool(1, 1, backend="process", num_workers=2, env=partial(Named, length=1)) as pool:
-        pool.reset(seed=0)
+    with begun(named_pool(1, 1, backend="process", num_workers=2, env=partial(Named, length=1))) as pool:
         worker = next(each for each in pool.stats().workers if each.worker != PoolPort(pool).worker_of[0])
         os.kill(worker.pid, signal.SIGKILL)
         pool.step([0])
@@ -137,8 +133,7 @@ def test_a_spare_that_dies_with_its_worker_is_rebuilt_for_the_env_that_it_serves
 
 
 def test_a_reset_of_all_brings_back_a_pool_whose_spare_is_dead():
-    with named_pool(2, 1, backend="process", num_workers=3, env=partial(Named, length=1)) as pool:
-        pool.reset(seed=0)
+    with begun(named_pool(2, 1, backend="process", num_workers=3, env=partial(Named, length=1))) as pool:
         os.kill(pool.stats().workers[2].pid, signal.SIGKILL)
         with pytest.raises(stepmill.WorkerDied):
             step_often(pool, 6)
@@ -154,8 +149,7 @@ def test_an_env_whose_next_object_is_on_a_worker_that_stays_dead_is_lost_with_an
     def make(identity):
         return Named(identity, length=1 if identity == 0 else 9)
 
-    with named_pool(3, 1, backend="process", num_workers=2, env=make, **options) as pool:
-        pool.reset(seed=0)
+    with begun(named_pool(3, 1, backend="process", num_workers=2, env=make, **options)) as pool:
         while pool.stats().resets < 4:  # object 3, which is of worker 1, has begun an episode
             os.sched_yield()
         kill_worker(pool, 1)
@@ -230,8 +224,7 @@ def test_an_episode_whose_object_dies_when_it_begins_is_cut_short(rows_each):
         rows = [partial(Named, identity, None, 2 if identity == 0 else 9)] * rows_each
         return rows[0]() if rows_each == 1 else SyncVectorEnv(rows, autoreset_mode=AutoresetMode.NEXT_STEP)
 
-    with named_pool(3, 1, backend="process", num_workers=2, env=make, on_fault="truncate", **FAST) as pool:
-        pool.reset(seed=0)
+    with begun(named_pool(3, 1, backend="process", num_workers=2, env=make, on_fault="truncate", **FAST)) as pool:
         while not pool.stats().reset.counts[3].any():  # a worker resets a spare after the envs
             os.sched_yield()
         for _ in range(2):

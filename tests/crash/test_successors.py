@@ -12,6 +12,7 @@ import stepmill
 from stepmill import _native
 from stepmill.pool.events import BeginRestart, CancelRestart, MarkNew, Remedy
 from stepmill.testing.envs import CountingEnv
+from tests.harness.pools import begun
 from tests.harness.slab_memory import write_slab
 from tests.harness.spare_envs import KILL, Named, named_pool
 
@@ -37,8 +38,7 @@ class NeighbourOverwriter(CountingEnv):
 
 
 def test_a_worker_that_is_being_restarted_does_not_take_commands_for_its_successor():
-    with stepmill.Pool([CountingEnv], backend="process", options=stepmill.PoolOptions(context="fork")) as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([CountingEnv], backend="process", options=stepmill.PoolOptions(context="fork"))) as pool:
         restart = BeginRestart(0, 0, Remedy.RAISE, {})  # as if it had exceeded a deadline and not died yet
         pool._state.apply([restart, MarkNew(0)])
         pool.reset_async()
@@ -49,10 +49,9 @@ def test_a_worker_that_is_being_restarted_does_not_take_commands_for_its_success
 
 
 def test_a_spare_that_the_successor_has_reset_is_not_reset_once_more():
-    with named_pool(
-        1, 1, backend="process", num_workers=1, env=partial(Named, length=1), on_fault="truncate", **FAST
+    with begun(
+        named_pool(1, 1, backend="process", num_workers=1, env=partial(Named, length=1), on_fault="truncate", **FAST)
     ) as pool:
-        pool.reset(seed=0)
         assert pool.step([KILL]).truncated.tolist() == [True]
         seen = [pool.step([0]).obs[0, :3].tolist() for _ in range(5)]
         # Object 1 takes over at once. Each of the new objects is reset once for each of its episodes.
@@ -64,10 +63,9 @@ def test_a_spare_that_the_successor_has_reset_is_not_reset_once_more():
 
 def test_what_was_commanded_before_a_death_is_not_done_by_the_successor_whatever_the_dead_have_scribbled():
     options = stepmill.PoolOptions(context="fork", on_fault="truncate", **FAST)
-    with stepmill.Pool(
-        [partial(NeighbourOverwriter, env_id) for env_id in range(2)], num_workers=1, options=options
+    with begun(
+        stepmill.Pool([partial(NeighbourOverwriter, env_id) for env_id in range(2)], num_workers=1, options=options)
     ) as pool:
-        pool.reset(seed=0)
         of_first = dict(pool._runtime.slab.plan)["worker_words"][0] + _native.server_word_offsets(2)["state"]
         at = of_first + 4  # env 1's comes next
         pool.call("plan", at, env_ids=[0])

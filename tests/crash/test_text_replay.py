@@ -17,7 +17,7 @@ from stepmill.testing.gates import Gate, wait_at
 from tests.harness.commands import run_command
 from tests.harness.hangs import DEADLINE_S
 from tests.harness.kills import kill_process
-from tests.harness.pools import kill_worker, make_pool
+from tests.harness.pools import begun, kill_worker, make_pool
 from tests.harness.text_envs import MutteringEnv, TalkEnv, batched, describe, draw_action
 
 RESTARTS = {"max_restarts": 1000, "restart_window_s": 0.02}
@@ -111,8 +111,7 @@ class MoodyTalkEnv(TalkEnv):
 
 
 def test_a_text_that_differs_in_the_replay_is_found() -> None:
-    with make(partial(MutteringEnv, length=100)) as pool:
-        pool.reset(seed=0)
+    with begun(make(partial(MutteringEnv, length=100))) as pool:
         pool.step(["a"] * NUM_ENVS)
         kill_worker(pool)
         with pytest.warns(RuntimeWarning, match="not replayable: step 0 gave another result"):
@@ -121,8 +120,7 @@ def test_a_text_that_differs_in_the_replay_is_found() -> None:
 
 def test_the_log_of_such_actions_is_bounded_and_says_so() -> None:
     limit = 20_000
-    with make(partial(TalkEnv, length=100), restarts={"replay_log_bytes": limit}) as pool:
-        pool.reset(seed=0)
+    with begun(make(partial(TalkEnv, length=100), restarts={"replay_log_bytes": limit})) as pool:
         for _ in range(8):
             pool.step(["x" * 3000, "y", "z", "w"])
             assert 0 < pool.stats().replay_log_bytes <= limit
@@ -133,8 +131,7 @@ def test_the_log_of_such_actions_is_bounded_and_says_so() -> None:
 
 
 def test_one_action_that_is_larger_than_the_log_costs_only_the_replay_of_its_own_episode() -> None:
-    with make(partial(TalkEnv, length=3), restarts={"replay_log_bytes": 10_000}) as pool:
-        pool.reset(seed=0)
+    with begun(make(partial(TalkEnv, length=3), restarts={"replay_log_bytes": 10_000})) as pool:
         pool.step(["x" * 50_000, "y", "y", "y"])
         kill_worker(pool)
         assert pool.step(["a"] * NUM_ENVS).truncated.tolist() == [True, False, False, False]
@@ -167,9 +164,8 @@ def has_arrived(gate: Gate) -> bool:
 def test_a_log_that_is_dropped_during_its_replay_cuts_the_episode_short() -> None:
     with (
         Gate() as gate,
-        make(partial(GatedTalkEnv, gate.path), num_envs=2, restarts={"replay_log_bytes": 40_000}) as pool,
+        begun(make(partial(GatedTalkEnv, gate.path), num_envs=2, restarts={"replay_log_bytes": 40_000})) as pool,
     ):
-        pool.reset(seed=0)
         gate.open()
         for action in ("x" * 8000, "gate", "y" * 8000, "z" * 8000):
             pool.step([action, "short"])

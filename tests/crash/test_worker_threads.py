@@ -18,6 +18,7 @@ from tests.chaos import HANG, KILL, RAISE, ChaosEnv
 from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
 from tests.harness.kills import kill_process, stop_process
 from tests.harness.leaks import Footprint, find_leaks, wait_until_gone
+from tests.harness.pools import begun
 
 INTERRUPT, WAIT = 8, 9  # interrupt the learner, and wait; wait until the process ends
 LEARNER = os.getpid()  # workers are forked
@@ -67,9 +68,7 @@ def fail_once(folder: Path, env_id: int, how: int) -> None:
 
 
 def test_the_death_of_a_process_is_one_error_that_names_all_its_envs(tmp_path: Path) -> None:
-    with make_pool(tmp_path) as pool:
-        pool.reset(seed=0)
-
+    with begun(make_pool(tmp_path)) as pool:
         with pytest.raises(
             stepmill.WorkerDied, match=r"worker 0 was ended by SIGKILL; its envs \[0, 1, 2, 3\]"
         ) as caught:
@@ -84,9 +83,7 @@ def test_the_death_of_a_process_is_one_error_that_names_all_its_envs(tmp_path: P
 
 
 def test_all_envs_of_a_dead_process_are_cut_short(tmp_path: Path) -> None:
-    with make_pool(tmp_path, on_fault="truncate", restarts={"max_restarts": 1}) as pool:
-        pool.reset(seed=0)
-
+    with begun(make_pool(tmp_path, on_fault="truncate", restarts={"max_restarts": 1})) as pool:
         batch = pool.step([1, 1, KILL, 1, 1, 1, 1, 1])
         cut = batch.truncated | pool.step([1] * 8).truncated  # those that had a result are cut short by their next step
 
@@ -98,9 +95,7 @@ def test_all_envs_of_a_dead_process_are_cut_short(tmp_path: Path) -> None:
 
 
 def test_a_hung_env_costs_the_envs_that_share_its_process(tmp_path: Path) -> None:
-    with make_pool(tmp_path, on_fault="truncate", step_timeout_s=DEADLINE_S) as pool:
-        pool.reset(seed=0)
-
+    with begun(make_pool(tmp_path, on_fault="truncate", step_timeout_s=DEADLINE_S)) as pool:
         pool.send([WAIT, HANG, 1, 1], env_ids=[0, 1, 4, 5])
         healthy = pool.recv(env_ids=[4, 5])
         lost = pool.recv(env_ids=[0, 1])
@@ -116,8 +111,7 @@ def test_a_hung_env_costs_the_envs_that_share_its_process(tmp_path: Path) -> Non
 
 
 def test_an_env_that_is_late_is_blamed_and_one_that_runs_beside_it_is_its_neighbour(tmp_path: Path) -> None:
-    with make_pool(tmp_path, step_timeout_s=DEADLINE_S, reset_timeout_s=HANG_GUARD_S) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(tmp_path, step_timeout_s=DEADLINE_S, reset_timeout_s=HANG_GUARD_S)) as pool:
         pool.send([HANG], env_ids=[3])
         while pool.states[3].name == "BUSY":  # a step of env 0 is always younger than the one that hangs
             try:
@@ -135,8 +129,7 @@ def test_an_env_that_is_late_is_blamed_and_one_that_runs_beside_it_is_its_neighb
 
 
 def test_send_that_finds_a_worker_ended_for_a_late_env_blames_this_env(tmp_path: Path) -> None:
-    with make_pool(tmp_path, step_timeout_s=DEADLINE_S) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(tmp_path, step_timeout_s=DEADLINE_S)) as pool:
         (process,) = pool.call("wait_for", 0, env_ids=[3])
         pool.send([HANG], env_ids=[3])
         assert not wait_until_gone([process], timeout_s=HANG_GUARD_S)
@@ -149,8 +142,7 @@ def test_send_that_finds_a_worker_ended_for_a_late_env_blames_this_env(tmp_path:
 
 
 def test_an_env_that_raises_affects_no_other_env(tmp_path: Path) -> None:
-    with make_pool(tmp_path) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(tmp_path)) as pool:
         with pytest.raises(stepmill.EnvError, match="env 1 raised") as caught:
             pool.step([1, RAISE, 1, 1, 1, 1, 1, 1])
         assert caught.value.env_id == 1
@@ -184,8 +176,7 @@ def test_a_replay_gives_what_an_undisturbed_pool_gives(tmp_path: Path, how: int,
 
 
 def test_a_call_in_a_process_that_dies_raises_and_names_its_envs(tmp_path: Path) -> None:
-    with make_pool(tmp_path) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(tmp_path)) as pool:
         pool.send([WAIT, WAIT], env_ids=[0, 1])
         pid = pool.call("wait_for", 2, env_ids=[2])[0]
 
@@ -200,8 +191,7 @@ def test_a_call_in_a_process_that_dies_raises_and_names_its_envs(tmp_path: Path)
 def test_a_call_that_no_thread_of_a_dead_process_read_is_answered_by_its_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with make_pool(tmp_path, on_fault="replay", seeding="per_episode") as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(tmp_path, on_fault="replay", seeding="per_episode")) as pool:
         before = pool.step([1] * 8).obs[:, 1].tolist()
         backend, to_kill = pool._runtime.backend, [pool.stats().workers[0].pid]
         stop_process(to_kill[0])
@@ -223,8 +213,7 @@ def test_a_call_that_no_thread_of_a_dead_process_read_is_answered_by_its_success
 
 def test_ctrl_c_loses_nothing_and_close_leaves_nothing(tmp_path: Path) -> None:
     before = Footprint.take()
-    with make_pool(tmp_path) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(tmp_path)) as pool:
         with pytest.raises(KeyboardInterrupt):
             step_often(pool, [INTERRUPT, WAIT] + [1] * 6)
         assert sorted(pool.recv(6).env_id.tolist()) == [2, 3, 4, 5, 6, 7]

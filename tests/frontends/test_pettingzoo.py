@@ -15,7 +15,7 @@ from pettingzoo.utils import aec_to_parallel, parallel_to_aec
 import stepmill
 from stepmill.frontends.pettingzoo import AgentVectorEnv, StepmillParallelEnv
 from tests.harness.envs_of_other_apis import Catch, Tag
-from tests.harness.pools import BACKENDS
+from tests.harness.pools import BACKENDS, begun
 
 WHERE = {
     "serial": {"backend": "serial"},
@@ -210,8 +210,7 @@ def test_an_agent_that_acted_must_have_a_reward_and_flags(made, part, name):
     ("part", "words"), [("observation", r"agents \['a_1'\] are alive"), ("info", "info of agent 'a_1' must be a dict")]
 )
 def test_what_an_env_leaves_out_for_a_living_agent_is_an_error_of_that_env(made, part, words):
-    env = made(AgentVectorEnv([Tag, partial(Careless, part)], backend="serial"))
-    env.reset(seed=0)
+    env = begun(made(AgentVectorEnv([Tag, partial(Careless, part)], backend="serial")))
     env.step(np.ones(6, int))
     with pytest.raises(stepmill.EnvError, match=rf"env 1 raised \w+ in step: .*{words}"):
         env.step(np.ones(6, int))

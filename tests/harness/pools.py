@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import stepmill
 from stepmill.pool.workers import WorkerState
@@ -25,6 +25,7 @@ BACKENDS: dict[str, dict[str, Any]] = {
 }
 # With `pytest --where`; tests/conftest.py starts a cluster for it.
 OPTIONAL: dict[str, dict[str, Any]] = {"ray": {"backend": "ray", "ray": RayOptions(num_nodes=2, resources={"CPU": 0})}}
+Resettable = TypeVar("Resettable", stepmill.Pool, stepmill.VectorEnv)
 EnvFns = Sequence[Callable[[], Any]]
 NAMED = ("backend", "num_workers")
 
@@ -64,6 +65,12 @@ def await_restart(pool: stepmill.Pool, worker: int) -> None:
     while pool._recovery.workers.records[worker].state is WorkerState.RESTARTING:
         pool._state.wait(1.0)
         pool._recovery.handle(has_faults=False)
+
+
+def begun(pool: Resettable) -> Resettable:
+    """Begin the first episodes of a pool or a vector env, with seed 0; return it."""
+    pool.reset(seed=0)
+    return pool
 
 
 def assert_equal(left: object, right: object) -> None:

@@ -19,7 +19,7 @@ from stepmill.testing.faulty import RaisingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
 from stepmill.worker.messages import Request, RequestKind, Value
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.pools import counting_envs, make_pool
+from tests.harness.pools import begun, counting_envs, make_pool
 
 PoolOf = Callable[..., Any]
 BIG = 20_000_000  # bytes
@@ -75,8 +75,7 @@ class ClosingEnv(CountingEnv):
 
 
 def test_a_call_runs_after_the_commands_before_it_and_before_those_after(pool_of: PoolOf) -> None:
-    pool = pool_of(counting_envs(4))
-    pool.reset(seed=0)
+    pool = begun(pool_of(counting_envs(4)))
     counts = []
     for step in range(5):
         pool.send(np.zeros(4, np.int64))
@@ -90,8 +89,7 @@ def test_a_call_waits_for_the_step_that_runs(where: str, pool_of: PoolOf) -> Non
     if where == "serial":
         pytest.skip("in line nothing runs beside the caller")
     with Gate() as gate:
-        pool = pool_of([partial(GateEnv, gate.path)])
-        pool.reset(seed=0)
+        pool = begun(pool_of([partial(GateEnv, gate.path)]))
         pool.send([GATED_ACTION])
         gate.wait_arrivals()
         future = pool.call_async("num_steps")
@@ -121,8 +119,7 @@ def test_requests_that_nobody_collects_do_no_harm(pool_of: PoolOf) -> None:
 
 
 def test_a_worker_whose_large_replies_nobody_reads_goes_on_stepping(pool_of: PoolOf) -> None:
-    pool = pool_of([ToolEnv] * 2)
-    pool.reset(seed=0)
+    pool = begun(pool_of([ToolEnv] * 2))
     futures = [pool.call_async("give_bytes", BIG) for _ in range(3)]
     for _ in range(3):
         pool.step([1, 2])
@@ -142,8 +139,7 @@ def test_large_arguments_reach_a_worker_that_is_at_work(where: str, pool_of: Poo
     if where == "serial":
         pytest.skip("in line nothing runs beside the caller")
     with Gate() as gate:
-        pool = pool_of([partial(GateEnv, gate.path)])
-        pool.reset(seed=0)
+        pool = begun(pool_of([partial(GateEnv, gate.path)]))
         pool.send([GATED_ACTION])
         gate.wait_arrivals()
         sent = pool.call_async("add", np.zeros(BIG, np.uint8))
@@ -204,8 +200,7 @@ class StaleLinks(list[Any]):
 
 
 def test_a_call_made_as_its_worker_is_replaced_goes_to_the_successor() -> None:
-    with make_pool("fork", [ToolEnv]) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("fork", [ToolEnv])) as pool:
         backend = pool._runtime.backend
         old = backend._links[0]
         pool.revive([0], restart_living=True)
@@ -216,8 +211,7 @@ def test_a_call_made_as_its_worker_is_replaced_goes_to_the_successor() -> None:
 
 
 def test_an_env_whose_step_was_replaced_by_rubbish_faults_when_it_is_stepped(pool_of: PoolOf) -> None:
-    pool = pool_of([ToolEnv, CountingEnv])
-    pool.reset(seed=0)
+    pool = begun(pool_of([ToolEnv, CountingEnv]))
     pool.call("spoil", env_ids=[0])
     with pytest.raises(stepmill.EnvError, match="env 0 raised TypeError in step"):
         pool.step([1, 2])
@@ -318,8 +312,7 @@ def _wait_and_make(gate: Gate) -> CountingEnv:
 
 def test_a_thread_that_hangs_is_left_behind_with_a_warning_and_harms_nobody() -> None:
     with Gate() as gate:
-        pool = make_pool("thread", [partial(GateEnv, gate.path), CountingEnv], num_workers=2)
-        pool.reset(seed=0)
+        pool = begun(make_pool("thread", [partial(GateEnv, gate.path), CountingEnv], num_workers=2))
         pool.send([GATED_ACTION, 1])
         gate.wait_arrivals()
         began = time.monotonic()

@@ -23,7 +23,7 @@ from tests.harness import crashing
 from tests.harness.commands import run_command
 from tests.harness.crashing import CrashingEnv, RestlessEnv, SeedlessFailure, steps
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.pools import make_pool
+from tests.harness.pools import begun, make_pool
 from tests.harness.scripts import ROOT
 
 COMMAND = [sys.executable, "-m", "stepmill", "replay"]
@@ -123,8 +123,7 @@ def test_an_atari_env_that_was_killed_is_played_to_the_same_place_and_does_not_f
 
     choice = find_env("ALE/Pong-v5")
     options = {"seeding": "per_episode", "crash_dir": tmp_path}
-    with make_pool("fork", [choice.make] * 2, **options) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("fork", [choice.make] * 2, **options)) as pool:
         for step in range(30):
             pool.step([step % 6, 5 - step % 6])
         os.kill(pool.stats().workers[1].pid, signal.SIGKILL)

@@ -22,7 +22,7 @@ from stepmill.testing import Gate, GateEnv
 from stepmill.testing.gates import GATED_ACTION
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.kills import stop_process
-from tests.harness.pools import counting_envs, make_pool
+from tests.harness.pools import begun, counting_envs, make_pool
 
 
 def run_top(*arguments):
@@ -53,8 +53,7 @@ def test_top_lists_the_pools_of_programs_and_leaves_workers_out():
 
 
 def test_top_shows_a_pool_of_another_process():
-    with make_pool("forkserver", counting_envs(3)) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("forkserver", counting_envs(3))) as pool:
         for _ in range(10):
             pool.step([0, 0, 0])
         done = run_top(os.getpid(), "--count", 1, "--interval", 0.05)
@@ -66,8 +65,7 @@ def test_top_shows_a_pool_of_another_process():
 
 
 def test_top_prints_the_counters_of_another_process_for_prometheus():
-    with make_pool("thread", counting_envs(2)) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("thread", counting_envs(2))) as pool:
         pool.step([0, 0])
         done = run_top(os.getpid(), "--prometheus")
         assert done.returncode == 0
@@ -75,8 +73,7 @@ def test_top_prints_the_counters_of_another_process_for_prometheus():
 
 
 def test_the_counters_without_a_pid_are_those_of_the_only_program():
-    with make_pool("thread", counting_envs(2)) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("thread", counting_envs(2))):
         done = run_top("--prometheus")
     if done.returncode == 0:
         assert "stepmill_resets_total" in done.stdout
@@ -146,8 +143,7 @@ def test_a_pool_that_was_closed_after_it_was_found_is_refused():
 
 
 def test_a_stopped_worker_and_a_dead_worker_are_named():
-    with make_pool("forkserver", counting_envs(6), num_workers=3) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("forkserver", counting_envs(6), num_workers=3)) as pool:
         stopped, killed = pool.stats().workers[0].pid, pool.stats().workers[2].pid
         stop_process(stopped)
         try:
@@ -164,8 +160,7 @@ def test_a_stopped_worker_and_a_dead_worker_are_named():
 
 
 def test_an_env_that_does_not_return_is_named_with_its_time(monkeypatch):
-    with Gate() as gate, make_pool("forkserver", [partial(GateEnv, gate.path, i) for i in range(4)]) as pool:
-        pool.reset(seed=0)
+    with Gate() as gate, begun(make_pool("forkserver", [partial(GateEnv, gate.path, i) for i in range(4)])) as pool:
         pool.send([0, 0, 0, GATED_ACTION])
         gate.wait_arrivals(1)
         pool.recv(3)
@@ -184,8 +179,7 @@ def test_an_env_that_does_not_return_is_named_with_its_time(monkeypatch):
 
 
 def test_many_workers_are_cut_to_the_height_and_those_with_remarks_stay():
-    with make_pool("thread", counting_envs(40), num_workers=40) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("thread", counting_envs(40), num_workers=40)) as pool:
         from rich.console import Console
 
         console = Console(file=io.StringIO(), width=100, height=20)
@@ -204,8 +198,7 @@ class Terminal(io.StringIO):
 def test_the_monitor_draws_while_the_pool_steps_and_ends_with_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", "xterm")
     file = Terminal()
-    with make_pool("forkserver", counting_envs(3)) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("forkserver", counting_envs(3))) as pool:
         with stepmill.monitor(pool, 0.01, file=file):
             until = time.monotonic() + HANG_GUARD_S
             while "steps/s" not in file.getvalue():

@@ -29,7 +29,7 @@ from stepmill.spec.errors import UsageError
 from tests.harness.commands import run_command
 from tests.harness.effort import examples
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.pools import counting_envs, make_pool
+from tests.harness.pools import begun, counting_envs, make_pool
 
 HEADER = _native.counter_formats()["header"]
 PLACES: dict[str, int] = dict(zip(HEADER["names"], HEADER["offsets"], strict=True))
@@ -39,8 +39,7 @@ ENVIRONMENT = {**os.environ, "COLUMNS": "160", "LINES": "50"}
 
 @cache
 def slab_of_a_pool() -> bytes:
-    with make_pool("thread", counting_envs(3)) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("thread", counting_envs(3))) as pool:
         pool.step([0, 0, 0])
         with pool._runtime.slab.view() as memory:
             return bytes(memory)

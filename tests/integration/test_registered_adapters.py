@@ -11,7 +11,7 @@ import pytest
 import stepmill
 from stepmill.envs import registered
 from stepmill.spec.tree import Leaf
-from tests.harness.pools import make_pool
+from tests.harness.pools import begun, make_pool
 from tests.harness.scripts import run_file
 
 
@@ -56,8 +56,7 @@ def _without_registrations():
 @pytest.mark.parametrize("adapter", [NAMESPACE, sys.modules[__name__], __name__], ids=["object", "module", "name"])
 def test_envs_of_another_api_are_stepped_on_each_backend(where, adapter):
     stepmill.register_adapter(Counter, adapter)
-    with make_pool(where, [Counter] * 3) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(where, [Counter] * 3)) as pool:
         assert pool.step(np.zeros((3, 2), np.float32)).obs.tolist() == [[1, 1]] * 3
 
 

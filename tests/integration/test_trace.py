@@ -19,7 +19,7 @@ from stepmill.slab.counters import TraceReader
 from stepmill.testing import SlowEnv
 from tests.harness.commands import run_command
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.pools import counting_envs, kill_worker, make_pool
+from tests.harness.pools import begun, counting_envs, kill_worker, make_pool
 
 STEP_S = 0.002
 
@@ -34,8 +34,7 @@ def read_trace(path):
 
 @pytest.mark.parametrize("where", ["serial", "thread", "forkserver"])
 def test_every_step_and_reset_is_on_the_track_of_its_worker(where, tmp_path):
-    with slow_pool(where) as pool:
-        pool.reset(seed=0)
+    with begun(slow_pool(where)) as pool:
         with stepmill.trace(pool, tmp_path / "t.json") as recorder:
             for _ in range(8):
                 pool.step([0] * 4)
@@ -78,20 +77,17 @@ def test_arrows_lead_from_send_to_the_step_and_to_recv(tmp_path):
 
 
 def test_deaths_restarts_and_faults_are_marked():
-    with slow_pool(on_fault="truncate") as pool:
-        pool.reset(seed=0)
-        with stepmill.trace(pool) as recorder:
-            kill_worker(pool, 1)
-            while not pool.stats().workers[1].restarts:
-                pool.step([0] * 4)
+    with begun(slow_pool(on_fault="truncate")) as pool, stepmill.trace(pool) as recorder:
+        kill_worker(pool, 1)
+        while not pool.stats().workers[1].restarts:
+            pool.step([0] * 4)
     texts = [text for _, _, text in recorder.events.moments]
     assert "worker 1 died" in texts
     assert "worker 1 was restarted" in texts
 
 
 def test_a_trace_ends_after_its_seconds_while_the_pool_goes_on():
-    with slow_pool() as pool:
-        pool.reset(seed=0)
+    with begun(slow_pool()) as pool:
         recorder = stepmill.trace(pool, seconds=0.05)
         while not recorder.is_done:
             pool.step([0] * 4)
@@ -103,8 +99,7 @@ def test_a_trace_ends_after_its_seconds_while_the_pool_goes_on():
 
 
 def test_the_memory_of_a_trace_is_limited():
-    with make_pool("serial", counting_envs(4)) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("serial", counting_envs(4))) as pool:
         recorder = stepmill.trace(pool, max_events=1000)
         while not recorder.is_done:
             pool.step([0] * 4)
@@ -115,8 +110,7 @@ def test_the_memory_of_a_trace_is_limited():
 
 
 def test_events_that_were_written_over_are_counted_as_lost():
-    with make_pool("serial", counting_envs(4)) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("serial", counting_envs(4))) as pool:
         slab = pool._runtime.slab
         reader = TraceReader(slab.description)
         with slab.view() as memory:
@@ -134,8 +128,7 @@ def test_events_that_were_written_over_are_counted_as_lost():
 
 
 def test_nothing_is_recorded_without_a_trace():
-    with slow_pool() as pool:
-        pool.reset(seed=0)
+    with begun(slow_pool()) as pool:
         with stepmill.trace(pool):
             pool.step([0] * 4)
         slab = pool._runtime.slab
@@ -148,8 +141,7 @@ def test_nothing_is_recorded_without_a_trace():
 
 
 def test_a_pool_that_is_closed_ends_its_trace(tmp_path):
-    pool = slow_pool()
-    pool.reset(seed=0)
+    pool = begun(slow_pool())
     recorder = stepmill.trace(pool, tmp_path / "t.json")
     pool.step([0] * 4)
     pool.close()
@@ -167,8 +159,7 @@ def test_events_before_an_exception_of_the_thread_are_kept_and_the_exception_is_
         return read_new(reader, memory)
 
     monkeypatch.setattr(TraceReader, "read_new", read)
-    with make_pool("serial", counting_envs(2)) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("serial", counting_envs(2))) as pool:
         recorder = stepmill.trace(pool, tmp_path / "t.json", max_events=10**6)
         while not recorder._num_events:
             pool.step([0, 0])
@@ -184,8 +175,7 @@ def test_events_before_an_exception_of_the_thread_are_kept_and_the_exception_is_
 
 
 def test_a_pool_has_one_trace_at_a_time():
-    with make_pool("serial", counting_envs(2)) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("serial", counting_envs(2))) as pool:
         with stepmill.trace(pool), pytest.raises(stepmill.UsageError, match="another trace"):
             stepmill.trace(pool)
         with stepmill.trace(pool) as recorder:

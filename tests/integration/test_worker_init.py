@@ -15,7 +15,7 @@ from stepmill.testing.envs import CountingEnv
 from stepmill.testing.gates import Gate, wait_at
 from stepmill.worker.module_contents import unchanged
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.pools import kill_worker, make_pool
+from tests.harness.pools import begun, kill_worker, make_pool
 from tests.harness.scripts import run_file
 
 PROCESSES = ["forkserver", "spawn", "fork"]
@@ -72,8 +72,7 @@ def test_the_serial_backend_calls_it_in_the_calling_thread(calls):
 @pytest.mark.parametrize("where", PROCESSES)
 def test_a_worker_that_is_restarted_calls_it_again(calls, where):
     init = functools.partial(_write, calls)
-    with make_pool(where, [WordEnv] * 2, num_workers=1, workers={"init": init}, on_fault="truncate") as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(where, [WordEnv] * 2, num_workers=1, workers={"init": init}, on_fault="truncate")) as pool:
         kill_worker(pool)
         pool.step([0, 0])
         pool.step([0, 0])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import stepmill
+from tests.harness.pools import begun
 
 pytest.importorskip("numba")
 
@@ -38,8 +39,7 @@ def _raised_by_gymnasium(env_id: str, action: int) -> str:
 def test_an_action_out_of_range_is_a_fault_of_its_env_alone(env_id: str) -> None:
     kernel = stepmill.kernels.find(env_id)
     count = int(kernel.action_space.n)
-    with stepmill.Pool([kernel] * 3, backend="kernel") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([kernel] * 3, backend="kernel")) as pool:
         for action in (count, -count - 1, -1, HUGE, -HUGE, 2**63 - 1, -(2**63)):
             kind = _raised_by_gymnasium(env_id, action if action != -1 else -count - 1)
             pool.send(np.array([0, action, 0]))
@@ -53,8 +53,7 @@ def test_an_action_out_of_range_is_a_fault_of_its_env_alone(env_id: str) -> None
 
 @pytest.mark.parametrize("env_id", DISCRETE)
 def test_a_kernel_in_python_refuses_the_same_actions(env_id: str) -> None:
-    env = stepmill.kernels.find(env_id)(compiled=False)
-    env.reset(seed=0)
+    env = begun(stepmill.kernels.find(env_id)(compiled=False))
     for action in (int(env.action_space.n), -1, HUGE):
         with pytest.raises((AssertionError, KeyError, IndexError), match="the action"):
             env.step(action)
@@ -68,8 +67,7 @@ def test_a_kernel_in_python_refuses_the_same_actions(env_id: str) -> None:
 )
 def test_a_state_that_was_set_out_of_range_is_a_fault_too(env_id: str, field: str, value: int) -> None:
     value = value if env_id != CATCH else int(np.clip(value, -5, 2**30))
-    with stepmill.Pool([stepmill.kernels.find(env_id)] * 2, backend="kernel") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([stepmill.kernels.find(env_id)] * 2, backend="kernel")) as pool:
         pool.set_attr(field, value, env_ids=[1])
         with pytest.raises(
             stepmill.EnvError, match=r"env 1 raised (KeyError|IndexError) in step: the action or the state"

@@ -13,6 +13,7 @@ import stepmill
 
 pytest.importorskip("numba")
 
+from tests.harness.pools import begun
 from tests.kernels.kernels import faulty
 
 
@@ -21,8 +22,7 @@ from tests.kernels.kernels import faulty
     [(1, "ZeroDivisionError"), (2, r"ValueError.*no such move \(kernels.py line \d+"), (3, "IndexError")],
 )
 def test_what_compiled_code_raises_is_an_error_of_its_env(action: int, text: str) -> None:
-    with stepmill.Pool([faulty] * 3, backend="kernel", num_workers=2) as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([faulty] * 3, backend="kernel", num_workers=2)) as pool:
         pool.send(np.array([0, action, 0]))
         with pytest.raises(stepmill.EnvError, match=f"env 1 raised {text}") as raised:
             pool.recv(3)
@@ -33,8 +33,7 @@ def test_what_compiled_code_raises_is_an_error_of_its_env(action: int, text: str
 
 
 def test_an_episode_that_a_fault_ends_is_truncated_where_that_is_wanted() -> None:
-    with stepmill.Pool([faulty] * 2, backend="kernel", on_fault="truncate") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([faulty] * 2, backend="kernel", on_fault="truncate")) as pool:
         batch = pool.step(np.array([0, 2]))
         assert batch.truncated.tolist() == [False, True]
         assert pool.step(np.zeros(2, np.int64)).obs[:, 0].tolist() == [2.0, 0.0]
@@ -42,8 +41,7 @@ def test_an_episode_that_a_fault_ends_is_truncated_where_that_is_wanted() -> Non
 
 
 def test_a_kernel_raises_in_python_what_it_raises_compiled() -> None:
-    env = faulty(compiled=False)
-    env.reset(seed=0)
+    env = begun(faulty(compiled=False))
     with pytest.raises(ValueError, match="no such move"):
         env.step(2)
 

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import stepmill
 from stepmill.pool.infos import rows_of
+from tests.harness.pools import begun
 
 pytest.importorskip("numba")
 
@@ -118,8 +119,7 @@ def test_infos_have_the_types_that_they_have_in_gymnasiums_vector_env(backend: A
 
 
 def test_an_info_that_a_reset_does_not_write_is_zero() -> None:
-    with _pool("kernel", "NextStep") as pool:
-        pool.reset(seed=0)
+    with begun(_pool("kernel", "NextStep")) as pool:
         pool.step(np.full(NUM_ENVS, 1))
         info = pool.reset().info
         assert info["last"].tolist() == [[0, 0]] * NUM_ENVS
@@ -135,8 +135,7 @@ def test_methods_and_fields_are_those_of_the_state() -> None:
 
 
 def test_envs_that_are_stepped_one_by_one_have_their_own_infos() -> None:
-    with _pool("kernel", "NextStep") as pool:
-        pool.reset(seed=0)
+    with begun(_pool("kernel", "NextStep")) as pool:
         pool.send(np.array([2, 1]), [3, 1])
         batch = pool.recv(2)
         given = dict(zip(batch.env_id.tolist(), batch.info["last"][:, 0].tolist(), strict=True))
@@ -144,8 +143,7 @@ def test_envs_that_are_stepped_one_by_one_have_their_own_infos() -> None:
 
 
 def test_a_snapshot_goes_on_with_the_same_infos() -> None:
-    with _pool("kernel", "SameStep") as pool:
-        pool.reset(seed=0)
+    with begun(_pool("kernel", "SameStep")) as pool:
         pool.step(np.full(NUM_ENVS, 1))
         snapshot = stepmill.save(pool, None)
         expected = [_values(pool.step(np.full(NUM_ENVS, 1)).info) for _ in range(10)]
@@ -223,8 +221,7 @@ def test_make_vec_has_the_infos_of_gymnasium() -> None:
 @pytest.mark.parametrize("backend", ["kernel", "thread"])
 def test_a_row_without_a_step_has_no_infos_of_the_step_before(backend: str) -> None:
     limits = {"num_episodes": 1, "on_fault": "truncate", "autoreset_mode": "Disabled"}
-    with stepmill.Pool([counter] * NUM_ENVS, backend=backend, **limits) as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([counter] * NUM_ENVS, backend=backend, **limits)) as pool:
         while not (pool.exhausted.any() and not pool.exhausted.all()):
             batch = pool.step([1] * NUM_ENVS)
         exhausted = pool.exhausted

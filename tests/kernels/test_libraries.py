@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import stepmill
+from tests.harness.pools import begun
 from tests.kernels.library_builder import build, build_text
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "kernels"
@@ -54,12 +55,13 @@ def test_a_kernel_in_c_is_an_env_of_other_backends_too(particle: Any) -> None:
 
 
 def test_a_status_is_an_error_of_its_env_with_its_message(particle: Any) -> None:
-    with stepmill.Pool([particle] * 2, backend="kernel") as pool:
-        pool.reset(seed=0)
-        with pytest.raises(
+    with (
+        begun(stepmill.Pool([particle] * 2, backend="kernel")) as pool,
+        pytest.raises(
             stepmill.EnvError, match="env 1 raised KernelError in step: a force of 3 is not between -1 and 1"
-        ):
-            pool.step(np.array([[0.0], [3.0]], np.float32))
+        ),
+    ):
+        pool.step(np.array([[0.0], [3.0]], np.float32))
 
 
 def test_a_kernel_in_cpp_draws_the_numbers_that_python_draws(tmp_path: Path) -> None:
@@ -120,8 +122,7 @@ def messages(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_a_message_that_is_no_utf8_is_shown_as_far_as_it_is_text(
     messages: Any, backend: Any, action: int, text: str
 ) -> None:
-    with stepmill.Pool([messages] * 3, backend=backend) as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([messages] * 3, backend=backend)) as pool:
         for _ in range(2):
             pool.send(np.array([0, action, 0]))
             with pytest.raises(stepmill.EnvError, match=f"env 1 raised .*KernelError.*: {text}"):
@@ -134,8 +135,7 @@ def test_a_message_that_is_no_utf8_is_shown_as_far_as_it_is_text(
 @pytest.mark.parametrize("policy", ["raise", "truncate", "replay"])
 @pytest.mark.parametrize("action", [1, 2])
 def test_a_pool_goes_on_after_a_message_that_is_no_utf8(messages: Any, policy: Any, action: int) -> None:
-    with stepmill.Pool([messages] * 3, backend="kernel", on_fault=policy, seeding="per_episode") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([messages] * 3, backend="kernel", on_fault=policy, seeding="per_episode")) as pool:
         pool.step(np.zeros(3, np.int64))
         if policy != "raise":
             assert pool.step(np.array([0, action, 0])).truncated.tolist() == [False, True, False]
@@ -182,8 +182,7 @@ def load_twice(folder: Path) -> None:
         return stepmill.kernels.load(build_text(text.replace("-fabs(self->place);", f"{reward};"), folder))
 
     def reward_of(kernel: Any) -> float:
-        with stepmill.Pool([kernel], backend="kernel") as pool:
-            pool.reset(seed=0)
+        with begun(stepmill.Pool([kernel], backend="kernel")) as pool:
             return float(pool.step(np.zeros((1, 1), np.float32)).reward[0])
 
     first, second = load_with("1.0"), load_with("2.0")

@@ -17,6 +17,7 @@ import stepmill
 pytest.importorskip("numba")
 pytest.importorskip("mujoco")
 
+from tests.harness.pools import begun
 from tests.kernels.test_snapshots import _memory, _with_memory
 
 NUM_ENVS = 4
@@ -113,8 +114,7 @@ def test_a_snapshot_of_another_task_is_refused() -> None:
 
 
 def test_a_damaged_snapshot_changes_no_env() -> None:
-    with _pool("HalfCheetah-v5") as pool:
-        pool.reset(seed=0)
+    with begun(_pool("HalfCheetah-v5")) as pool:
         snapshot = stepmill.save(pool, None)
         _play(pool, _actions("HalfCheetah-v5", 5))
         kept = stepmill.save(pool, None)
@@ -129,8 +129,7 @@ def test_a_damaged_snapshot_changes_no_env() -> None:
 
 def test_a_simulation_that_has_diverged_can_be_restored() -> None:
     actions = _actions("HalfCheetah-v5", 20)
-    with _pool("HalfCheetah-v5") as pool:
-        pool.reset(seed=0)
+    with begun(_pool("HalfCheetah-v5")) as pool:
         snapshot = stepmill.save(pool, None)
         expected = _play(pool, actions)
         pool.call(_break_simulation, env_ids=[1])
@@ -159,8 +158,7 @@ def test_a_state_is_given_to_many_envs_without_python_code_for_each() -> None:
     num_calls: dict[int, int] = {}
     kernel = stepmill.kernels.find("HalfCheetah-v5")
     for num_envs in (2, 50):
-        with stepmill.Pool([kernel] * num_envs, backend="kernel") as pool:
-            pool.reset(seed=0)
+        with begun(stepmill.Pool([kernel] * num_envs, backend="kernel")) as pool:
             saved = stepmill.save(pool, None, env_ids=[0])
             calls: list[str] = []
             sys.setprofile(lambda frame, event, _, calls=calls: calls.append(event))

@@ -15,6 +15,7 @@ from stepmill.pool.port import PoolPort
 
 pytest.importorskip("numba")
 
+from tests.harness.pools import begun
 from tests.kernels.kernels import parts, walk, walk_limited
 
 NUM_ENVS = 5
@@ -114,8 +115,7 @@ def test_observations_and_actions_may_have_parts() -> None:
 
 
 def test_results_may_be_written_where_the_caller_wants_them() -> None:
-    with stepmill.Pool([walk] * 2, backend="kernel") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([walk] * 2, backend="kernel")) as pool:
         pool.send(np.array([2, 2]))
         out = np.empty((2, 3))
         assert pool.recv(2, out=out).obs is out
@@ -124,8 +124,7 @@ def test_results_may_be_written_where_the_caller_wants_them() -> None:
 
 def test_large_observations_are_lent_and_stay_as_they_are() -> None:
     kernel = stepmill.kernels.find("stepmill/Catch84-v0")
-    with stepmill.Pool([kernel] * 4, backend="kernel") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([kernel] * 4, backend="kernel")) as pool:
         first = pool.step(np.zeros(4, np.int64)).obs
         before = first.copy()
         for _ in range(10):
@@ -135,8 +134,7 @@ def test_large_observations_are_lent_and_stay_as_they_are() -> None:
 
 
 def test_some_envs_are_reset_while_others_go_on() -> None:
-    with stepmill.Pool([walk] * 3, backend="kernel", autoreset_mode="Disabled") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([walk] * 3, backend="kernel", autoreset_mode="Disabled")) as pool:
         for _ in range(3):
             pool.step(np.ones(3, np.int64))
         assert pool.reset(env_ids=[1]).obs[:, 2].tolist() == [0.0]
@@ -144,8 +142,7 @@ def test_some_envs_are_reset_while_others_go_on() -> None:
 
 
 def test_methods_and_fields_of_the_state_can_be_reached() -> None:
-    with stepmill.Pool([walk] * 2, backend="kernel") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([walk] * 2, backend="kernel")) as pool:
         places = pool.get_attr("place")
         assert pool.call("jump", 1.5) == tuple(place + 1.5 for place in places)
         pool.set_attr("place", [0.25, 0.5])
@@ -176,8 +173,7 @@ def test_env_functions_that_are_no_kernel_are_refused() -> None:
 
 
 def test_a_pool_can_be_closed_while_another_thread_steps_it() -> None:
-    pool = stepmill.Pool([walk] * 20_000, backend="kernel", num_workers=2)
-    pool.reset(seed=0)
+    pool = begun(stepmill.Pool([walk] * 20_000, backend="kernel", num_workers=2))
     is_at_work = threading.Event()
 
     def step() -> None:

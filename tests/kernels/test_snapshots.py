@@ -19,6 +19,7 @@ import stepmill
 
 pytest.importorskip("numba")
 
+from tests.harness.pools import begun
 from tests.kernels.kernels import parts, walk, walk_limited
 from tests.kernels.library_builder import build_text
 
@@ -153,8 +154,7 @@ def test_a_snapshot_of_another_kernel_or_a_part_of_one_is_refused() -> None:
 @pytest.mark.parametrize("kernel", [walk, stepmill.kernels.find("FrozenLake-v1")], ids=["walk", "FrozenLake"])
 def test_each_byte_of_a_file_counts(kernel: stepmill.kernels.PythonKernel, tmp_path: Path) -> None:
     path = tmp_path / "envs"
-    with stepmill.Pool([kernel] * 2, backend="kernel") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([kernel] * 2, backend="kernel")) as pool:
         saved = stepmill.save(pool, path, env_ids=[1])
         file = path.read_bytes()
         flipped = [file[:at] + bytes([file[at] ^ 0x40]) + file[at + 1 :] for at in range(len(file))]
@@ -168,8 +168,7 @@ def test_each_byte_of_a_file_counts(kernel: stepmill.kernels.PythonKernel, tmp_p
 
 
 def test_what_was_set_before_a_save_does_not_replace_what_the_env_has_become() -> None:
-    with stepmill.Pool([walk] * 2, backend="kernel") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([walk] * 2, backend="kernel")) as pool:
         pool.set_attr("steps", 7)
         _play(pool, 5)
         saved = stepmill.save(pool, None)
@@ -262,8 +261,7 @@ def test_a_library_with_other_code_or_another_description_refuses_a_snapshot(tmp
 
 
 def test_snapshots_are_of_idle_envs_of_kernels() -> None:
-    with stepmill.Pool([walk] * 2, backend="kernel") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([walk] * 2, backend="kernel")) as pool:
         pool.send(np.array([1]), [1])
         with pytest.raises(stepmill.BusyEnvError, match=r"envs \[1\] are stepping"):
             stepmill.save(pool, None)

@@ -15,6 +15,7 @@ from stepmill.pool.port import PoolPort
 
 pytest.importorskip("numba")
 
+from tests.harness.pools import begun
 from tests.kernels.kernels import faulty, walk
 
 NUM_ENVS = 6
@@ -61,8 +62,7 @@ def test_calls_in_any_order_give_what_envs_in_python_give(calls: Any, mode: Any,
 
 
 def test_infos_of_finished_episodes_come_with_the_shortest_way_too() -> None:
-    with stepmill.Pool([walk] * 2, backend="kernel") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([walk] * 2, backend="kernel")) as pool:
         infos = [PoolPort(pool).step_fast(np.array([3, 1]))[4] for _ in range(12)]
         ended = [info["episode"] for info in infos if info]
         assert ended
@@ -70,8 +70,7 @@ def test_infos_of_finished_episodes_come_with_the_shortest_way_too() -> None:
 
 
 def test_a_fault_in_the_shortest_way_is_that_of_one_env() -> None:
-    with stepmill.Pool([faulty] * 4, backend="kernel") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([faulty] * 4, backend="kernel")) as pool:
         for _ in range(3):
             PoolPort(pool).step_fast(np.zeros(4, np.int64))
         with pytest.raises(stepmill.EnvError, match="env 2 raised ValueError"):
@@ -85,8 +84,7 @@ def test_a_fault_in_the_shortest_way_is_that_of_one_env() -> None:
 
 
 def test_wrong_actions_change_nothing() -> None:
-    with stepmill.Pool([faulty] * 2, backend="kernel") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([faulty] * 2, backend="kernel")) as pool:
         PoolPort(pool).step_fast(np.zeros(2, np.int64))
         with pytest.raises(stepmill.UsageError, match="got 3 actions for 2 envs"):
             PoolPort(pool).step_fast(np.zeros(3, np.int64))
@@ -95,8 +93,7 @@ def test_wrong_actions_change_nothing() -> None:
 
 def test_lent_observations_of_the_shortest_way_stay_as_they_are() -> None:
     kernel = stepmill.kernels.find("stepmill/Catch84-v0")
-    with stepmill.Pool([kernel] * 3, backend="kernel") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool([kernel] * 3, backend="kernel")) as pool:
         kept = [PoolPort(pool).step_fast(np.zeros(3, np.int64))[0] for _ in range(12)]
         copies = [obs.copy() for obs in kept]
         for _ in range(12):

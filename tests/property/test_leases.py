@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import stepmill
 from stepmill.testing.envs import ImageEnv
 from tests.harness.effort import examples
-from tests.harness.pools import make_pool
+from tests.harness.pools import begun, make_pool
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 NUM_ENVS = 3
@@ -199,8 +199,7 @@ def test_a_pool_of_which_all_is_held_goes_on_by_copying():
 
 
 def test_a_reward_that_is_kept_pins_no_slot():
-    pool = make_pool("serial", [partial(ImageEnv, i, SHAPE) for i in range(NUM_ENVS)], tuning={"slots": 1})
-    pool.reset(seed=0)
+    pool = begun(make_pool("serial", [partial(ImageEnv, i, SHAPE) for i in range(NUM_ENVS)], tuning={"slots": 1}))
     kept = []
     for _ in range(20):
         batch = pool.step([0] * NUM_ENVS)

@@ -21,7 +21,7 @@ from tests.chaos import HANG, RAISE, ChaosEnv
 from tests.chaos.envs import Traps
 from tests.crash.test_replayed_calls import OnceEnv
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.pools import counting_envs, kill_worker
+from tests.harness.pools import begun, counting_envs, kill_worker
 from tests.harness.ray_cluster import NODE_CPUS, add_machine, remove_machine
 from tests.harness.ray_nodes import actor_pid, end_processes, envs_of_node, kill_actor, link_of, stop_node, wait_lost
 from tests.harness.scripts import start_script
@@ -41,8 +41,7 @@ def make_pool(num_envs=4, env_fns=None, node_timeout_s=NODE_TIMEOUT_S, **options
 
 
 def test_a_killed_actor_is_named_with_its_envs_and_the_other_node_goes_on(ray_cluster):
-    with make_pool() as pool:
-        pool.reset(seed=0)
+    with begun(make_pool()) as pool:
         pool.step(np.arange(4))
         lost = envs_of_node(pool, 1)
         assert lost == [2, 3]
@@ -64,8 +63,7 @@ def test_a_killed_actor_is_named_with_its_envs_and_the_other_node_goes_on(ray_cl
 
 
 def test_a_node_that_is_lost_during_a_step_costs_only_its_own_envs(ray_cluster):
-    with make_pool(on_fault="truncate") as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(on_fault="truncate")) as pool:
         pool.step(np.arange(4))
         kill_actor(pool, 0)
         batch = pool.step(np.arange(4))
@@ -78,8 +76,7 @@ def test_a_node_that_is_lost_during_a_step_costs_only_its_own_envs(ray_cluster):
 
 
 def test_a_stopped_node_is_given_up_after_its_time_limit_and_replaced(ray_cluster):
-    with make_pool(on_fault="truncate") as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(on_fault="truncate")) as pool:
         pids = stop_node(pool, 1)
         try:
             began = time.monotonic()
@@ -99,8 +96,7 @@ def test_a_machine_whose_raylet_is_stopped_is_given_up_and_avoided(ray_cluster, 
     machine = add_machine(ray_cluster)
     nodes = stepmill.RayOptions(num_nodes=3, resources={"CPU": NODE_CPUS}, node_timeout_s=NODE_TIMEOUT_S)
     env_fns = [partial(Padded, length)] * 6
-    with stepmill.Pool(env_fns, backend="ray", num_workers=3, ray=nodes, on_fault="truncate") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool(env_fns, backend="ray", num_workers=3, ray=nodes, on_fault="truncate")) as pool:
         node = next(node for node in range(3) if link_of(pool, node).started.node_id == machine.node_id)
         lost = envs_of_node(pool, node)
         raylet = machine.all_processes["raylet"][0].process
@@ -201,8 +197,7 @@ def test_a_lost_node_is_replayed_elsewhere_bit_for_bit(ray_cluster):
 
 def test_an_env_that_raises_after_a_call_in_its_episode_is_rebuilt_and_replayed(ray_cluster, tmp_path):
     env_fns = [partial(OnceEnv, str(tmp_path), env_id) for env_id in range(4)]
-    with make_pool(env_fns=env_fns, on_fault="replay") as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(env_fns=env_fns, on_fault="replay")) as pool:
         pool.step([1] * 4)
         assert pool.call("amplify", 2.0) == (2.0,) * 4
         pool.step([1] * 4)
@@ -218,8 +213,7 @@ def test_an_env_that_raises_after_a_call_in_its_episode_is_rebuilt_and_replayed(
 def test_a_machine_that_is_lost_is_replaced_by_another(ray_cluster):
     first = add_machine(ray_cluster, resources={"spot": 1})
     chosen = stepmill.RayOptions(num_nodes=1, resources={"CPU": 0, "spot": 1})
-    with stepmill.Pool(counting_envs(2), backend="ray", num_workers=2, ray=chosen, on_fault="truncate") as pool:
-        pool.reset(seed=0)
+    with begun(stepmill.Pool(counting_envs(2), backend="ray", num_workers=2, ray=chosen, on_fault="truncate")) as pool:
         assert link_of(pool, 0).started.node_id == first.node_id
         second = add_machine(ray_cluster, resources={"spot": 1})
         ray_cluster.remove_node(first, allow_graceful=False)
@@ -233,8 +227,7 @@ def test_a_machine_that_is_lost_is_replaced_by_another(ray_cluster):
 
 
 def test_the_death_of_a_worker_in_a_node_looks_as_on_one_machine(ray_cluster):
-    with make_pool() as pool:
-        pool.reset(seed=0)
+    with begun(make_pool()) as pool:
         kill_worker(pool, 3)
         with pytest.raises(stepmill.WorkerDied, match=r"worker 3 on node 1 .* was ended by SIGKILL") as caught:
             pool.step(np.arange(4))
@@ -247,10 +240,9 @@ def test_the_death_of_a_worker_in_a_node_looks_as_on_one_machine(ray_cluster):
 
 
 def test_an_env_that_hangs_is_ended_by_its_node(ray_cluster):
-    with make_pool(
-        env_fns=[lambda i=i: ChaosEnv(i) for i in range(4)], on_fault="truncate", step_timeout_s=0.5
+    with begun(
+        make_pool(env_fns=[lambda i=i: ChaosEnv(i) for i in range(4)], on_fault="truncate", step_timeout_s=0.5)
     ) as pool:
-        pool.reset(seed=0)
         batch = pool.step([1, 1, HANG, 1])
         assert batch.truncated.tolist() == [False, False, True, False]
         assert batch.info["fault"]["error"][2] == "EnvTimeout"
@@ -258,8 +250,7 @@ def test_an_env_that_hangs_is_ended_by_its_node(ray_cluster):
 
 
 def test_restarts_of_nodes_are_limited(ray_cluster):
-    with make_pool(on_fault="truncate", restarts={"max_restarts": 0}) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(on_fault="truncate", restarts={"max_restarts": 0})) as pool:
         kill_actor(pool, 1)
         with pytest.raises(stepmill.WorkerDied, match="on node 1"):
             pool.step(np.arange(4))
@@ -280,8 +271,7 @@ def test_an_exchange_that_comes_twice_is_done_once(ray_cluster):
 
 @pytest.mark.parametrize("pause", [1, 2, 5])
 def test_connections_that_break_lose_and_double_nothing(ray_cluster, pause):
-    with make_pool() as pool:
-        pool.reset(seed=0)
+    with begun(make_pool()) as pool:
         links = [link_of(pool, node) for node in range(2)]
         num_breaks = 0
         for step in range(60):
@@ -297,8 +287,7 @@ def test_connections_that_break_lose_and_double_nothing(ray_cluster, pause):
 
 
 def test_a_connection_on_which_messages_are_lost_is_made_anew(ray_cluster):
-    with make_pool(node_timeout_s=1.0) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(node_timeout_s=1.0)) as pool:
         pool.step(np.arange(4))
         link = link_of(pool, 0)
         broken = link.stream
@@ -338,8 +327,7 @@ def stranger_at(link, said):
 @pytest.mark.parametrize("is_silent", [True, False], ids=["silent", "sends a pickle"])
 def test_a_node_whose_port_another_program_has_is_lost_and_replaced(ray_cluster, tmp_path, is_silent):
     said = b"" if is_silent else secrets.token_bytes(64) + bomb_message(tmp_path)
-    with make_pool(on_fault="truncate") as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(on_fault="truncate")) as pool:
         link = link_of(pool, 0)
         with stranger_at(link, said) as heard:
             began = time.monotonic()
@@ -356,8 +344,7 @@ def test_a_node_whose_port_another_program_has_is_lost_and_replaced(ray_cluster,
 
 
 def test_a_node_whose_envs_step_longer_than_its_time_limit_is_not_lost(ray_cluster):
-    with make_pool(node_timeout_s=0.5, env_fns=[lambda: Slow(2.0)] * 4) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(node_timeout_s=0.5, env_fns=[lambda: Slow(2.0)] * 4)) as pool:
         streams = [link_of(pool, node).stream for node in range(2)]
         assert pool.step(np.zeros(4, int)).obs.tolist() == [1] * 4
         assert [link_of(pool, node).stream for node in range(2)] == streams
@@ -365,8 +352,7 @@ def test_a_node_whose_envs_step_longer_than_its_time_limit_is_not_lost(ray_clust
 
 
 def test_an_error_in_a_callback_costs_only_its_own_node(ray_cluster):
-    with make_pool(on_fault="truncate") as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(on_fault="truncate")) as pool:
         link_of(pool, 1)._post(lambda: 1 / 0)
         batch = pool.step(np.arange(4))
         assert batch.truncated.tolist() == [False, False, True, True]
@@ -375,8 +361,7 @@ def test_an_error_in_a_callback_costs_only_its_own_node(ray_cluster):
 
 
 def test_a_message_that_cannot_be_read_costs_only_its_own_node(ray_cluster):
-    with make_pool(on_fault="truncate") as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(on_fault="truncate")) as pool:
         link_of(pool, 0).on_results = lambda answer, results: 1 / 0
         batch = pool.step(np.arange(4))
         assert batch.truncated.tolist() == [True, True, False, False]
@@ -409,8 +394,7 @@ def test_a_program_that_was_stopped_keeps_its_nodes(ray_cluster):
 
 
 def test_a_call_comes_between_the_commands_before_and_after_it(ray_cluster):
-    with make_pool(on_fault="truncate") as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(on_fault="truncate")) as pool:
         for _ in range(10):
             before = pool.get_attr("num_steps")[0]
             pool.send(np.arange(4))

@@ -12,6 +12,7 @@ from tests.harness.ray_nodes import envs_of_node, kill_actor, link_of, wait_lost
 pytest.importorskip("ray")
 pytest.importorskip("numba")
 
+from tests.harness.pools import begun
 from tests.kernels.kernels import endless, faulty, parts, walk
 
 pytestmark = pytest.mark.ray
@@ -81,8 +82,7 @@ def test_observations_and_actions_of_several_parts_pass(ray_cluster):
 
 
 def test_methods_and_fields_are_those_of_each_env(ray_cluster):
-    with make(walk, 4) as pool:
-        pool.reset(seed=0)
+    with begun(make(walk, 4)) as pool:
         pool.set_attr("place", [0.5, 1.5, 2.5, 3.5])
         pool.send(np.ones(4, np.int64))
         future = pool.call_async("jump", 1.0)
@@ -94,8 +94,7 @@ def test_methods_and_fields_are_those_of_each_env(ray_cluster):
 
 
 def test_what_a_kernel_raises_is_an_error_of_its_env(ray_cluster):
-    with make(faulty, 4) as pool:
-        pool.reset(seed=0)
+    with begun(make(faulty, 4)) as pool:
         with pytest.raises(stepmill.EnvError, match=r"env 3 raised ValueError.*no such move"):
             pool.step(np.array([0, 0, 0, 2]))
         assert pool.recv(3).env_id.tolist() == [0, 1, 2]
@@ -104,8 +103,7 @@ def test_what_a_kernel_raises_is_an_error_of_its_env(ray_cluster):
 
 
 def test_a_lost_node_costs_only_its_own_envs_and_is_named(ray_cluster):
-    with make(walk, 4) as pool:
-        pool.reset(seed=0)
+    with begun(make(walk, 4)) as pool:
         lost = envs_of_node(pool, 1)
         kill_actor(pool, 1)
         wait_lost(pool, 1)
@@ -135,8 +133,7 @@ def test_a_lost_node_of_kernels_is_replayed_bit_for_bit(ray_cluster):
 
 
 def test_a_node_whose_env_hangs_is_ended_and_replaced(ray_cluster):
-    with make(endless, 4, on_fault="truncate", step_timeout_s=0.5) as pool:
-        pool.reset(seed=0)
+    with begun(make(endless, 4, on_fault="truncate", step_timeout_s=0.5)) as pool:
         batch = pool.step(np.array([0, 0, 0, 4]))
         assert batch.truncated.tolist() == [False, False, True, True]
         assert "on node 1" in batch.info["fault"]["message"][3]

@@ -12,7 +12,7 @@ import pytest
 import stepmill
 from stepmill.frontends.ray_rollout import RayRollout
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.pools import counting_envs
+from tests.harness.pools import begun, counting_envs
 from tests.harness.ray_cluster import NODE_CPUS, add_machine, remove_machine
 from tests.harness.ray_nodes import envs_of_node, link_of
 
@@ -44,8 +44,7 @@ def make_pool(**nodes):
     """Return a pool with a node on each of three machines, of which it reserves all CPUs."""
     chosen = {"num_nodes": 3, "resources": {"CPU": NODE_CPUS}, "node_timeout_s": NODE_TIMEOUT_S, **nodes}
     options = stepmill.RayOptions(**chosen)
-    pool = stepmill.Pool(counting_envs(N), backend="ray", num_workers=N, ray=options, on_fault="truncate")
-    pool.reset(seed=0)
+    pool = begun(stepmill.Pool(counting_envs(N), backend="ray", num_workers=N, ray=options, on_fault="truncate"))
     pool.step(np.zeros(N, int))
     return pool
 

@@ -12,7 +12,7 @@ import pytest
 import stepmill
 from stepmill.testing import check_backend
 from stepmill.testing.compare import find_difference
-from tests.harness.pools import counting_envs, make_pool
+from tests.harness.pools import begun, counting_envs, make_pool
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
@@ -53,8 +53,7 @@ def test_a_result_that_cannot_be_sent_is_told_as_such_and_at_once(ray_cluster, h
 
 
 def test_results_are_received_as_they_come(ray_cluster):
-    with make_pool("ray", counting_envs(4), num_workers=4) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool("ray", counting_envs(4), num_workers=4)) as pool:
         seen = dict.fromkeys(range(4), 0)
         pool.send(np.zeros(4, int))
         for _ in range(60):

@@ -14,7 +14,7 @@ import pytest
 import stepmill
 from stepmill.frontends.ray_rollout import RayRollout, joined
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.pools import counting_envs
+from tests.harness.pools import begun, counting_envs
 from tests.harness.ray_cluster import NODE_CPUS
 
 pytest.importorskip("ray")
@@ -59,8 +59,7 @@ def make(policy, **options):
 def local_batches(num):
     """Return the batches of a Rollout on this machine, copied."""
     with stepmill.Pool(counting_envs(N), backend="serial") as pool:
-        local = stepmill.Rollout(pool, T)
-        local.reset(seed=0)
+        local = begun(stepmill.Rollout(pool, T))
         return [copy.deepcopy(local.collect(Constant(3))) for _ in range(num)]
 
 
@@ -110,8 +109,7 @@ def test_a_rollout_takes_over_the_envs_and_cpus_of_a_pool(ray_cluster):
 
 
 def test_a_pool_goes_on_if_its_envs_cannot_be_taken_over(ray_cluster):
-    with make_pool() as pool:
-        pool.reset(seed=0)
+    with begun(make_pool()) as pool:
         with pytest.raises(stepmill.UsageError, match="policy cannot be sent to the nodes"):
             RayRollout.from_pool(pool, T, policy=Constant(threading.Lock()))
         assert pool.step(np.zeros(N, int)).obs[:, 2].tolist() == [1] * N

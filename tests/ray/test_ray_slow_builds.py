@@ -13,7 +13,7 @@ import pytest
 import stepmill
 from tests.harness import leaks
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.pools import kill_worker
+from tests.harness.pools import begun, kill_worker
 from tests.harness.ray_nodes import kill_actor
 
 pytest.importorskip("ray")
@@ -56,8 +56,7 @@ def wait_until(is_done):
 
 
 def test_a_constructor_that_hangs_does_not_delay_the_restarts_of_the_nodes_other_workers(ray_cluster, tmp_path):
-    with make_pool(tmp_path) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(tmp_path)) as pool:
         (tmp_path / "wait-0").touch()
         kill_worker(pool, 0)
         pool.send(np.zeros(1, int), [0])
@@ -73,8 +72,7 @@ def test_a_constructor_that_hangs_does_not_delay_the_restarts_of_the_nodes_other
 
 
 def test_a_pool_that_is_closed_while_a_lost_node_is_replaced_leaves_no_actor(ray_cluster, tmp_path):
-    with make_pool(tmp_path) as pool:
-        pool.reset(seed=0)
+    with begun(make_pool(tmp_path)) as pool:
         (tmp_path / "wait-2").touch()
         kill_actor(pool, 1)
         pool.step(np.zeros(4, int))

@@ -27,6 +27,7 @@ from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, RecvTimeout, UsageError
 from stepmill.spec.tree import Opaque
 from stepmill.testing.envs import CountingEnv
+from tests.harness.pools import begun
 
 BOX, WIDE, LONG = spaces.Box(0, 1, (2,)), spaces.Box(0, 5, (2,)), spaces.Box(0, 1, (3,))
 TWO, THREE = spaces.Discrete(2), spaces.Discrete(3)
@@ -352,8 +353,7 @@ def test_a_spec_without_a_single_env_is_refused():
 
 
 def test_everything_is_refused_while_a_step_is_pending(cartpoles):
-    envs = cartpoles(2)
-    envs.reset(seed=0)
+    envs = begun(cartpoles(2))
     envs.step_async(np.array([0, 1]))
     for use in (
         lambda: envs.step(np.array([0, 1])),
@@ -391,8 +391,7 @@ def test_the_envs_api_cannot_be_called_behind_the_engines_back(cartpoles, name):
 def test_options_are_never_changed(cartpoles):
     options = {"reset_mask": np.array([True, False]), "low": -0.01, "high": 0.01}
     before = dict(options)
-    envs = cartpoles(2)
-    envs.reset(seed=0)
+    envs = begun(cartpoles(2))
     envs.reset(seed=0, options=options)
     assert options == before
 

@@ -15,6 +15,7 @@ from stepmill.pool.pool import Pool
 from stepmill.spec.errors import BadOutput
 from stepmill.testing import CountingEnv
 from tests.harness.effort import examples
+from tests.harness.pools import begun
 
 ints = st.integers(-(2**31), 2**31)
 floats = st.floats(allow_nan=False)
@@ -302,8 +303,7 @@ def test_infos_can_be_had_row_by_row_as_the_envs_gave_them(backend):
             obs, reward, terminated, truncated, _ = super().step(action)
             return obs, reward, terminated, truncated, {"action": int(action), "note": "x"} if action else {}
 
-    with Pool([Telling] * 3, backend=backend, num_workers=None if backend == "serial" else 2) as pool:
-        pool.reset(seed=0)
+    with begun(Pool([Telling] * 3, backend=backend, num_workers=None if backend == "serial" else 2)) as pool:
         batch = pool.step([0, 1, 0])
         assert rows_of(batch.info) == rows_of(batch.info, [1, 2]) == [(1, {"action": 1, "note": "x"})]
         assert rows_of(batch.info, [0]) == []
@@ -320,8 +320,7 @@ def test_an_info_that_contains_itself_is_left_out_and_named():
             info["self"] = info
             return obs, reward, terminated, truncated, info if action else {}
 
-    with Pool([Looped] * 2, backend="serial") as pool:
-        pool.reset(seed=0)
+    with begun(Pool([Looped] * 2, backend="serial")) as pool:
         batch = pool.step([0, 1])
         assert "self" not in batch.info
         assert "info['self'] of env 1 contains itself" in str(batch.info["omitted"][1][0])
