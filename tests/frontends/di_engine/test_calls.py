@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,20 +10,13 @@ import pytest
 from stepmill.frontends.di_engine import AsyncSubprocessEnvManager, BaseEnvManager, SyncSubprocessEnvManager
 from stepmill.spec.errors import EnvError
 from stepmill.testing.gates import Gate
+from tests.frontends.di_engine.conftest import MakeManager
 from tests.frontends.di_engine.envs import ding_envs
-
-MakeManager = Callable[..., Any]
-
-
-@pytest.fixture(params=[BaseEnvManager, AsyncSubprocessEnvManager, SyncSubprocessEnvManager])
-def cls(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 @pytest.mark.covers("D-24")
-def test_attributes_fan_out_over_the_envs_in_the_order_of_their_ids(cls: Any, make_manager: MakeManager) -> None:
-    manager = make_manager(cls, ding_envs(3))
-    manager.launch()
+def test_attributes_fan_out_over_the_envs_in_the_order_of_their_ids(cls: Any, launched: MakeManager) -> None:
+    manager = launched(cls, 3)
     assert manager.identity == [0, 1, 2]
     with pytest.raises(AttributeError, match=r"env `<class '.*DingEnv'>` doesn't have the attribute `colour`"):
         _ = manager.colour
@@ -45,9 +37,8 @@ class Talkative(SyncSubprocessEnvManager):
 
 
 @pytest.mark.covers("D-24", "D-33")
-def test_methods_of_the_list_can_be_called_and_no_others(make_manager: MakeManager) -> None:
-    manager = make_manager(Talkative, ding_envs(2))
-    manager.launch()
+def test_methods_of_the_list_can_be_called_and_no_others(launched: MakeManager) -> None:
+    manager = launched(Talkative)
     assert manager.call("user_defined") == {0: 0, 1: 1}
     assert [method() for method in manager.user_defined] == [0, 1]
     assert manager.call("reward_shaping", ["x"], env_ids=[1]) == {1: [1, "x"]}
@@ -59,9 +50,8 @@ def test_methods_of_the_list_can_be_called_and_no_others(make_manager: MakeManag
 
 
 @pytest.mark.covers("D-7", "D-B15")
-def test_frames_come_from_the_envs_that_want_an_action(cls: Any, make_manager: MakeManager) -> None:
-    manager = make_manager(cls, ding_envs(3, length=1), auto_reset=False)
-    manager.launch()
+def test_frames_come_from_the_envs_that_want_an_action(cls: Any, launched: MakeManager) -> None:
+    manager = launched(cls, 3, length=1, auto_reset=False)
     manager.step({1: 1})
     frames = manager.ready_imgs
     assert {env_id: int(frame[0, 0, 0]) for env_id, frame in frames.items()} == {0: 0, 2: 2}
@@ -71,9 +61,8 @@ def test_frames_come_from_the_envs_that_want_an_action(cls: Any, make_manager: M
 
 
 @pytest.mark.covers("D-7")
-def test_a_gymnasium_env_renders_in_the_mode_it_was_made_with(make_manager: MakeManager) -> None:
-    manager = make_manager(SyncSubprocessEnvManager, [partial(GymnasiumFrames, i) for i in range(2)])
-    manager.launch()
+def test_a_gymnasium_env_renders_in_the_mode_it_was_made_with(launched: MakeManager) -> None:
+    manager = launched(SyncSubprocessEnvManager, [partial(GymnasiumFrames, i) for i in range(2)])
     assert {env_id: frame.shape for env_id, frame in manager.ready_imgs.items()} == {0: (4, 4, 3), 1: (4, 4, 3)}
 
 
@@ -84,10 +73,9 @@ def GymnasiumFrames(identity: int) -> Any:
 
 
 @pytest.mark.covers("D-B8")
-def test_a_question_during_a_step_gets_its_own_answer(make_manager: MakeManager) -> None:
+def test_a_question_during_a_step_gets_its_own_answer(launched: MakeManager) -> None:
     with Gate() as gate:
-        manager = make_manager(AsyncSubprocessEnvManager, ding_envs(2, gate=str(gate.path)), wait_num=1)
-        manager.launch()
+        manager = launched(AsyncSubprocessEnvManager, gate=gate, wait_num=1)
         manager.step({0: "gate", 1: 4})
         gate.wait_arrivals()
         gate.open()

@@ -6,8 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 import psutil
 import pytest
@@ -15,19 +13,16 @@ import pytest
 from stepmill.frontends.di_engine import AsyncSubprocessEnvManager, SyncSubprocessEnvManager
 from stepmill.spec.errors import UsageError
 from stepmill.testing.gates import Gate
+from tests.frontends.di_engine.conftest import MakeManager
 from tests.frontends.di_engine.envs import ding_envs
-from tests.frontends.di_engine.test_faults import launched
 from tests.harness import leaks
 from tests.harness.hangs import HANG_GUARD_S
 
-MakeManager = Callable[..., Any]
-
 
 @pytest.mark.covers("D-26", "D-B2")
-def test_close_ends_all_processes_at_once_also_those_that_hang(make_manager: MakeManager) -> None:
+def test_close_ends_all_processes_at_once_also_those_that_hang(launched: MakeManager) -> None:
     with Gate() as gate:
-        manager = make_manager(AsyncSubprocessEnvManager, ding_envs(4, gate=str(gate.path)), wait_num=1)
-        manager.launch()
+        manager = launched(AsyncSubprocessEnvManager, 4, gate=gate, wait_num=1)
         processes = [psutil.Process(pid) for pid in manager.pid]
         manager.step({0: "gate", 1: 1, 2: "gate", 3: "gate"})
         gate.wait_arrivals(3)
@@ -39,18 +34,17 @@ def test_close_ends_all_processes_at_once_also_those_that_hang(make_manager: Mak
 
 
 @pytest.mark.covers("D-26")
-def test_close_is_not_hindered_by_a_process_that_is_dead_already(make_manager: MakeManager) -> None:
-    manager = launched(make_manager, SyncSubprocessEnvManager, 2)
+def test_close_is_not_hindered_by_a_process_that_is_dead_already(launched: MakeManager) -> None:
+    manager = launched(SyncSubprocessEnvManager, 2)
     os.kill(manager.pid[1], signal.SIGKILL)
     manager.close()
     assert manager.closed
 
 
 @pytest.mark.covers("D-26")
-def test_a_step_that_waits_is_ended_by_a_close_from_another_thread(make_manager: MakeManager) -> None:
+def test_a_step_that_waits_is_ended_by_a_close_from_another_thread(launched: MakeManager) -> None:
     with Gate() as gate:
-        manager = make_manager(SyncSubprocessEnvManager, ding_envs(1, gate=str(gate.path)))
-        manager.launch()
+        manager = launched(SyncSubprocessEnvManager, 1, gate=gate)
         closer = threading.Thread(target=lambda: (gate.wait_arrivals(), manager.close()))
         closer.start()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,10 +14,10 @@ from stepmill.frontends.di_engine import AsyncSubprocessEnvManager, BaseEnvManag
 from stepmill.frontends.di_engine.errors import with_env_class
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout
 from stepmill.testing.faulty import OddSignatureError
+from tests.frontends.di_engine.conftest import MakeManager
 from tests.frontends.di_engine.envs import DingEnv, ding_envs
 from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
 
-MakeManager = Callable[..., Any]
 QUICK = {"max_retry": 3, "retry_waiting_time": 0.01}
 
 
@@ -27,18 +26,12 @@ def cls(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def launched(make_manager: MakeManager, cls: Any, num_envs: int = 2, length: int = 3, **cfg: Any) -> Any:
-    manager = make_manager(cls, ding_envs(num_envs, length), **cfg)
-    manager.launch()
-    return manager
-
-
 # ---- steps that raise ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.covers("D-21", "D-B6")
-def test_a_step_that_raises_closes_the_manager_and_all_errors_are_raised_together(make_manager: MakeManager) -> None:
-    manager = launched(make_manager, SyncSubprocessEnvManager, 3)
+def test_a_step_that_raises_closes_the_manager_and_all_errors_are_raised_together(launched: MakeManager) -> None:
+    manager = launched(SyncSubprocessEnvManager, 3)
     with pytest.raises(RuntimeError, match="env 0 raised RuntimeError in step: env 0 fails on purpose") as caught:
         manager.step({0: "error", 1: 1, 2: "error"})
     error: Any = caught.value
@@ -54,8 +47,8 @@ def test_a_step_that_raises_closes_the_manager_and_all_errors_are_raised_togethe
 
 
 @pytest.mark.covers("D-B5")
-def test_an_exception_with_a_constructor_of_its_own_arrives_as_its_class(cls: Any, make_manager: MakeManager) -> None:
-    manager = launched(make_manager, cls, step_wait_timeout=None)
+def test_an_exception_with_a_constructor_of_its_own_arrives_as_its_class(cls: Any, launched: MakeManager) -> None:
+    manager = launched(cls, step_wait_timeout=None)
     with pytest.raises(OddSignatureError, match="code 7: odd") as caught:
         manager.step({0: 1, 1: "odd"})
     assert isinstance(caught.value, EnvError)
@@ -70,8 +63,8 @@ def test_only_exceptions_that_are_known_here_keep_their_class(name: str) -> None
 
 
 @pytest.mark.covers("D-B6")
-def test_with_on_error_abnormal_the_others_go_on(cls: Any, make_manager: MakeManager) -> None:
-    manager = launched(make_manager, cls, 3, on_error="abnormal", wait_num=3, step_wait_timeout=None)
+def test_with_on_error_abnormal_the_others_go_on(cls: Any, launched: MakeManager) -> None:
+    manager = launched(cls, 3, on_error="abnormal", wait_num=3, step_wait_timeout=None)
     timesteps = manager.step({0: 1, 1: "error", 2: 2})
     assert timesteps[1][:3] == (None, None, None)
     assert timesteps[1].info["abnormal"] is True
@@ -83,8 +76,8 @@ def test_with_on_error_abnormal_the_others_go_on(cls: Any, make_manager: MakeMan
 
 
 @pytest.mark.covers("D-22", "D-B11", "G-20/abnormal")
-def test_an_abnormal_timestep_comes_as_it_is_and_only_its_env_stops(cls: Any, make_manager: MakeManager) -> None:
-    manager = launched(make_manager, cls, 3, wait_num=3, step_wait_timeout=None, episode_num=5)
+def test_an_abnormal_timestep_comes_as_it_is_and_only_its_env_stops(cls: Any, launched: MakeManager) -> None:
+    manager = launched(cls, 3, wait_num=3, step_wait_timeout=None, episode_num=5)
     manager.step({0: 1, 1: 1, 2: 1})
     timesteps = manager.step({0: "abnormal", 1: 1, 2: 1})
     assert tuple(timesteps[0]) == (None, None, True, {"abnormal": True})  # the original fills in a stale observation
@@ -99,10 +92,9 @@ def test_an_abnormal_timestep_comes_as_it_is_and_only_its_env_stops(cls: Any, ma
 
 
 @pytest.mark.covers("D-22")
-def test_an_info_of_several_agents_is_abnormal_if_one_of_the_first_two_is(make_manager: MakeManager) -> None:
+def test_an_info_of_several_agents_is_abnormal_if_one_of_the_first_two_is(launched: MakeManager) -> None:
     fns = [partial(AgentsEnv, 0, infos=[{}, {"abnormal": True}]), partial(AgentsEnv, 1, infos=({"a": 1}, {}))]
-    manager = make_manager(SyncSubprocessEnvManager, fns)
-    manager.launch()
+    manager = launched(SyncSubprocessEnvManager, fns)
     timesteps = manager.step({0: 1, 1: 1})
     assert timesteps[0].info == [{}, {"abnormal": True}]
     assert timesteps[1].info == ({"a": 1}, {})
@@ -110,9 +102,8 @@ def test_an_info_of_several_agents_is_abnormal_if_one_of_the_first_two_is(make_m
 
 
 @pytest.mark.covers("D-22")
-def test_an_info_that_is_none_is_refused(make_manager: MakeManager) -> None:
-    manager = make_manager(SyncSubprocessEnvManager, [partial(AgentsEnv, 0, infos=None)])
-    manager.launch()
+def test_an_info_that_is_none_is_refused(launched: MakeManager) -> None:
+    manager = launched(SyncSubprocessEnvManager, [partial(AgentsEnv, 0, infos=None)])
     with pytest.raises(TypeError, match="invalid env timestep type: <class 'NoneType'>"):
         manager.step({0: 1})
 
@@ -129,10 +120,9 @@ class AgentsEnv(DingEnv):
 @pytest.mark.covers("D-22")
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_a_timestep_that_cannot_be_read_is_abnormal_and_its_process_is_replaced(
-    make_manager: MakeManager, shared_memory: bool
+    launched: MakeManager, shared_memory: bool
 ) -> None:
-    manager = make_manager(SyncSubprocessEnvManager, ding_envs(2), shared_memory=shared_memory)
-    manager.launch()
+    manager = launched(SyncSubprocessEnvManager, shared_memory=shared_memory)
     pids = manager.pid
     timesteps = manager.step({0: 1, 1: "torn"})
     assert timesteps[1][:3] == (None, None, None)
@@ -143,19 +133,16 @@ def test_a_timestep_that_cannot_be_read_is_abnormal_and_its_process_is_replaced(
     assert manager.pid[1] != pids[1]
 
 
-def test_an_observation_that_does_not_fit_its_space_closes_the_manager(make_manager: MakeManager) -> None:
-    manager = make_manager(SyncSubprocessEnvManager, [partial(WrongShape, 0)])
-    manager.launch()
+def test_an_observation_that_does_not_fit_its_space_closes_the_manager(launched: MakeManager) -> None:
+    manager = launched(SyncSubprocessEnvManager, [partial(WrongShape, 0)])
     with pytest.raises(BadOutput, match=r"env 0 gave a wrong.*launch\(\) it again") as caught:
         manager.step({0: 1})
     assert isinstance(caught.value, ValueError)  # DI-engine's buffers raise it
     assert manager.closed
 
 
-def test_an_env_that_does_not_exist_is_a_key_error_that_names_those_that_do(
-    cls: Any, make_manager: MakeManager
-) -> None:
-    manager = launched(make_manager, cls, 2)
+def test_an_env_that_does_not_exist_is_a_key_error_that_names_those_that_do(cls: Any, launched: MakeManager) -> None:
+    manager = launched(cls, 2)
     for call in (lambda: manager.reset({9: {}}), lambda: manager.step({9: 1})):
         with pytest.raises(KeyError, match="there are envs 0 to 1"):
             call()
@@ -174,9 +161,9 @@ class WrongShape(DingEnv):
 
 @pytest.mark.covers("D-B5")
 def test_an_env_that_dies_gives_an_abnormal_timestep_that_names_it(
-    cls: Any, make_manager: MakeManager, caplog: pytest.LogCaptureFixture
+    cls: Any, launched: MakeManager, caplog: pytest.LogCaptureFixture
 ) -> None:
-    manager = launched(make_manager, cls, 3, wait_num=3, step_wait_timeout=None)
+    manager = launched(cls, 3, wait_num=3, step_wait_timeout=None)
     timesteps = manager.step({0: 1, 1: "die", 2: 2})
     info = timesteps[1].info
     assert (info["abnormal"], info["fault"]) == (True, "WorkerDied")
@@ -189,8 +176,8 @@ def test_an_env_that_dies_gives_an_abnormal_timestep_that_names_it(
 
 
 @pytest.mark.covers("D-B5")
-def test_a_death_between_two_steps_is_found_by_the_next(make_manager: MakeManager) -> None:
-    manager = launched(make_manager, SyncSubprocessEnvManager, 2)
+def test_a_death_between_two_steps_is_found_by_the_next(launched: MakeManager) -> None:
+    manager = launched(SyncSubprocessEnvManager, 2)
     victim = psutil.Process(manager.pid[0])
     victim.kill()
     psutil.wait_procs([victim], timeout=HANG_GUARD_S)
@@ -199,8 +186,8 @@ def test_a_death_between_two_steps_is_found_by_the_next(make_manager: MakeManage
     assert timesteps[1].obs.tolist() == [1, 0, 1]
 
 
-def test_two_deaths_between_two_steps_cost_their_envs_only(make_manager: MakeManager) -> None:
-    manager = launched(make_manager, SyncSubprocessEnvManager, 3)
+def test_two_deaths_between_two_steps_cost_their_envs_only(launched: MakeManager) -> None:
+    manager = launched(SyncSubprocessEnvManager, 3)
     victims = [psutil.Process(pid) for pid in (manager.pid[0], manager.pid[1])]
     for victim in victims:
         victim.kill()
@@ -212,8 +199,8 @@ def test_two_deaths_between_two_steps_cost_their_envs_only(make_manager: MakeMan
 
 
 @pytest.mark.covers("D-B5")
-def test_envs_that_share_a_process_are_lost_together_and_come_back(make_manager: MakeManager) -> None:
-    manager = launched(make_manager, SyncSubprocessEnvManager, 4, num_workers=2)
+def test_envs_that_share_a_process_are_lost_together_and_come_back(launched: MakeManager) -> None:
+    manager = launched(SyncSubprocessEnvManager, 4, num_workers=2)
     timesteps = manager.step({0: "die", 2: 1})
     assert timesteps[0].info["abnormal"]
     assert timesteps[2].obs.tolist() == [2, 0, 1]
@@ -226,8 +213,8 @@ def test_envs_that_share_a_process_are_lost_together_and_come_back(make_manager:
 
 
 @pytest.mark.covers("D-B7", "D-19")
-def test_a_step_that_hangs_is_ended_at_its_timeout(cls: Any, make_manager: MakeManager) -> None:
-    manager = launched(make_manager, cls, 2, step_timeout=DEADLINE_S)
+def test_a_step_that_hangs_is_ended_at_its_timeout(cls: Any, launched: MakeManager) -> None:
+    manager = launched(cls, 2, step_timeout=DEADLINE_S)
 
     def step_on() -> None:
         while True:
@@ -244,8 +231,8 @@ def test_a_step_that_hangs_is_ended_at_its_timeout(cls: Any, make_manager: MakeM
 
 
 @pytest.mark.covers("D-B7")
-def test_with_on_error_abnormal_a_step_that_hangs_costs_its_env_only(make_manager: MakeManager) -> None:
-    manager = launched(make_manager, SyncSubprocessEnvManager, 2, step_timeout=DEADLINE_S + 0.25, on_error="abnormal")
+def test_with_on_error_abnormal_a_step_that_hangs_costs_its_env_only(launched: MakeManager) -> None:
+    manager = launched(SyncSubprocessEnvManager, 2, step_timeout=DEADLINE_S + 0.25, on_error="abnormal")
     began = time.monotonic()
     timesteps = manager.step({0: 1, 1: "sleep"})
     assert time.monotonic() - began >= DEADLINE_S + 0.25  # not before its limit
@@ -294,9 +281,8 @@ def test_values_below_one_mean_a_single_attempt(make_manager: MakeManager) -> No
 
 
 @pytest.mark.covers("D-18", "D-B19")
-def test_retry_by_reset_keeps_the_env_and_does_not_close_it(make_manager: MakeManager) -> None:
-    manager = make_manager(SyncSubprocessEnvManager, ding_envs(2), **QUICK)
-    manager.launch()
+def test_retry_by_reset_keeps_the_env_and_does_not_close_it(launched: MakeManager) -> None:
+    manager = launched(SyncSubprocessEnvManager, **QUICK)
     serials = manager.serial
     manager.reset({0: {"stat": "even"}})
     assert manager.serial == serials
@@ -325,8 +311,8 @@ def test_retry_by_renewal_gives_the_new_env_its_seed_its_arguments_and_its_repla
 
 
 @pytest.mark.covers("D-B4")
-def test_a_reset_that_fails_in_the_background_is_raised_by_the_next_call(make_manager: MakeManager) -> None:
-    manager = launched(make_manager, SyncSubprocessEnvManager, 2, length=1)
+def test_a_reset_that_fails_in_the_background_is_raised_by_the_next_call(launched: MakeManager) -> None:
+    manager = launched(SyncSubprocessEnvManager, 2, length=1)
     manager._reset_param[0] = {"stat": "error"}
     assert manager.step({0: 1})[0].done
 
@@ -341,10 +327,8 @@ def test_a_reset_that_fails_in_the_background_is_raised_by_the_next_call(make_ma
 
 
 @pytest.mark.covers("D-18")
-def test_while_one_env_waits_for_its_next_attempt_the_others_step(make_manager: MakeManager) -> None:
-    manager = launched(
-        make_manager, SyncSubprocessEnvManager, 2, length=1, max_retry=2, retry_waiting_time=600.0, episode_num=9
-    )
+def test_while_one_env_waits_for_its_next_attempt_the_others_step(launched: MakeManager) -> None:
+    manager = launched(SyncSubprocessEnvManager, 2, length=1, max_retry=2, retry_waiting_time=600.0, episode_num=9)
     manager._reset_param[0] = {"stat": "error"}
     manager.step({0: 1})
     began = time.monotonic()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,15 +22,10 @@ from stepmill.frontends.di_engine import (
 )
 from stepmill.spec.errors import EngineBug
 from stepmill.testing.gates import Gate
+from tests.frontends.di_engine.conftest import MakeManager
 from tests.frontends.di_engine.envs import DingEnv, LateSpaces, ding_envs
 
 RUN = EnvState.RUN
-MakeManager = Callable[..., Any]
-
-
-@pytest.fixture(params=[BaseEnvManager, AsyncSubprocessEnvManager, SyncSubprocessEnvManager])
-def cls(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 def act(manager: Any, action: Any = 1) -> dict[int, Any]:
@@ -97,9 +91,8 @@ def test_an_env_that_knows_its_spaces_after_a_reset_begins_with_its_first_episod
 
 
 @pytest.mark.covers("D-B14")
-def test_an_env_is_built_here_only_when_env_ref_is_asked_for(make_manager: MakeManager) -> None:
-    manager = make_manager(SyncSubprocessEnvManager, ding_envs(1))
-    manager.launch()
+def test_an_env_is_built_here_only_when_env_ref_is_asked_for(launched: MakeManager) -> None:
+    manager = launched(SyncSubprocessEnvManager, 1)
     assert manager._reference is None
     assert manager.env_ref.pid == psutil.Process().pid
     assert manager.env_ref is manager._env_ref
@@ -118,9 +111,8 @@ class OwnSpace(SyncSubprocessEnvManager):
             return super().step(actions)
 
 
-def test_a_subclass_can_assign_a_space_and_use_the_lock(make_manager: MakeManager) -> None:
-    manager = make_manager(OwnSpace, ding_envs(1))
-    manager.launch()
+def test_a_subclass_can_assign_a_space_and_use_the_lock(launched: MakeManager) -> None:
+    manager = launched(OwnSpace, 1)
     assert manager.action_space == spaces.Discrete(2)
     assert manager._observation_space.shape == (3,)
     assert list(manager.step(manager.random_action())) == [0]
@@ -174,12 +166,11 @@ def test_an_env_goes_through_the_states_of_di_engine(make_manager: MakeManager) 
 
 @pytest.mark.covers("D-4", "D-34")
 def test_an_env_is_in_reset_until_its_first_observation_is_here(
-    make_manager: MakeManager, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    launched: MakeManager, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(env_lifecycle, "LOG_EVERY_S", 0.02)
     with Gate() as gate, caplog.at_level(logging.WARNING, "stepmill.di_engine"):
-        manager = make_manager(SyncSubprocessEnvManager, ding_envs(2, length=1, gate=str(gate.path)))
-        manager.launch()
+        manager = launched(SyncSubprocessEnvManager, length=1, gate=gate)
         manager._reset_param[0] = {"stat": "gate"}
         timesteps = manager.step({0: 1})
         gate.wait_arrivals()
@@ -198,12 +189,11 @@ def test_an_env_is_in_reset_until_its_first_observation_is_here(
 
 @pytest.mark.covers("D-6")
 def test_ready_obs_waits_for_an_env_that_wants_an_action_and_tells_of_a_long_wait(
-    make_manager: MakeManager, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    launched: MakeManager, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(env_lifecycle, "LOG_EVERY_S", 0.02)
     with Gate() as gate, caplog.at_level(logging.WARNING, "stepmill.di_engine"):
-        manager = make_manager(SyncSubprocessEnvManager, ding_envs(1, length=1, gate=str(gate.path)))
-        manager.launch()
+        manager = launched(SyncSubprocessEnvManager, 1, length=1, gate=gate)
         manager._reset_param[0] = {"stat": "gate"}
         manager.step({0: 1})
         gate.wait_arrivals()
@@ -217,14 +207,12 @@ def test_ready_obs_waits_for_an_env_that_wants_an_action_and_tells_of_a_long_wai
 
 
 @pytest.mark.covers("D-B3")
-def test_ready_obs_is_empty_when_no_env_can_want_an_action(make_manager: MakeManager) -> None:
-    manager = make_manager(SyncSubprocessEnvManager, ding_envs(2, length=1), episode_num=1)
-    manager.launch()
+def test_ready_obs_is_empty_when_no_env_can_want_an_action(launched: MakeManager) -> None:
+    manager = launched(SyncSubprocessEnvManager, length=1, episode_num=1)
     act(manager)
     assert manager.done
     assert manager.ready_obs == {}
-    manager = make_manager(SyncSubprocessEnvManager, ding_envs(2, length=1), auto_reset=False)
-    manager.launch()
+    manager = launched(SyncSubprocessEnvManager, length=1, auto_reset=False)
     manager.step({0: 1, 1: "abnormal"})
     assert manager.ready_obs == {}
 
@@ -233,9 +221,8 @@ def test_ready_obs_is_empty_when_no_env_can_want_an_action(make_manager: MakeMan
 
 
 @pytest.mark.covers("D-5", "D-9")
-def test_every_env_has_as_many_episodes_as_it_may(cls: Any, make_manager: MakeManager) -> None:
-    manager = make_manager(cls, ding_envs(3, length=2), episode_num=2)
-    manager.launch()
+def test_every_env_has_as_many_episodes_as_it_may(cls: Any, launched: MakeManager) -> None:
+    manager = launched(cls, 3, length=2, episode_num=2)
     ended = dict.fromkeys(range(3), 0)
     count = 0
     while not manager.done:
@@ -249,10 +236,9 @@ def test_every_env_has_as_many_episodes_as_it_may(cls: Any, make_manager: MakeMa
 
 @pytest.mark.covers("D-12")
 def test_the_last_timestep_has_the_last_observation_and_ready_obs_the_first_of_the_next(
-    cls: Any, make_manager: MakeManager
+    cls: Any, launched: MakeManager
 ) -> None:
-    manager = make_manager(cls, ding_envs(1, length=2))
-    manager.launch()
+    manager = launched(cls, 1, length=2)
     act(manager)
     timestep = act(manager)[0]
     assert timestep.done is True
@@ -261,9 +247,8 @@ def test_the_last_timestep_has_the_last_observation_and_ready_obs_the_first_of_t
 
 
 @pytest.mark.covers("D-14")
-def test_without_auto_reset_the_caller_resets_one_env_by_itself(cls: Any, make_manager: MakeManager) -> None:
-    manager = make_manager(cls, ding_envs(2, length=1), auto_reset=False)
-    manager.launch()
+def test_without_auto_reset_the_caller_resets_one_env_by_itself(cls: Any, launched: MakeManager) -> None:
+    manager = launched(cls, length=1, auto_reset=False)
     manager.step({0: 1})
     assert manager._env_states[0] is EnvState.NEED_RESET
     assert list(manager.ready_obs) == [1]
@@ -286,10 +271,9 @@ def test_arguments_of_a_reset_are_kept_for_automatic_ones(cls: Any, make_manager
 
 
 @pytest.mark.covers("D-15", "D-20")
-def test_a_reset_drops_what_an_env_was_doing(make_manager: MakeManager) -> None:
+def test_a_reset_drops_what_an_env_was_doing(launched: MakeManager) -> None:
     with Gate() as gate:
-        manager = make_manager(AsyncSubprocessEnvManager, ding_envs(2, gate=str(gate.path)), wait_num=1)
-        manager.launch()
+        manager = launched(AsyncSubprocessEnvManager, gate=gate, wait_num=1)
         assert list(manager.step({0: "gate", 1: 5})) == [1]
         gate.wait_arrivals()
         gate.open()
@@ -302,9 +286,8 @@ def test_a_reset_drops_what_an_env_was_doing(make_manager: MakeManager) -> None:
 
 @pytest.mark.covers("D-35")
 @pytest.mark.parametrize("param", [{0: 3}, {0: [1]}, {9: {}}])
-def test_arguments_of_a_reset_must_be_a_dict_for_an_env_that_is_there(make_manager: MakeManager, param: Any) -> None:
-    manager = make_manager(SyncSubprocessEnvManager, ding_envs(1))
-    manager.launch()
+def test_arguments_of_a_reset_must_be_a_dict_for_an_env_that_is_there(launched: MakeManager, param: Any) -> None:
+    manager = launched(SyncSubprocessEnvManager, 1)
     with pytest.raises(AssertionError, match=r"reset_param|no envs \[9\]"):
         manager.reset(param)
     assert manager.resets == [[{"stat": ""}]]
@@ -405,7 +388,7 @@ def test_envs_of_one_process_are_all_seeded_before_the_first_reset(make_manager:
 
 
 @pytest.mark.covers("D-27")
-def test_env_fns_travel_by_value_and_workers_are_named_after_their_env(make_manager: MakeManager) -> None:
+def test_env_fns_travel_by_value_and_workers_are_named_after_their_env(launched: MakeManager) -> None:
     import multiprocessing
 
     class Local:
@@ -416,8 +399,7 @@ def test_env_fns_travel_by_value_and_workers_are_named_after_their_env(make_mana
 
         def close(self) -> None: ...
 
-    manager = make_manager(SyncSubprocessEnvManager, [lambda: Local()] * 2, context="forkserver")
-    manager.launch()
+    manager = launched(SyncSubprocessEnvManager, [lambda: Local()] * 2, context="forkserver")
     assert [name.rpartition("_")[0] for name in manager.process_name] == [
         "subprocess_env_manager0",
         "subprocess_env_manager1",
@@ -425,10 +407,9 @@ def test_env_fns_travel_by_value_and_workers_are_named_after_their_env(make_mana
 
 
 @pytest.mark.covers("D-32", "D-B13")
-def test_an_env_that_executes_an_action_is_active_and_not_ready(make_manager: MakeManager) -> None:
+def test_an_env_that_executes_an_action_is_active_and_not_ready(launched: MakeManager) -> None:
     with Gate() as gate:
-        manager = make_manager(AsyncSubprocessEnvManager, ding_envs(3, gate=str(gate.path)), wait_num=1)
-        manager.launch()
+        manager = launched(AsyncSubprocessEnvManager, 3, gate=gate, wait_num=1)
         manager.step({0: "gate", 1: 1})
         assert manager.ready_env == manager.ready_obs_id == list(manager.ready_obs) == [1, 2]
         assert manager.active_env == [0, 1, 2]
@@ -438,9 +419,8 @@ def test_an_env_that_executes_an_action_is_active_and_not_ready(make_manager: Ma
 
 
 @pytest.mark.covers("D-8")
-def test_a_step_is_refused_with_the_states_of_the_envs_it_names(cls: Any, make_manager: MakeManager) -> None:
-    manager = make_manager(cls, ding_envs(2, length=1), episode_num=1)
-    manager.launch()
+def test_a_step_is_refused_with_the_states_of_the_envs_it_names(cls: Any, launched: MakeManager) -> None:
+    manager = launched(cls, length=1, episode_num=1)
     manager.step({0: 1})
     with pytest.raises(AssertionError, match=r"current env state are: \{0: <EnvState.DONE: 4>, 1: <EnvState.RUN: 2>\}"):
         manager.step({0: 1, 1: 1})

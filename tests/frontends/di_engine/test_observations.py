@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,21 +10,17 @@ import numpy as np
 import pytest
 
 from stepmill.frontends.di_engine import SyncSubprocessEnvManager
+from tests.frontends.di_engine.conftest import MakeManager
 from tests.frontends.di_engine.envs import LateSpaces, ObjectEnv, TreeEnv
 from tests.frontends.di_engine.test_managers import act
-
-MakeManager = Callable[..., Any]
 
 
 @pytest.mark.covers("D-B12", "D-23")
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_observations_of_any_depth_and_dtype_come_as_the_env_gave_them(
-    make_manager: MakeManager, shared_memory: bool
+    launched: MakeManager, shared_memory: bool
 ) -> None:
-    manager = make_manager(
-        SyncSubprocessEnvManager, [partial(TreeEnv, i) for i in range(2)], shared_memory=shared_memory
-    )
-    manager.launch()
+    manager = launched(SyncSubprocessEnvManager, [partial(TreeEnv, i) for i in range(2)], shared_memory=shared_memory)
     timestep = act(manager)[1]
     pose, pair = timestep.obs["pose"], timestep.obs["pair"]
     assert (pose["place"].dtype, pose["place"].tolist()) == (np.float16, [1, 1])
@@ -35,9 +30,8 @@ def test_observations_of_any_depth_and_dtype_come_as_the_env_gave_them(
 
 
 @pytest.mark.covers("D-23", "D-B12")
-def test_without_a_space_any_object_comes_as_it_is(make_manager: MakeManager) -> None:
-    manager = make_manager(SyncSubprocessEnvManager, [partial(ObjectEnv, i) for i in range(2)])
-    manager.launch()
+def test_without_a_space_any_object_comes_as_it_is(launched: MakeManager) -> None:
+    manager = launched(SyncSubprocessEnvManager, [partial(ObjectEnv, i) for i in range(2)])
     assert manager.ready_obs[1] == {"words": ["t", 0], "set": {1}}
     timestep = act(manager)[0]
     assert timestep.obs == {"words": ["t", 1], "set": {0}}
@@ -46,11 +40,10 @@ def test_without_a_space_any_object_comes_as_it_is(make_manager: MakeManager) ->
 
 @pytest.mark.covers("D-23")
 @pytest.mark.parametrize("copy_on_get", [True, False])
-def test_observations_that_are_held_are_never_overwritten(make_manager: MakeManager, copy_on_get: bool) -> None:
+def test_observations_that_are_held_are_never_overwritten(launched: MakeManager, copy_on_get: bool) -> None:
     big = gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8)
 
-    manager = make_manager(SyncSubprocessEnvManager, [partial(ImageDing, big)] * 2, copy_on_get=copy_on_get)
-    manager.launch()
+    manager = launched(SyncSubprocessEnvManager, [partial(ImageDing, big)] * 2, copy_on_get=copy_on_get)
     kept = [act(manager)[0].obs for _ in range(8)]
     assert [int(obs[0, 0, 0]) for obs in kept] == list(range(1, 9))
     assert (manager._client.pool.stats().leased_slots > 0) is not copy_on_get

@@ -7,30 +7,21 @@ from typing import Any
 import pytest
 
 from stepmill.frontends.di_engine import (
-    AsyncSubprocessEnvManager,
-    BaseEnvManager,
     SubprocessEnvManagerV2,
     SyncSubprocessEnvManager,
 )
 from stepmill.testing.gates import Gate
 from tests.frontends.di_engine.conftest import MakeManager
-from tests.frontends.di_engine.envs import ding_envs
 from tests.harness.hangs import HANG_GUARD_S
-
-
-@pytest.fixture(params=[BaseEnvManager, AsyncSubprocessEnvManager, SyncSubprocessEnvManager])
-def cls(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 @pytest.mark.covers("D-6", "D-32", "D-38")
 @pytest.mark.timeout(HANG_GUARD_S)
 @pytest.mark.parametrize("question", ["random_action", "ready_env", "ready_obs_id", "active_env"])
 def test_a_loop_that_never_reads_ready_obs_goes_on_after_each_reset(
-    cls: Any, make_manager: MakeManager, question: str
+    cls: Any, launched: MakeManager, question: str
 ) -> None:
-    manager = make_manager(cls, ding_envs(2))
-    manager.launch()
+    manager = launched(cls)
     count = 0
     while count < 30:  # ten episodes
         answer = getattr(manager, question)
@@ -42,25 +33,22 @@ def test_a_loop_that_never_reads_ready_obs_goes_on_after_each_reset(
 
 
 @pytest.mark.covers("D-6", "D-38")
-def test_random_action_waits_as_ready_obs_does(cls: Any, make_manager: MakeManager) -> None:
-    manager = make_manager(cls, ding_envs(2))
-    manager.launch()
+def test_random_action_waits_as_ready_obs_does(cls: Any, launched: MakeManager) -> None:
+    manager = launched(cls)
     assert all(len(manager.step(manager.random_action())) > 0 for _ in range(30))
 
 
 @pytest.mark.covers("D-8", "D-38")
-def test_a_step_is_accepted_as_soon_as_the_reset_is_over(cls: Any, make_manager: MakeManager) -> None:
-    manager = make_manager(cls, ding_envs(2, length=1))
-    manager.launch()
+def test_a_step_is_accepted_as_soon_as_the_reset_is_over(cls: Any, launched: MakeManager) -> None:
+    manager = launched(cls, length=1)
     manager.step({0: 1})
     assert len(manager.resets[0]) == 2  # calls run after the reset that was begun
     assert list(manager.step({0: 1})) == [0]
 
 
 @pytest.mark.covers("D-32", "D-38", "D-B4")
-def test_a_failed_reset_is_raised_where_envs_are_asked_for(make_manager: MakeManager) -> None:
-    manager = make_manager(SyncSubprocessEnvManager, ding_envs(1, length=1))
-    manager.launch()
+def test_a_failed_reset_is_raised_where_envs_are_asked_for(launched: MakeManager) -> None:
+    manager = launched(SyncSubprocessEnvManager, 1, length=1)
     manager._reset_param[0] = {"stat": "error"}
     manager.step({0: 1})
     assert len(manager.resets[0]) == 2
@@ -70,10 +58,9 @@ def test_a_failed_reset_is_raised_where_envs_are_asked_for(make_manager: MakeMan
 
 
 @pytest.mark.covers("D-6", "D-B13", "D-38")
-def test_ready_obs_id_after_ready_obs_names_its_envs_and_then_those_of_now(make_manager: MakeManager) -> None:
+def test_ready_obs_id_after_ready_obs_names_its_envs_and_then_those_of_now(launched: MakeManager) -> None:
     with Gate() as gate:
-        manager = make_manager(SubprocessEnvManagerV2, ding_envs(2, length=1, gate=str(gate.path)))
-        manager.launch()
+        manager = launched(SubprocessEnvManagerV2, length=1, gate=gate)
         manager._reset_param[0] = {"stat": "gate"}
         manager.step({0: 1})
         gate.wait_arrivals()
@@ -89,11 +76,10 @@ def test_ready_obs_id_after_ready_obs_names_its_envs_and_then_those_of_now(make_
 @pytest.mark.covers("D-28/actions", "D-B13", "D-38")
 @pytest.mark.parametrize("reads_ids", [False, True])
 def test_the_rows_of_a_v2_step_are_those_of_the_observations_that_were_read(
-    make_manager: MakeManager, reads_ids: bool
+    launched: MakeManager, reads_ids: bool
 ) -> None:
     with Gate() as gate:
-        manager = make_manager(SubprocessEnvManagerV2, ding_envs(2, length=2, gate=str(gate.path)))
-        manager.launch()
+        manager = launched(SubprocessEnvManagerV2, length=2, gate=gate)
         manager._reset_param[0] = {"stat": "gate"}
         for _ in range(2):
             manager.step({0: 1})

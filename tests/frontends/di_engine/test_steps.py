@@ -26,8 +26,9 @@ from stepmill.frontends.di_engine import (
 )
 from stepmill.spec.errors import UsageError
 from stepmill.testing.gates import Gate
+from tests.frontends.di_engine.conftest import MakeManager
 from tests.frontends.di_engine.envs import TreeEnv, ding_envs
-from tests.frontends.di_engine.test_managers import MakeManager, act
+from tests.frontends.di_engine.test_managers import act
 
 LONG_S = 60.0
 
@@ -49,12 +50,9 @@ def without_treetensor(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.covers("D-9", "D-B1")
 @pytest.mark.parametrize("timeout", [None, 0.01])
 def test_a_step_returns_with_wait_num_timesteps_while_other_envs_step(
-    make_manager: MakeManager, gate: Gate, timeout: float | None
+    launched: MakeManager, gate: Gate, timeout: float | None
 ) -> None:
-    manager = make_manager(
-        AsyncSubprocessEnvManager, ding_envs(4, gate=str(gate.path)), wait_num=2, step_wait_timeout=timeout
-    )
-    manager.launch()
+    manager = launched(AsyncSubprocessEnvManager, 4, gate=gate, wait_num=2, step_wait_timeout=timeout)
     timesteps = manager.step({0: "gate", 1: 1, 2: 2, 3: "gate"})
     assert sorted(timesteps) == [1, 2]
     assert list(manager.ready_obs) == [1, 2]
@@ -62,9 +60,8 @@ def test_a_step_returns_with_wait_num_timesteps_while_other_envs_step(
 
 
 @pytest.mark.covers("D-9", "D-39")
-def test_a_step_never_returns_less_than_wait_num_timesteps(make_manager: MakeManager, gate: Gate) -> None:
-    manager = make_manager(AsyncSubprocessEnvManager, ding_envs(3, length=9, gate=str(gate.path)))
-    manager.launch()
+def test_a_step_never_returns_less_than_wait_num_timesteps(launched: MakeManager, gate: Gate) -> None:
+    manager = launched(AsyncSubprocessEnvManager, 3, length=9, gate=gate)
     process = multiprocessing.get_context("fork").Process(target=_open_later, args=(gate, 2))
     process.start()
     timesteps = manager.step({0: "gate", 1: 1, 2: "gate"})  # step_wait_timeout passes with one timestep
@@ -73,11 +70,8 @@ def test_a_step_never_returns_less_than_wait_num_timesteps(make_manager: MakeMan
 
 
 @pytest.mark.covers("D-9", "D-39")
-def test_a_step_waits_for_more_than_wait_num_until_step_wait_timeout(make_manager: MakeManager, gate: Gate) -> None:
-    manager = make_manager(
-        AsyncSubprocessEnvManager, ding_envs(3, gate=str(gate.path)), wait_num=1, step_wait_timeout=LONG_S
-    )
-    manager.launch()
+def test_a_step_waits_for_more_than_wait_num_until_step_wait_timeout(launched: MakeManager, gate: Gate) -> None:
+    manager = launched(AsyncSubprocessEnvManager, 3, gate=gate, wait_num=1, step_wait_timeout=LONG_S)
     process = multiprocessing.get_context("fork").Process(target=_open_later, args=(gate, 2))
     process.start()
     timesteps = manager.step({0: "gate", 1: 1, 2: "gate"})
@@ -86,9 +80,8 @@ def test_a_step_waits_for_more_than_wait_num_until_step_wait_timeout(make_manage
 
 
 @pytest.mark.covers("D-9", "D-B1", "D-39")
-def test_a_step_returns_what_is_there_at_its_deadline(make_manager: MakeManager, gate: Gate) -> None:
-    manager = make_manager(AsyncSubprocessEnvManager, ding_envs(3, gate=str(gate.path)), wait_num=3, step_deadline=1.0)
-    manager.launch()
+def test_a_step_returns_what_is_there_at_its_deadline(launched: MakeManager, gate: Gate) -> None:
+    manager = launched(AsyncSubprocessEnvManager, 3, gate=gate, wait_num=3, step_deadline=1.0)
     began = time.monotonic()
     timesteps = manager.step({0: "gate", 1: 1, 2: "gate"})  # the original waits for three without end
     assert list(timesteps) == [1]
@@ -97,9 +90,8 @@ def test_a_step_returns_what_is_there_at_its_deadline(make_manager: MakeManager,
 
 
 @pytest.mark.covers("D-9")
-def test_late_timesteps_come_with_a_later_step(make_manager: MakeManager, gate: Gate) -> None:
-    manager = make_manager(AsyncSubprocessEnvManager, ding_envs(3, length=9, gate=str(gate.path)), wait_num=1)
-    manager.launch()
+def test_late_timesteps_come_with_a_later_step(launched: MakeManager, gate: Gate) -> None:
+    manager = launched(AsyncSubprocessEnvManager, 3, length=9, gate=gate, wait_num=1)
     first = manager.step({0: "gate", 1: 1, 2: 2})
     assert 0 not in first
     seen = dict(first)
@@ -110,12 +102,9 @@ def test_late_timesteps_come_with_a_later_step(make_manager: MakeManager, gate: 
 
 
 @pytest.mark.covers("D-9")
-def test_a_step_never_returns_ended_episodes_alone_while_others_are_at_work(
-    make_manager: MakeManager, gate: Gate
-) -> None:
+def test_a_step_never_returns_ended_episodes_alone_while_others_are_at_work(launched: MakeManager, gate: Gate) -> None:
     fns = [*ding_envs(1, length=1), *ding_envs(2, length=9, gate=str(gate.path))[1:]]
-    manager = make_manager(AsyncSubprocessEnvManager, fns, wait_num=1, step_wait_timeout=0.05, auto_reset=False)
-    manager.launch()
+    manager = launched(AsyncSubprocessEnvManager, fns, wait_num=1, step_wait_timeout=0.05, auto_reset=False)
     process = multiprocessing.get_context("fork").Process(target=_open_later, args=(gate,))
     process.start()
     timesteps = manager.step({0: 1, 1: "gate"})  # 0 is done: without 1 there would be no observation to go on with
@@ -131,9 +120,8 @@ def _open_later(gate: Gate, num_arrivals: int = 1) -> None:
 
 
 @pytest.mark.covers("D-B1")
-def test_a_step_returns_at_most_max_get_and_keeps_the_rest(make_manager: MakeManager) -> None:
-    manager = make_manager(AsyncSubprocessEnvManager, ding_envs(4), wait_num=4, step_wait_timeout=None, max_get=3)
-    manager.launch()
+def test_a_step_returns_at_most_max_get_and_keeps_the_rest(launched: MakeManager) -> None:
+    manager = launched(AsyncSubprocessEnvManager, 4, wait_num=4, step_wait_timeout=None, max_get=3)
     first = manager.step({0: 1, 1: 1, 2: 1, 3: 1})
     assert len(first) == 3
     (kept,) = set(range(4)) - set(first)
@@ -157,9 +145,8 @@ def test_wait_takes_its_number_and_its_deadline_at_their_word() -> None:
 
 
 @pytest.mark.covers("D-11")
-def test_a_synchronous_step_returns_the_envs_named_in_their_order(make_manager: MakeManager) -> None:
-    manager = make_manager(SyncSubprocessEnvManager, ding_envs(4))
-    manager.launch()
+def test_a_synchronous_step_returns_the_envs_named_in_their_order(launched: MakeManager) -> None:
+    manager = launched(SyncSubprocessEnvManager, 4)
     timesteps = manager.step({3: 1, 0: 2, 2: 3})
     assert list(timesteps) == [3, 0, 2]
     assert [timestep.reward.tolist() for timestep in timesteps.values()] == [[1], [2], [3]]
@@ -220,9 +207,8 @@ def test_a_gymnasium_env_gives_di_engine_s_timesteps(make_manager: MakeManager) 
 
 
 @pytest.mark.covers("D-27", "D-11")
-def test_envs_can_share_processes(make_manager: MakeManager) -> None:
-    manager = make_manager(SyncSubprocessEnvManager, ding_envs(4), num_workers=2)
-    manager.launch()
+def test_envs_can_share_processes(launched: MakeManager) -> None:
+    manager = launched(SyncSubprocessEnvManager, 4, num_workers=2)
     assert len(set(manager.pid)) == 2
     assert [timestep.obs.tolist() for timestep in act(manager).values()] == [[i, 0, 1] for i in range(4)]
 
@@ -236,9 +222,8 @@ def v2(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.covers("D-28/stacked", "D-28/timesteps", "D-28/actions")
-def test_v2_observations_are_stacked_in_the_order_of_their_ids(v2: Any, make_manager: MakeManager) -> None:
-    manager = make_manager(v2, [partial(TreeEnv, i) for i in range(3)])
-    manager.launch()
+def test_v2_observations_are_stacked_in_the_order_of_their_ids(v2: Any, launched: MakeManager) -> None:
+    manager = launched(v2, [partial(TreeEnv, i) for i in range(3)])
     obs = manager.ready_obs
     assert obs.pose.place.tolist() == [[0, 0], [1, 0], [2, 0]]
     assert obs["pose"]["turn"].shape == (3,)
@@ -251,10 +236,9 @@ def test_v2_observations_are_stacked_in_the_order_of_their_ids(v2: Any, make_man
 
 @pytest.mark.covers("D-28/timesteps", "D-B13")
 def test_v2_infos_have_identifiers_as_keys_and_omit_strings(
-    v2: Any, make_manager: MakeManager, caplog: pytest.LogCaptureFixture
+    v2: Any, launched: MakeManager, caplog: pytest.LogCaptureFixture
 ) -> None:
-    manager = make_manager(v2, ding_envs(1, length=9))
-    manager.launch()
+    manager = launched(v2, 1, length=9)
     info = manager.step(["info"])[0].info
     assert (int(info._1st), float(info.a_b)) == (1, 2.0)
     assert "name" not in info
@@ -265,18 +249,16 @@ def test_v2_infos_have_identifiers_as_keys_and_omit_strings(
 
 
 @pytest.mark.covers("D-28/actions", "D-B13")
-def test_v2_refuses_another_number_of_actions_than_of_envs(v2: Any, make_manager: MakeManager) -> None:
-    manager = make_manager(v2, ding_envs(3))
-    manager.launch()
+def test_v2_refuses_another_number_of_actions_than_of_envs(v2: Any, launched: MakeManager) -> None:
+    manager = launched(v2, 3)
     with pytest.raises(UsageError, match=r"got 2 actions for 3 envs; .* \[0, 1, 2\]"):
         manager.step([1, 2])
     assert len(manager.step({1: 4})) == 1
 
 
 @pytest.mark.covers("D-28/stacked", "D-B3")
-def test_v2_observations_are_empty_when_no_env_needs_an_action(v2: Any, make_manager: MakeManager) -> None:
-    manager = make_manager(v2, ding_envs(2, length=1), episode_num=1)
-    manager.launch()
+def test_v2_observations_are_empty_when_no_env_needs_an_action(v2: Any, launched: MakeManager) -> None:
+    manager = launched(v2, length=1, episode_num=1)
     manager.step([1, 1])
     assert manager.done
     assert len(manager.ready_obs) == 0
@@ -294,9 +276,8 @@ def test_actions_of_a_tree_are_split_into_rows() -> None:
 
 
 @pytest.mark.covers("D-30")
-def test_in_line_a_step_is_tried_max_retry_times_and_the_others_lose_nothing(make_manager: MakeManager) -> None:
-    manager = make_manager(BaseEnvManager, ding_envs(3), max_retry=3)
-    manager.launch()
+def test_in_line_a_step_is_tried_max_retry_times_and_the_others_lose_nothing(launched: MakeManager) -> None:
+    manager = launched(BaseEnvManager, 3, max_retry=3)
     with pytest.raises(
         RuntimeError, match=r"Env 1 step has exceeded max retries\(3\), and the latest exception is"
     ) as caught:
@@ -311,16 +292,14 @@ def test_in_line_a_step_is_tried_max_retry_times_and_the_others_lose_nothing(mak
 
 
 @pytest.mark.covers("D-30")
-def test_in_line_a_step_that_fails_once_is_not_noticed(make_manager: MakeManager) -> None:
-    manager = make_manager(BaseEnvManager, ding_envs(1), max_retry=2)
-    manager.launch()
+def test_in_line_a_step_that_fails_once_is_not_noticed(launched: MakeManager) -> None:
+    manager = launched(BaseEnvManager, 1, max_retry=2)
     assert manager.step({0: "once"})[0].obs.tolist() == [0, 0, 2]
 
 
 @pytest.mark.covers("D-30", "D-19")
-def test_in_line_an_alarm_ends_a_step_and_a_reset_that_hang(make_manager: MakeManager) -> None:
-    manager = make_manager(BaseEnvManager, ding_envs(1), step_timeout=0.1, reset_timeout=0.1)
-    manager.launch()
+def test_in_line_an_alarm_ends_a_step_and_a_reset_that_hang(launched: MakeManager) -> None:
+    manager = launched(BaseEnvManager, 1, step_timeout=0.1, reset_timeout=0.1)
     with pytest.raises(RuntimeError, match=r"the env's step took longer than 0.1 s"):
         manager.step({0: "sleep"})
     with pytest.raises(RuntimeError, match=r"the env's reset took longer than 0.1 s"):

@@ -43,6 +43,18 @@ def supervise(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         one.close()
 
 
+@pytest.fixture
+def launched(supervise: Any) -> Any:
+    """Make supervisors whose envs have been launched."""
+
+    def launch(*arguments: Any, **settings: Any) -> Any:
+        supervisor = supervise(*arguments, **settings)
+        supervisor.launch()
+        return supervisor
+
+    return launch
+
+
 def test_a_blocking_step_returns_trees_in_the_order_of_its_actions(supervise: Any, kind: Any) -> None:
     envs = supervise(kind, 3)
     with pytest.raises(AssertionError, match="Supervisor is not running"):
@@ -85,22 +97,20 @@ def test_without_blocking_answers_come_by_recv(supervise: Any, kind: Any) -> Non
 
 @pytest.mark.covers("D-31/recv")
 @pytest.mark.covers("D-B17")
-def test_recv_is_refused_while_no_env_executes_a_command(supervise: Any) -> None:
-    envs = supervise()
-    envs.launch()
+def test_recv_is_refused_while_no_env_executes_a_command(launched: Any) -> None:
+    envs = launched()
     with pytest.raises(UsageError, match="no env executes a command"):
         envs.recv()
 
 
 @pytest.mark.covers("D-31/recv")
 @pytest.mark.covers("D-B17")
-def test_recv_waits_as_long_as_an_env_is_at_work(supervise: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recv_waits_as_long_as_an_env_is_at_work(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from stepmill.frontends.di_engine import env_lifecycle
 
     monkeypatch.setattr(env_lifecycle, "LOG_EVERY_S", 0.001)  # the original calls itself for each of its slices
     with Gate() as gate:
-        envs = supervise(num_envs=1, gate=str(gate.path))
-        envs.launch()
+        envs = launched(num_envs=1, gate=str(gate.path))
         envs.step({0: "gate"}, block=False)
         gate.wait_arrivals()
         sent = SendPayload(0, method="step", args=[2])
@@ -111,9 +121,8 @@ def test_recv_waits_as_long_as_an_env_is_at_work(supervise: Any, monkeypatch: py
         assert [envs.recv().data.obs.tolist() for _ in range(2)] == [[0, 0, 1], [0, 0, 2]]
 
 
-def test_commands_to_one_env_are_done_in_their_order(supervise: Any, kind: Any) -> None:
-    envs = supervise(kind, 1)
-    envs.launch()
+def test_commands_to_one_env_are_done_in_their_order(launched: Any, kind: Any) -> None:
+    envs = launched(kind, 1)
     envs.step({0: 4}, block=False)
     envs.reset({0: {"stat": "later"}}, block=False)
     envs.step({0: 5}, block=False)
@@ -128,9 +137,8 @@ def test_commands_to_one_env_are_done_in_their_order(supervise: Any, kind: Any) 
     assert envs.recv().data.reward.tolist() == [2]
 
 
-def test_the_end_of_an_episode_and_a_failed_step_reset_their_env(supervise: Any, kind: Any) -> None:
-    envs = supervise(kind, 3, length=2, episode_num=9)
-    envs.launch()
+def test_the_end_of_an_episode_and_a_failed_step_reset_their_env(launched: Any, kind: Any) -> None:
+    envs = launched(kind, 3, length=2, episode_num=9)
     timesteps = envs.step(["error", 1, "abnormal"])
     info = timesteps[0].info
     assert bool(info.abnormal)
@@ -144,9 +152,8 @@ def test_the_end_of_an_episode_and_a_failed_step_reset_their_env(supervise: Any,
 
 
 @pytest.mark.covers("D-31/recv")
-def test_a_failed_step_comes_by_recv_unless_errors_are_passed_over(supervise: Any) -> None:
-    envs = supervise(num_envs=1)
-    envs.launch()
+def test_a_failed_step_comes_by_recv_unless_errors_are_passed_over(launched: Any) -> None:
+    envs = launched(num_envs=1)
     envs.step({0: "error"}, block=False)
     payload = envs.recv()
     assert isinstance(payload.err, RuntimeError)
@@ -156,9 +163,8 @@ def test_a_failed_step_comes_by_recv_unless_errors_are_passed_over(supervise: An
 
 
 @pytest.mark.parametrize("retry_type", ["reset", "renew"])
-def test_a_reset_that_fails_is_tried_again(supervise: Any, kind: Any, retry_type: str) -> None:
-    envs = supervise(kind, 2, retry_type=retry_type, max_try=3, retry_waiting_time=0.01)
-    envs.launch()
+def test_a_reset_that_fails_is_tried_again(launched: Any, kind: Any, retry_type: str) -> None:
+    envs = launched(kind, 2, retry_type=retry_type, max_try=3, retry_waiting_time=0.01)
     serials = envs.serial
     envs.reset({0: {"stat": "even"}})
     assert (envs.serial[0] != serials[0]) is (retry_type == "renew")
@@ -166,9 +172,8 @@ def test_a_reset_that_fails_is_tried_again(supervise: Any, kind: Any, retry_type
     assert envs.env_states == {0: EnvState.RUN, 1: EnvState.RUN}
 
 
-def test_an_env_that_waits_for_its_next_reset_holds_up_no_other(supervise: Any, kind: Any) -> None:
-    envs = supervise(kind, 2, max_try=3, retry_waiting_time=HANG_GUARD_S * 10)
-    envs.launch()
+def test_an_env_that_waits_for_its_next_reset_holds_up_no_other(launched: Any, kind: Any) -> None:
+    envs = launched(kind, 2, max_try=3, retry_waiting_time=HANG_GUARD_S * 10)
     envs.reset({0: {"stat": "error"}}, block=False)
     envs.step({1: 1}, block=False)
     assert envs.recv().proc_id == 1
@@ -192,9 +197,8 @@ def test_a_reset_that_always_fails_closes_the_supervisor(supervise: Any, kind: A
     assert envs.ready_obs_id == [0, 1]
 
 
-def test_a_step_that_hangs_or_dies_costs_its_env_only(supervise: Any) -> None:
-    envs = supervise(ChildType.PROCESS, 3, step_timeout=1.0)
-    envs.launch()
+def test_a_step_that_hangs_or_dies_costs_its_env_only(launched: Any) -> None:
+    envs = launched(ChildType.PROCESS, 3, step_timeout=1.0)
     timesteps = envs.step(["sleep", "die", 1])
     assert isinstance(timesteps[0].info.err.item(), (EnvTimeout, TimeoutError))
     assert "SIGKILL" in str(timesteps[1].info.err)
@@ -217,10 +221,9 @@ def test_the_error_in_a_timestep_keeps_no_pool_alive(supervise: Any) -> None:
     assert pool() is None
 
 
-def test_a_thread_that_hangs_closes_the_supervisor(supervise: Any) -> None:
+def test_a_thread_that_hangs_closes_the_supervisor(launched: Any) -> None:
     with Gate() as gate:
-        envs = supervise(ChildType.THREAD, 2, gate=str(gate.path), step_timeout=0.3)
-        envs.launch()
+        envs = launched(ChildType.THREAD, 2, gate=str(gate.path), step_timeout=0.3)
         with pytest.raises(RuntimeError, match="a thread cannot be killed"), pytest.warns(RuntimeWarning):
             envs.step(["gate", 1])
         assert envs.closed
@@ -248,9 +251,8 @@ def test_seeds_of_a_supervisor_are_checked(supervise: Any) -> None:
     assert [len(resets) for resets in envs.resets] == [1, 1]
 
 
-def test_a_step_that_was_refused_leaves_its_env_usable(supervise: Any) -> None:
-    supervisor = supervise(num_envs=1, length=1, auto_reset=False)
-    supervisor.launch()
+def test_a_step_that_was_refused_leaves_its_env_usable(launched: Any) -> None:
+    supervisor = launched(num_envs=1, length=1, auto_reset=False)
     supervisor.step({0: 1})
     with pytest.raises(UsageError, match="are over"):
         supervisor.step({0: 1})
@@ -267,9 +269,8 @@ def test_hasattr_is_false_for_what_the_envs_lack(supervise: Any) -> None:
         supervisor.get_child_attr(0, "nothing")
 
 
-def test_an_env_that_does_not_exist_is_named_and_nothing_is_sent(supervise: Any) -> None:
-    supervisor = supervise()
-    supervisor.launch()
+def test_an_env_that_does_not_exist_is_named_and_nothing_is_sent(launched: Any) -> None:
+    supervisor = launched()
     for call in (supervisor.step, supervisor.reset):
         with pytest.raises(IndexError, match=r"there are no envs \[9\]"):
             call({0: {}, 9: {}})

@@ -207,14 +207,13 @@ def test_a_subclass_with_a_method_that_nothing_calls_is_refused_by_name(base: An
 
 @pytest.mark.covers("D-40")
 @pytest.mark.parametrize("base", [BaseEnvManager, AsyncSubprocessEnvManager])
-def test_create_state_of_a_subclass_runs_before_the_first_reset(make_manager: MakeManager, base: Any) -> None:
+def test_create_state_of_a_subclass_runs_before_the_first_reset(launched: MakeManager, base: Any) -> None:
     class Own(base):  # type: ignore[misc]
         def _create_state(self) -> None:
             super()._create_state()
             self.resets_before = [len(resets) for resets in self.resets]
 
-    manager = make_manager(Own, [DingEnv] * 2)
-    manager.launch()
+    manager = launched(Own, [DingEnv] * 2)
     assert manager.resets_before == [0, 0]
     assert [len(resets) for resets in manager.resets] == [1, 1]
 
