@@ -29,6 +29,7 @@ import numpy as np  # noqa: F401
 import pytest
 
 from stepmill.backends import starter_client
+from stepmill.testing.gates import Gate
 from tests.harness import huge_pages, leaks
 from tests.harness.covers import Covers
 from tests.harness.effort import EXPLORES
@@ -162,6 +163,12 @@ def ray_cluster() -> Iterator[Any]:
 
     with running_cluster() as cluster:
         yield cluster
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    with Gate() as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -97,7 +97,6 @@ def test_faults_are_returned_and_a_reset_brings_their_envs_back_while_others_go_
             clocks: dict[int, int] = {}
             while not {0, 1, 2} <= clocks.keys():
                 batch = (await pool.receive()).batch
-                assert batch is not None
                 clocks |= dict(zip(batch.env_id.tolist(), batch.obs[:, CLOCK].tolist(), strict=True))
             assert [clocks[env_id] for env_id in (0, 1, 2)] == [0, 0, 0]
 

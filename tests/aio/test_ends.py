@@ -167,7 +167,6 @@ def test_ctrl_c_ends_the_program() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as program:
-        assert program.stdout is not None
         assert program.stdout.readline() == "steps\n"
         program.send_signal(signal.SIGINT)
         _, error = program.communicate(timeout=HANG_GUARD_S)

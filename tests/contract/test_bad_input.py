@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 import stepmill
 from stepmill.testing.envs import CountingEnv
-from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
+from stepmill.testing.gates import GATED_ACTION, GateEnv
 from stepmill.testing.sampled import SampledEnv, describe
 from tests.harness.pools import begun, counting_envs
 
@@ -302,26 +302,25 @@ def test_a_with_block_closes_the_pool(pool_of):
 
 
 @pytest.mark.parametrize("where", ["thread", "fork"])
-def test_a_second_thread_is_refused_while_the_first_waits(pool_of):
-    with Gate() as gate:
-        pool = begun(pool_of([partial(GateEnv, gate.path, i) for i in range(2)]))
-        pool.send([GATED_ACTION, 1])
-        results: list[object] = []
-        thread = threading.Thread(target=lambda: results.append(pool.recv(2)))
-        thread.start()
-        refused = 0
-        # The waiting thread may not have begun to wait; a poll that is not refused returns at once and takes nothing.
-        while not refused and thread.is_alive():
-            try:
-                pool.recv(2, timeout_s=0)
-            except stepmill.RecvTimeout:
-                continue
-            except stepmill.UsageError:
-                refused += 1
-        gate.open()
-        thread.join()
-        assert refused
-        assert isinstance(results[0], stepmill.Batch)
+def test_a_second_thread_is_refused_while_the_first_waits(pool_of, gate):
+    pool = begun(pool_of([partial(GateEnv, gate.path, i) for i in range(2)]))
+    pool.send([GATED_ACTION, 1])
+    results: list[object] = []
+    thread = threading.Thread(target=lambda: results.append(pool.recv(2)))
+    thread.start()
+    refused = 0
+    # The waiting thread may not have begun to wait; a poll that is not refused returns at once and takes nothing.
+    while not refused and thread.is_alive():
+        try:
+            pool.recv(2, timeout_s=0)
+        except stepmill.RecvTimeout:
+            continue
+        except stepmill.UsageError:
+            refused += 1
+    gate.open()
+    thread.join()
+    assert refused
+    assert isinstance(results[0], stepmill.Batch)
 
 
 def test_an_env_that_uses_its_own_pool_is_refused():

@@ -13,7 +13,7 @@ import stepmill
 from stepmill.pool.port import PoolPort
 from stepmill.spec.options import EnvState
 from stepmill.testing.envs import BatchedCountingEnv, CountingEnv
-from tests.harness.pools import await_restart, begun, counting_envs, kill_worker, make_pool
+from tests.harness.pools import await_ready, await_restart, begun, counting_envs, kill_worker, make_pool
 
 MODES = pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 
@@ -188,8 +188,7 @@ def test_no_episode_is_begun_after_a_last_one_that_was_lost_with_a_neighbour(mod
         if neighbour == "idle":
             pool.recv(env_ids=[0])
         else:
-            while not pool.ready_ids:
-                os.sched_yield()
+            await_ready(pool, 1)
         pool.send([8], [1])
         assert pool.recv(env_ids=[1]).truncated.tolist() == [True]
         if neighbour == "ready":

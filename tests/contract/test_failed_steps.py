@@ -11,7 +11,7 @@ import stepmill
 from stepmill.frontends.gymnasium.errors import PendingCallError
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import DyingEnv, RaisingEnv
-from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
+from stepmill.testing.gates import GATED_ACTION, GateEnv
 from tests.harness.pools import begun
 
 ONES = np.array([1, 1, 1, 1])
@@ -111,24 +111,23 @@ def test_a_step_without_that_reset_names_the_env_and_what_to_call(failed, is_asy
 
 
 @pytest.mark.parametrize("where", ["fork"])
-def test_a_step_that_was_interrupted_can_be_waited_for(vector_env_of, monkeypatch):
-    with Gate() as gate:
-        envs = begun(vector_env_of([partial(GateEnv, gate.path, i) for i in range(2)]))
-        actions = np.array([GATED_ACTION, GATED_ACTION])
-        interrupted = envs._port.step_wait
+def test_a_step_that_was_interrupted_can_be_waited_for(vector_env_of, monkeypatch, gate):
+    envs = begun(vector_env_of([partial(GateEnv, gate.path, i) for i in range(2)]))
+    actions = np.array([GATED_ACTION, GATED_ACTION])
+    interrupted = envs._port.step_wait
 
-        def interrupt(timeout_s: float | None = None) -> object:
-            monkeypatch.setattr(envs._port, "step_wait", interrupted)
-            raise KeyboardInterrupt
+    def interrupt(timeout_s: float | None = None) -> object:
+        monkeypatch.setattr(envs._port, "step_wait", interrupted)
+        raise KeyboardInterrupt
 
-        monkeypatch.setattr(envs._port, "step_wait", interrupt)
-        envs.step_async(actions)
-        with pytest.raises(KeyboardInterrupt):
-            envs.step_wait()
-        with pytest.raises(PendingCallError, match=r"step_wait\(\).*or reset\(\)"):
-            envs.step(np.array([0, 0]))
-        gate.open(2)
-        assert envs.step_wait()[1].tolist() == [GATED_ACTION, GATED_ACTION]
+    monkeypatch.setattr(envs._port, "step_wait", interrupt)
+    envs.step_async(actions)
+    with pytest.raises(KeyboardInterrupt):
+        envs.step_wait()
+    with pytest.raises(PendingCallError, match=r"step_wait\(\).*or reset\(\)"):
+        envs.step(np.array([0, 0]))
+    gate.open(2)
+    assert envs.step_wait()[1].tolist() == [GATED_ACTION, GATED_ACTION]
 
 
 def test_wrong_actions_are_refused_in_the_same_words_as_ever(failed):

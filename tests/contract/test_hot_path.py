@@ -10,17 +10,11 @@ import pytest
 
 import stepmill
 from stepmill.testing.envs import ImageEnv
-from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
+from stepmill.testing.gates import GATED_ACTION, GateEnv
 from tests.harness.pools import begun
 
 PROCESSES = pytest.mark.parametrize("where", ["fork", "forkserver"])
 WAIT_S = 1.0
-
-
-@pytest.fixture
-def gate():
-    with Gate() as gate:
-        yield gate
 
 
 def bytes_written(place: int | str) -> int:

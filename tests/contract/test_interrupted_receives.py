@@ -21,7 +21,7 @@ from stepmill.spec.options import EnvState
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import RaisingEnv
 from tests.harness.interrupts import LineInterrupt
-from tests.harness.pools import begun, counting_envs, kill_worker, make_pool
+from tests.harness.pools import await_ready, begun, counting_envs, kill_worker, make_pool
 
 NUM_ENVS = 3
 LENGTH = 3
@@ -67,8 +67,8 @@ def _send_recv_ids(pool: stepmill.Pool) -> tuple[Any, Any, Any]:
 
 def _recv_ready(pool: stepmill.Pool) -> tuple[Any, Any, Any]:
     pool.send(ACTIONS)
-    while len(pool.ready_ids) < NUM_ENVS and pool.options.backend == "process":
-        pass
+    if pool.options.backend == "process":
+        await_ready(pool, NUM_ENVS)
     return _of_batch(pool.recv(min_envs=0))
 
 

@@ -12,17 +12,11 @@ import pytest
 import stepmill
 from stepmill.spec.errors import UsageError
 from stepmill.testing.envs import BatchedCountingEnv, CountingEnv, ImageEnv
-from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
+from stepmill.testing.gates import GATED_ACTION, GateEnv
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import begun, counting_envs
 
 PARALLEL = pytest.mark.parametrize("where", ["thread", "fork"])
-
-
-@pytest.fixture
-def gate():
-    with Gate() as gate:
-        yield gate
 
 
 def _gated(pool_of, gate, num_envs, **options):

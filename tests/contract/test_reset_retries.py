@@ -16,7 +16,7 @@ import stepmill
 from tests.chaos import ChaosEnv
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.kills import stop_process
-from tests.harness.pools import kill_worker
+from tests.harness.pools import await_ready, kill_worker
 
 HOWS = ("raises", "dies", "hangs")
 
@@ -205,8 +205,7 @@ def test_the_neighbours_of_an_env_that_gets_a_new_process_are_cut_short_and_mark
         pool.reset(seed=0)
         pool.step([1, 1, 1])
         pool.send([2], [2])
-        while not pool.ready_ids:
-            os.sched_yield()
+        await_ready(pool, 1)
 
         pool.reset(env_ids=[0])
         told = pool.recv(1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
-import os
 import signal
 import threading
 import weakref
@@ -23,7 +22,7 @@ from stepmill.pool.infos import rows_of
 from stepmill.pool.port import PoolPort
 from stepmill.spec.errors import BadOutput, StepmillError
 from stepmill.testing.envs import CountingEnv
-from tests.harness.pools import begun, make_pool
+from tests.harness.pools import await_ready, begun, make_pool
 
 SHY, READABLE, OPAQUE = 1, 2, 3  # actions
 
@@ -370,8 +369,7 @@ def _overwrite(pool: stepmill.Pool, env_id: int, bytes_: bytes) -> None:
 def test_an_info_that_was_written_over_names_its_env_and_hides_no_other(invalid):
     with begun(make_pool("fork", [ShyEnv] * 2)) as pool:
         pool.send([READABLE, READABLE])
-        while len(pool.ready_ids) < 2:
-            os.sched_yield()
+        await_ready(pool, 2)
         _overwrite(pool, 1, invalid)
         batch = pool.recv()
         assert batch.info["t"].tolist()[0] == 1
@@ -383,8 +381,7 @@ def test_an_info_that_was_written_over_names_its_env_and_hides_no_other(invalid)
 def test_an_observation_that_was_written_over_is_a_fault_of_its_env():
     with begun(make_pool("fork", [lambda: ShyViewEnv(0, None)] * 2)) as pool:
         pool.send([0, 0])
-        while len(pool.ready_ids) < 2:
-            os.sched_yield()
+        await_ready(pool, 2)
         _overwrite(pool, 1, b"\xff" * 16)
         with pytest.raises(BadOutput, match="env 1 gave a wrong output") as caught:
             pool.recv()

@@ -103,15 +103,14 @@ def test_a_process_killed_between_steps_is_reported_and_replaced(env_of):
 
 
 @pytest.mark.covers("A-B1")
-def test_an_env_that_hangs_is_ended_at_its_deadline(env_of):
-    with Gate() as gate:
-        options = stepmill.PoolOptions(step_timeout_s=DEADLINE_S)
-        env = env_of([partial(GatedAlf, step_gate=gate.path)] * 2, options=options)
-        env.reset()
-        with pytest.raises(RuntimeError, match="env 1 took longer than its deadline") as caught:
-            env.step(np.array([1, 99], np.float32))
-        assert isinstance(caught.value, stepmill.EnvTimeout)
-        assert env.reset().step_type.tolist() == [0, 0]
+def test_an_env_that_hangs_is_ended_at_its_deadline(env_of, gate):
+    options = stepmill.PoolOptions(step_timeout_s=DEADLINE_S)
+    env = env_of([partial(GatedAlf, step_gate=gate.path)] * 2, options=options)
+    env.reset()
+    with pytest.raises(RuntimeError, match="env 1 took longer than its deadline") as caught:
+        env.step(np.array([1, 99], np.float32))
+    assert isinstance(caught.value, stepmill.EnvTimeout)
+    assert env.reset().step_type.tolist() == [0, 0]
 
 
 @pytest.mark.covers("A-B6", "A-24")
@@ -203,12 +202,11 @@ class StuckAtClose(AlfCounter):
 
 
 @pytest.mark.covers("A-B10/close")
-def test_close_ends_envs_that_do_not_close_all_in_the_same_two_seconds():
-    with Gate() as gate:
-        env = FastParallelEnvironment([partial(StuckAtClose, path=gate.path)] * 8, as_tensors=False)
-        env.reset()
-        start = time.monotonic()
-        with pytest.warns(RuntimeWarning, match="did not stop within"):
-            env.close()
-        assert time.monotonic() - start < 15  # less than two seconds for each of eight
-        gate.wait_arrivals(1)
+def test_close_ends_envs_that_do_not_close_all_in_the_same_two_seconds(gate):
+    env = FastParallelEnvironment([partial(StuckAtClose, path=gate.path)] * 8, as_tensors=False)
+    env.reset()
+    start = time.monotonic()
+    with pytest.warns(RuntimeWarning, match="did not stop within"):
+        env.close()
+    assert time.monotonic() - start < 15  # less than two seconds for each of eight
+    gate.wait_arrivals(1)

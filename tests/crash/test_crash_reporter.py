@@ -53,7 +53,6 @@ def test_a_fault_leaves_one_capsule_with_the_episode_under_every_policy(where: s
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # it cannot be played again
                 batch = run(pool, [2, 3, crashing.RAISE])
-            assert batch is not None
             told = batch.info["fault"]["message"][1], batch.info["fault"]["capsule"][1]
     path = next(tmp_path.iterdir())
     capsule = read_capsule(str(path))

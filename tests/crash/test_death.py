@@ -14,7 +14,7 @@ import stepmill
 from stepmill.backends import process
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import DyingEnv
-from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv, wait_at
+from stepmill.testing.gates import GATED_ACTION, GateEnv, wait_at
 from tests.harness import leaks
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import begun, counting_envs, make_pool, make_vector_env
@@ -25,12 +25,6 @@ CONTEXTS = ["fork", "forkserver"]
 @pytest.fixture
 def where(request):
     return getattr(request, "param", "fork")
-
-
-@pytest.fixture
-def gate():
-    with Gate() as gate:
-        yield gate
 
 
 def _pid_of(pool, env_id):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import resource
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +15,7 @@ import pytest
 import stepmill
 from stepmill.testing import ImageEnv
 from tests.harness.leaks import Footprint, find_leaks
-from tests.harness.pools import begun, counting_envs, make_pool
+from tests.harness.pools import begun, counting_envs, kill_worker, make_pool
 
 
 @contextmanager
@@ -86,9 +85,7 @@ def test_a_worker_takes_as_many_descriptors_as_the_docs_say(
 @pytest.mark.parametrize("where", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_a_restart_with_too_few_descriptors_is_refused_and_can_be_repeated(where: str) -> None:
     with begun(make_pool(where, counting_envs(2), num_workers=2)) as pool:
-        os.kill(pool.stats().workers[1].pid, signal.SIGKILL)
-        while not pool.stats().workers[1].is_dead:
-            os.sched_yield()
+        kill_worker(pool, 1)
         room = 0
         while is_refused(pool.revive, room):
             room += 1

@@ -215,27 +215,25 @@ def test_an_error_names_the_env_by_its_place_wherever_it_lives():
 
 
 @pytest.mark.covers("M-B8")
-def test_a_step_that_takes_too_long_is_ended_and_reported(envs_of):
-    with Gate() as gate:
-        multi_env = MultiEnv(envs_of(OldEnv, partial(OldEnv, 1, gate=gate.path), step_timeout_s=DEADLINE_S))
-        multi_env.reset()
-        start = time.monotonic()
-        _, _, terminals, infos = multi_env.step([1, "wait"])
-        assert time.monotonic() - start < HANG_GUARD_S
-        assert terminals == [False, True]
-        assert infos[1]["fault"]["kind"] == "timed_out"
+def test_a_step_that_takes_too_long_is_ended_and_reported(envs_of, gate):
+    multi_env = MultiEnv(envs_of(OldEnv, partial(OldEnv, 1, gate=gate.path), step_timeout_s=DEADLINE_S))
+    multi_env.reset()
+    start = time.monotonic()
+    _, _, terminals, infos = multi_env.step([1, "wait"])
+    assert time.monotonic() - start < HANG_GUARD_S
+    assert terminals == [False, True]
+    assert infos[1]["fault"]["kind"] == "timed_out"
 
 
 @pytest.mark.covers("M-10", "M-B7/bounded")
-def test_close_is_bounded_when_an_env_does_not_close():
-    with Gate() as gate:
-        fns = [partial(OldEnvDeafToClose, i, gate=gate.path) for i in range(2)]
-        multi_env = MultiEnv(create_subprocess_envs(fns, options=FORK))
-        multi_env.reset()
-        start = time.monotonic()
-        with pytest.warns(RuntimeWarning, match="it was killed"):
-            multi_env.close()
-        assert time.monotonic() - start < HANG_GUARD_S
+def test_close_is_bounded_when_an_env_does_not_close(gate):
+    fns = [partial(OldEnvDeafToClose, i, gate=gate.path) for i in range(2)]
+    multi_env = MultiEnv(create_subprocess_envs(fns, options=FORK))
+    multi_env.reset()
+    start = time.monotonic()
+    with pytest.warns(RuntimeWarning, match="it was killed"):
+        multi_env.close()
+    assert time.monotonic() - start < HANG_GUARD_S
 
 
 class OldEnvBreakingAtClose(OldEnv):
@@ -262,16 +260,15 @@ def test_an_exception_of_close_of_one_of_several_envs_is_a_warning(envs_of):
 
 
 @pytest.mark.covers("M-B7/bounded")
-def test_close_of_one_of_several_envs_is_bounded():
-    with Gate() as gate:
-        first, second = create_subprocess_envs([partial(OldEnvDeafToClose, gate=gate.path), OldEnv], options=FORK)
-        start = time.monotonic()
-        with pytest.warns(RuntimeWarning, match="close"):
-            first.close()
-        assert time.monotonic() - start < HANG_GUARD_S
-        assert second.reset()["t"] == 0
-        with pytest.warns(RuntimeWarning, match="it was killed"):
-            second.close()
+def test_close_of_one_of_several_envs_is_bounded(gate):
+    first, second = create_subprocess_envs([partial(OldEnvDeafToClose, gate=gate.path), OldEnv], options=FORK)
+    start = time.monotonic()
+    with pytest.warns(RuntimeWarning, match="close"):
+        first.close()
+    assert time.monotonic() - start < HANG_GUARD_S
+    assert second.reset()["t"] == 0
+    with pytest.warns(RuntimeWarning, match="it was killed"):
+        second.close()
 
 
 INTERRUPTED = """

@@ -64,7 +64,6 @@ def backend_of(pool: stepmill.Pool) -> ProcessBackend:
 
 def launcher_pid(pool: stepmill.Pool) -> int:
     launcher = backend_of(pool)._launcher
-    assert launcher is not None
     return launcher.pid
 
 
@@ -219,7 +218,6 @@ time.sleep(600)
 @pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow), "spawn"])
 def test_nothing_outlives_a_learner_that_is_killed(context: str) -> None:
     with start_script(LEARNER, context, "sleep") as learner:
-        assert learner.stdout is not None
         assert learner.stdout.readline() == "running\n"
         pids = leaks.descendants(learner.pid)
         assert len(pids) >= 4
@@ -242,7 +240,6 @@ def test_nothing_outlives_a_learner_that_is_killed(context: str) -> None:
 def test_ctrl_c_ends_everything_with_one_traceback(context: str, mode: str) -> None:
     # Warnings are no errors here: the pool warns of the envs that hang when it closes at the end of the program.
     with start_script(f"import os; os.setpgid(0, 0)\n{LEARNER}", context, mode, interpreter=()) as learner:
-        assert learner.stdout is not None
         assert learner.stdout.readline() == "running\n"
         pids = leaks.descendants(learner.pid)
         began = time.monotonic()
@@ -269,7 +266,6 @@ def test_ctrl_c_at_any_moment_of_the_start_leaves_one_traceback_at_most() -> Non
     """
     for delay_s in (0.0, 0.03, 0.1, 0.2, 0.3):
         with start_script(source) as learner:
-            assert learner.stdout is not None
             assert learner.stdout.readline() == "starting\n"
             time.sleep(delay_s)  # no event marks the moments of interest, so several are tried
             pids = leaks.descendants(learner.pid)

@@ -19,7 +19,7 @@ from tests.chaos import ChaosEnv
 from tests.chaos.envs import CLOCK
 from tests.harness.effort import every_second
 from tests.harness.hangs import DEADLINE_S
-from tests.harness.pools import assert_same, begun, kill_unnoticed, make_pool
+from tests.harness.pools import assert_same, begun, kill_unnoticed, kill_worker, make_pool
 
 
 class UnseededEnv(ChaosEnv):
@@ -353,9 +353,7 @@ def test_an_env_that_failed_before_its_worker_died_is_replayed_in_a_new_one(tmp_
         pool.send([1] * 4)
         while pool.states.count(stepmill.EnvState.BUSY):
             pass
-        kill_unnoticed(pool)
-        while not pool.stats().workers[0].is_dead:
-            pass
+        kill_worker(pool)
 
         batch = pool.recv(4)
 

@@ -22,7 +22,7 @@ from tests.chaos import KILL, ChaosEnv
 from tests.chaos.envs import make_fragile, make_gated
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.kills import kill_process
-from tests.harness.pools import await_restart, begun, kill_worker
+from tests.harness.pools import await_ready, await_restart, begun, kill_worker
 
 
 class TunedEnv(ChaosEnv):
@@ -64,19 +64,18 @@ def make(env_fns: Any, **options: Any) -> stepmill.Pool:
 
 @pytest.mark.covers("G-3/close")
 @pytest.mark.parametrize("moment", ["building", "waiting"])
-def test_close_breaks_a_restart_off_and_warns_of_nothing(moment: str, tmp_path: Path) -> None:
+def test_close_breaks_a_restart_off_and_warns_of_nothing(moment: str, tmp_path: Path, gate: Gate) -> None:
     flag = tmp_path / "flag"
-    with Gate() as gate:
-        pool = begun(make([partial(make_gated, flag, gate.path, env_id) for env_id in range(2)]))
-        flag.touch()
-        assert pool.step([KILL, 1]).truncated.tolist() == [True, False]
-        if moment == "building":
-            gate.wait_arrivals()
-        begin = time.monotonic()
+    pool = begun(make([partial(make_gated, flag, gate.path, env_id) for env_id in range(2)]))
+    flag.touch()
+    assert pool.step([KILL, 1]).truncated.tolist() == [True, False]
+    if moment == "building":
+        gate.wait_arrivals()
+    begin = time.monotonic()
 
-        pool.close()
+    pool.close()
 
-        assert time.monotonic() - begin < HANG_GUARD_S
+    assert time.monotonic() - begin < HANG_GUARD_S
 
 
 def test_a_call_waits_for_the_restart_of_its_worker(tmp_path: Path) -> None:
@@ -245,8 +244,7 @@ def test_the_large_infos_of_dead_workers_hold_no_memory() -> None:
 def test_a_large_info_that_was_published_outlives_its_worker() -> None:
     with begun(make([partial(TalkativeEnv, env_id) for env_id in range(2)])) as pool:
         pool.send([1, 1])
-        while len(pool.ready_ids) < 2:
-            os.sched_yield()
+        await_ready(pool, 2)
         kill_worker(pool)
         restart = BeginRestart(0, 0, Remedy.RAISE, {})
         pool._recovery.workers.plan_restart(restart)
@@ -304,20 +302,19 @@ class SlowOnceEnv(ChaosEnv):
 
 
 @pytest.mark.parametrize("backend", ["thread", "process"])
-def test_a_replay_that_was_interrupted_goes_on_with_the_next_wait(backend: str) -> None:
+def test_a_replay_that_was_interrupted_goes_on_with_the_next_wait(backend: str, gate: Gate) -> None:
     options = stepmill.PoolOptions(on_fault="replay", seeding="per_episode")
-    with Gate() as gate:
-        fns = [partial(SlowOnceEnv, gate.path, 0), partial(ChaosEnv, 1)]
-        with begun(stepmill.Pool(fns, backend=backend, num_workers=2, options=options)) as pool:
+    fns = [partial(SlowOnceEnv, gate.path, 0), partial(ChaosEnv, 1)]
+    with begun(stepmill.Pool(fns, backend=backend, num_workers=2, options=options)) as pool:
+        pool.step([1, 1])
+        pool.step([1, 1])
+        interrupter = threading.Thread(target=_interrupt_at, args=(gate,))
+        interrupter.start()
+        with pytest.raises(KeyboardInterrupt):
             pool.step([1, 1])
-            pool.step([1, 1])
-            interrupter = threading.Thread(target=_interrupt_at, args=(gate,))
-            interrupter.start()
-            with pytest.raises(KeyboardInterrupt):
-                pool.step([1, 1])
-            interrupter.join()
-            assert pool.states[0].name == "BUSY"
-            gate.open()
+        interrupter.join()
+        assert pool.states[0].name == "BUSY"
+        gate.open()
 
-            assert pool.recv(2).obs[:, 2].tolist() == [3, 3]
-            assert pool.step([1, 1]).obs[:, 2].tolist() == [4, 4]
+        assert pool.recv(2).obs[:, 2].tolist() == [3, 3]
+        assert pool.step([1, 1]).obs[:, 2].tolist() == [4, 4]

@@ -15,7 +15,7 @@ from stepmill.pool.port import PoolPort
 from stepmill.pool.workers import WorkerRecord, WorkerSupervisor
 from tests.chaos import KILL, RAISE, ChaosEnv
 from tests.chaos.envs import make_fragile
-from tests.harness.pools import begun, kill_worker
+from tests.harness.pools import await_ready, begun, kill_worker
 
 
 def make(**options: Any) -> stepmill.Pool:
@@ -154,8 +154,7 @@ def test_a_reset_of_all_envs_of_a_dead_worker_does_not_report_the_death() -> Non
 def test_a_death_is_reported_once_though_a_result_was_received_after_it() -> None:
     with begun(make()) as pool:
         pool.send([1], [2])
-        while not pool.ready_ids:
-            pass
+        await_ready(pool, 1)
         pool.send([KILL], [3])
         with pytest.raises(stepmill.WorkerDied) as caught:
             pool.recv(env_ids=[3])

@@ -25,7 +25,7 @@ from stepmill import _native
 from stepmill.slab.layout import LEASE_BYTES
 from stepmill.testing.envs import CountingEnv
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.pools import begun
+from tests.harness.pools import await_ready, begun
 from tests.harness.slab_memory import slab_address, write_slab
 
 NUM_SEEDS = 6
@@ -271,8 +271,7 @@ def test_flags_are_0_or_1_whatever_a_worker_writes_there() -> None:
 
 def wait_for_scribbles(pool: stepmill.Pool, places: Sequence[int]) -> None:
     """Wait until all results are there, and the worker has written over its own since."""
-    while len(pool.ready_ids) < pool.num_envs:
-        os.sched_yield()
+    await_ready(pool, pool.num_envs)
     for place in places:
         while ctypes.c_ubyte.from_address(slab_address(place)).value != SCRIBBLE:
             os.sched_yield()
@@ -360,8 +359,7 @@ def test_a_hole_is_not_taken_for_a_value(tmp_path: Path) -> None:
     # A file that only looks large must not make its reader ask for as much memory.
     with begun(make(LoquaciousEnv, "raise")) as pool:
         pool.send([1] * 4)
-        while len(pool.ready_ids) < 4:
-            os.sched_yield()
+        await_ready(pool, 4)
         slab = pool._runtime.slab
         os.ftruncate(slab.fds[4], 2**45)
         assert pool.recv(4).obs["words"] == ("step",) * 4

@@ -132,7 +132,6 @@ def test_nothing_is_left_of_a_program_that_is_killed(where: str) -> None:
         sys.stdin.read()
     """
     with start_script(source) as program:
-        assert program.stdout is not None
         assert program.stdout.readline() == "ready\n", program.stderr and program.stderr.read()
         below = descendants(program.pid)
         assert len(below) >= 3

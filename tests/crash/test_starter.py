@@ -83,7 +83,6 @@ def starter_pid() -> int:
 def launcher_pid(pool: stepmill.Pool) -> int:
     backend = pool._runtime.backend
     assert isinstance(backend, ProcessBackend)
-    assert backend._launcher is not None
     return backend._launcher.pid
 
 
@@ -327,8 +326,6 @@ sys.stdin.read()
 def test_the_starter_ends_with_its_program(ending: str, closes: bool) -> None:
     command = [sys.executable, "-c", SCRIPT.format(closes=closes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
-        assert program.stdout is not None
-        assert program.stdin is not None
         assert program.stderr is not None
         pid = int(program.stdout.readline())
         if ending == "return":

@@ -40,7 +40,6 @@ PROGRAM = """
 def test_no_deadline_passes_while_the_whole_program_is_stopped(policy: str) -> None:
     arguments = (str(STEP_TIMEOUT_S), policy, str(NUM_STOPS))
     with Gate() as gate, start_script(PROGRAM, str(gate.path), *arguments) as program:
-        assert program.stdout is not None
         for _ in range(NUM_STOPS):
             gate.wait_arrivals()
             time.sleep(STEP_TIMEOUT_S / 8)  # its deadline runs: the reaper has seen the step

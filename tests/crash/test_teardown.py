@@ -84,7 +84,6 @@ def some_of_all(*names: str) -> list[object]:
 def end_inside(context: str, phase: str, number: int, *, whom: str, folder: str = "") -> tuple[int, str]:
     """Start a learner, send a signal when it is inside of a phase; return its exit status and stderr once all are gone."""
     with start_script(LEARNER, context, phase, whom, folder, interpreter=()) as learner:
-        assert learner.stdout is not None
         assert learner.stdout.readline() == "inside\n"
         pids = leaks.descendants(learner.pid)
         assert len(pids) >= 2
@@ -203,7 +202,6 @@ def test_a_fork_that_outlives_its_maker_keeps_no_worker_alive():
         os._exit(0)
     """
     with start_script(source) as learner:
-        assert learner.stdout is not None
         workers = {int(word) for word in learner.stdout.readline().split()}
         assert learner.wait(timeout=HANG_GUARD_S) == 0
         assert leaks.wait_until_gone(workers, timeout_s=HANG_GUARD_S) == []

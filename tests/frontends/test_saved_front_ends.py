@@ -154,7 +154,6 @@ def test_a_restored_async_pool_receives_what_the_saved_one_would_have_received()
     async def run(pool: stepmill.AsyncPool, history: list[Any], num: int) -> None:
         for _ in range(num):
             batch = (await pool.receive(3)).batch
-            assert batch is not None
             order = np.argsort(batch.env_id)
             history.append(record([batch.obs["place"][order], batch.reward[order], batch.terminated[order]]))
             ended = batch.terminated | batch.truncated

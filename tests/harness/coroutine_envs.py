@@ -174,7 +174,6 @@ async def cancel_itself(_env: Turns, _action: Any) -> None:
 
 async def cancel_later(_env: Turns, _action: Any) -> None:
     task = asyncio.current_task()
-    assert task is not None
     asyncio.get_running_loop().call_soon(task.cancel)  # the step ends before
 
 

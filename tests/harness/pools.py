@@ -55,6 +55,12 @@ def kill_worker(pool: stepmill.Pool, worker: int = 0) -> None:
         os.sched_yield()
 
 
+def await_ready(pool: stepmill.Pool, num_envs: int) -> None:
+    """Wait until this number of envs have results."""
+    while len(pool.ready_ids) < num_envs:
+        os.sched_yield()
+
+
 def kill_unnoticed(pool: stepmill.Pool, worker: int = 0) -> None:
     """Kill a worker, and wait until its process has ended: the pool finds it at its next use."""
     kill_process(pool.stats().workers[worker].pid)

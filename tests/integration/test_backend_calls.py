@@ -85,20 +85,19 @@ def test_a_call_runs_after_the_commands_before_it_and_before_those_after(pool_of
     assert [count.result()[0] for count in counts] == [1, 2, 3, 4, 5]
 
 
-def test_a_call_waits_for_the_step_that_runs(where: str, pool_of: PoolOf) -> None:
+def test_a_call_waits_for_the_step_that_runs(where: str, pool_of: PoolOf, gate: Gate) -> None:
     if where == "serial":
         pytest.skip("in line nothing runs beside the caller")
-    with Gate() as gate:
-        pool = begun(pool_of([partial(GateEnv, gate.path)]))
-        pool.send([GATED_ACTION])
-        gate.wait_arrivals()
-        future = pool.call_async("num_steps")
-        assert not future.is_done
-        with pytest.raises(stepmill.EnvTimeout, match=r"call of 1 envs on worker 0 was not done within 0\.05 s"):
-            future.result(timeout_s=0.05)
-        gate.open()
-        assert future.result() == (1,)
-        pool.recv(1)
+    pool = begun(pool_of([partial(GateEnv, gate.path)]))
+    pool.send([GATED_ACTION])
+    gate.wait_arrivals()
+    future = pool.call_async("num_steps")
+    assert not future.is_done
+    with pytest.raises(stepmill.EnvTimeout, match=r"call of 1 envs on worker 0 was not done within 0\.05 s"):
+        future.result(timeout_s=0.05)
+    gate.open()
+    assert future.result() == (1,)
+    pool.recv(1)
 
 
 def test_futures_resolve_in_any_order_and_as_often_as_asked(pool_of: PoolOf) -> None:
@@ -135,17 +134,16 @@ def test_large_arguments_and_large_replies_pass_each_other(pool_of: PoolOf) -> N
     assert [len(data) for future in (replies, more) for data in future.result()] == [BIG] * 4
 
 
-def test_large_arguments_reach_a_worker_that_is_at_work(where: str, pool_of: PoolOf) -> None:
+def test_large_arguments_reach_a_worker_that_is_at_work(where: str, pool_of: PoolOf, gate: Gate) -> None:
     if where == "serial":
         pytest.skip("in line nothing runs beside the caller")
-    with Gate() as gate:
-        pool = begun(pool_of([partial(GateEnv, gate.path)]))
-        pool.send([GATED_ACTION])
-        gate.wait_arrivals()
-        sent = pool.call_async("add", np.zeros(BIG, np.uint8))
-        gate.open()
-        assert pool.recv(1, timeout_s=HANG_GUARD_S).env_id.tolist() == [0]
-        assert sent.result()[0].shape == (BIG,)
+    pool = begun(pool_of([partial(GateEnv, gate.path)]))
+    pool.send([GATED_ACTION])
+    gate.wait_arrivals()
+    sent = pool.call_async("add", np.zeros(BIG, np.uint8))
+    gate.open()
+    assert pool.recv(1, timeout_s=HANG_GUARD_S).env_id.tolist() == [0]
+    assert sent.result()[0].shape == (BIG,)
 
 
 # ---- what goes wrong -----------------------------------------------------------------------------------------------------
@@ -236,28 +234,27 @@ def test_a_call_that_is_interrupted_can_be_asked_again(where: str, pool_of: Pool
 
 
 @with_workers
-def test_closing_from_another_thread_ends_the_wait_for_a_call(where: str, pool_of: PoolOf) -> None:
-    with Gate() as gate:
-        pool = pool_of([partial(GateEnv, gate.path)])
-        future = pool.call_async("wait_here")
-        gate.wait_arrivals()
-        outcome: list[BaseException] = []
+def test_closing_from_another_thread_ends_the_wait_for_a_call(where: str, pool_of: PoolOf, gate: Gate) -> None:
+    pool = pool_of([partial(GateEnv, gate.path)])
+    future = pool.call_async("wait_here")
+    gate.wait_arrivals()
+    outcome: list[BaseException] = []
 
-        def wait() -> None:
-            try:
-                future.result()
-            except stepmill.StepmillError as exc:
-                outcome.append(exc)
+    def wait() -> None:
+        try:
+            future.result()
+        except stepmill.StepmillError as exc:
+            outcome.append(exc)
 
-        waiter = threading.Thread(target=wait)
-        waiter.start()
-        opener = threading.Timer(0.3, gate.open)
-        opener.start()
-        pool.close()
-        waiter.join(HANG_GUARD_S)
-        opener.join()
-        assert not outcome or isinstance(outcome[0], stepmill.ClosedPoolError)
-        assert not waiter.is_alive()
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    opener = threading.Timer(0.3, gate.open)
+    opener.start()
+    pool.close()
+    waiter.join(HANG_GUARD_S)
+    opener.join()
+    assert not outcome or isinstance(outcome[0], stepmill.ClosedPoolError)
+    assert not waiter.is_alive()
 
 
 # ---- close --------------------------------------------------------------------------------------------------------------
@@ -296,13 +293,12 @@ def test_constructors_that_raise_in_threads_are_all_told() -> None:
     assert [getattr(other, "env_id", None) for other in caught.value.others] == [2]
 
 
-def test_a_constructor_that_hangs_in_a_thread_is_named_at_the_timeout() -> None:
-    with Gate() as gate:
-        env_fns = [CountingEnv, CountingEnv, partial(_wait_and_make, gate), CountingEnv]
-        with pytest.raises(stepmill.EnvTimeout, match="worker 1 was still constructing env 2") as caught:
-            make_pool("thread", env_fns, num_workers=2, start={"timeout_s": 0.3})
-        assert (caught.value.env_id, caught.value.env_ids) == (2, (2, 3))
-        gate.open()
+def test_a_constructor_that_hangs_in_a_thread_is_named_at_the_timeout(gate: Gate) -> None:
+    env_fns = [CountingEnv, CountingEnv, partial(_wait_and_make, gate), CountingEnv]
+    with pytest.raises(stepmill.EnvTimeout, match="worker 1 was still constructing env 2") as caught:
+        make_pool("thread", env_fns, num_workers=2, start={"timeout_s": 0.3})
+    assert (caught.value.env_id, caught.value.env_ids) == (2, (2, 3))
+    gate.open()
 
 
 def _wait_and_make(gate: Gate) -> CountingEnv:

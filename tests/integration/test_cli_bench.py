@@ -36,7 +36,6 @@ def test_bench_prints_bars(tmp_path):
     found = re.fullmatch(
         r"Without a learner, (stepmill \w+) takes ([0-9.]+) times .* as (\w+), Gymnasium's .*", lines[-1]
     )
-    assert found is not None
     assert found[1] in fastest["stepmill"]
     assert found[3] in fastest["gymnasium"]
     assert float(found[2]) == pytest.approx(ours / theirs, rel=0.01)

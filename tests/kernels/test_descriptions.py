@@ -200,7 +200,6 @@ def test_a_library_is_refused_with_the_name_of_a_field_or_runs(library: _Library
 
 def _run(kernel: stepmill.kernels.LibraryKernel) -> None:
     for space in (kernel.observation_space, kernel.action_space):
-        assert space.dtype is not None
         assert space.dtype.isnative
         assert space.contains(np.asarray(space.sample(), space.dtype))
     if kernel.compile().state.itemsize > 10_000:

@@ -79,7 +79,6 @@ def test_an_env_that_does_not_come_back_is_named(tmp_path: Path) -> None:
     program = tmp_path / "endless.py"
     program.write_text(_ENDLESS)
     with subprocess.Popen([sys.executable, str(program)], stderr=subprocess.PIPE, text=True) as run:
-        assert run.stderr is not None
         line = run.stderr.readline()
         run.kill()
     assert "env 2 of the kernel endless has not returned" in line

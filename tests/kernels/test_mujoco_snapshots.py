@@ -119,7 +119,6 @@ def test_a_damaged_snapshot_changes_no_env() -> None:
         _play(pool, _actions("HalfCheetah-v5", 5))
         kept = stepmill.save(pool, None)
         *others, (state, outside) = _memory(snapshot)
-        assert outside is not None
         for cut in (b"", outside[:10], outside[:-8], None):
             damaged = _with_memory(snapshot, (*others, (state, cut)))
             with pytest.raises(stepmill.UsageError, match="does not fit these envs, or is damaged"):

@@ -1,23 +1,10 @@
 """The budget counts code, and a limit rises by a new decision only."""
 
-import importlib.util
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-pytest.importorskip("tomllib")  # CPython 3.11
-SCRIPT = Path(__file__).parents[2] / "scripts" / "budget.py"
-
-
-@pytest.fixture(scope="module")
-def budget():
-    spec = importlib.util.spec_from_file_location("budget", SCRIPT)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # its dataclass looks there
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+budget = pytest.importorskip("scripts.budget", reason="CPython 3.10 does not have tomllib")
 
 
 @pytest.fixture
@@ -52,7 +39,7 @@ def commit(checkout):
     subprocess.run([*git, "commit", "-q", "-m", "a change"], check=True)
 
 
-def wrong(budget, checkout, measured):
+def wrong(checkout, measured):
     limits = budget.read_limits((checkout / "budget.toml").read_text())
     return list(budget.check(checkout, limits, {"lines.pool": measured}))
 
@@ -65,7 +52,7 @@ def wrong(budget, checkout, measured):
         ("x = [\n    1,\n\n    2,\n]\n", 4),
     ],
 )
-def test_lines_of_python_are_lines_with_tokens(budget, code, lines):
+def test_lines_of_python_are_lines_with_tokens(code, lines):
     assert budget.python_lines(code) == lines
 
 
@@ -77,11 +64,11 @@ def test_lines_of_python_are_lines_with_tokens(budget, code, lines):
         ("int a; /* so\nint b;\n*/ int c;\n", 2),
     ],
 )
-def test_lines_of_cpp_are_those_outside_comments(budget, code, lines):
+def test_lines_of_cpp_are_those_outside_comments(code, lines):
     assert budget.cpp_lines(code) == lines
 
 
-def test_a_method_counts_where_the_name_before_it_is_annotated_with_its_class(budget, tmp_path):
+def test_a_method_counts_where_the_name_before_it_is_annotated_with_its_class(tmp_path):
     (tmp_path / "pool").mkdir()
     (tmp_path / "_native.pyi").write_text("def now() -> int: ...\nclass State:\n    def send(self) -> None: ...\n")
     (tmp_path / "pool" / "a.py").write_text(
@@ -92,43 +79,43 @@ def test_a_method_counts_where_the_name_before_it_is_annotated_with_its_class(bu
     assert budget.native_uses(tmp_path) == {"State.send", "now"}
 
 
-def test_more_than_the_limit_is_an_error_and_less_is_not(budget, checkout):
-    assert wrong(budget, checkout, 10) == []
-    assert ["lines.pool is 11, at most 10 allowed" in line for line in wrong(budget, checkout, 11)] == [True]
+def test_more_than_the_limit_is_an_error_and_less_is_not(checkout):
+    assert wrong(checkout, 10) == []
+    assert ["lines.pool is 11, at most 10 allowed" in line for line in wrong(checkout, 11)] == [True]
 
 
-def test_a_measure_without_a_limit_is_an_error(budget, checkout):
+def test_a_measure_without_a_limit_is_an_error(checkout):
     assert "has no limit" in next(budget.check(checkout, {}, {"lines.new": 1}))
 
 
 @pytest.mark.parametrize("number", ["0001", "0002"])
-def test_a_limit_is_at_most_the_number_in_its_page(budget, checkout, number):
+def test_a_limit_is_at_most_the_number_in_its_page(checkout, number):
     decide(checkout, number, 12)
     set_limit(checkout, 13, number)
-    assert any(f"page {number} of docs/decisions allows 12" in line for line in wrong(budget, checkout, 9))
+    assert any(f"page {number} of docs/decisions allows 12" in line for line in wrong(checkout, 9))
 
 
-def test_a_limit_rises_by_a_page_that_is_new(budget, checkout):
+def test_a_limit_rises_by_a_page_that_is_new(checkout):
     decide(checkout, "0002", 1200)
-    assert wrong(budget, checkout, 1100) == []
+    assert wrong(checkout, 1100) == []
     commit(checkout)
-    assert wrong(budget, checkout, 1100) == [], "the parent commit does not have the page either"
+    assert wrong(checkout, 1100) == [], "the parent commit does not have the page either"
 
 
-def test_a_limit_does_not_rise_by_an_edited_page(budget, checkout):
+def test_a_limit_does_not_rise_by_an_edited_page(checkout):
     decide(checkout, "0001", 12)
-    (problem,) = wrong(budget, checkout, 9)
+    (problem,) = wrong(checkout, 9)
     assert problem.startswith("lines.pool: the limit was 10 and is 12")
     commit(checkout)
-    assert wrong(budget, checkout, 9) == [problem]
+    assert wrong(checkout, 9) == [problem]
 
 
-def test_a_page_that_does_not_say_what_was_deleted_allows_nothing(budget, checkout):
+def test_a_page_that_does_not_say_what_was_deleted_allows_nothing(checkout):
     decide(checkout, "0002", 12, reason="## Why\n")
-    assert any("no page 0002" in line for line in wrong(budget, checkout, 9))
+    assert any("no page 0002" in line for line in wrong(checkout, 9))
 
 
-def test_write_lowers_limits_and_leaves_a_hundredth_for_repairs(budget):
+def test_write_lowers_limits_and_leaves_a_hundredth_for_repairs():
     limits = {"lines.pool": budget.Limit(5000, "0001"), "names.of_Pool": budget.Limit(40, "0001")}
     lower = budget.lower_limits(limits, {"lines.pool": 4005, "names.of_Pool": 39})
     assert lower == {"lines.pool": 4055, "names.of_Pool": 39}

@@ -1,12 +1,8 @@
 """The check of figures finds a number of a page that has no result, and a result or a setting that is on no page."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "check_figures.py"
+check_figures = pytest.importorskip("scripts.check_figures", reason="CPython 3.10 does not have tomllib")
 RESULTS = {"pong": {"values": {"steps/s": 31_100, "share, %": 92.8}, "setup": [8]}, "settings": {"page.md": ["1.5 s"]}}
 CELLS = {"noop-8": {"unit": "", "engines": {"bare": {"value": 2.443e6}, "gym": {"value": None}}}}
 PAGE = """
@@ -17,18 +13,8 @@ Workers have 1.5 s to end.
 """
 
 
-@pytest.fixture(scope="module")
-def check_figures():
-    pytest.importorskip("tomllib", reason="CPython 3.10 does not have it")
-    spec = importlib.util.spec_from_file_location("check_figures", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["check_figures"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def find(check_figures):
+def find():
     return lambda page: check_figures.find_unknown({"page.md": page}, RESULTS, CELLS)
 
 
@@ -45,7 +31,7 @@ def test_a_page_whose_numbers_are_results_and_settings_is_right(find):
         ("| n=8 | 5.1× | 168 % | 10.2 GB | 1,240 steps/s |", ["5.1×", "168 %", "10.2 GB", "1,240 steps/s"]),
     ],
 )
-def test_numbers_with_the_unit_of_a_measurement_need_a_result_or_a_setting(check_figures, find, text, found):
+def test_numbers_with_the_unit_of_a_measurement_need_a_result_or_a_setting(find, text, found):
     expected = [f"page.md:7: {each!r} is neither measured nor a setting" for each in found]
     assert find(f"{PAGE}\n{text}\n") == expected
     assert find(f"{PAGE}\n```py\n{text}\n```\n\n    {text}\n") == []
@@ -78,5 +64,5 @@ def test_a_name_without_results_is_reported(find):
     assert find(PAGE + "\n<!-- measured: ping -->\n7 ms.\n") == ["page.md:7: there are no results of ping"]
 
 
-def test_every_number_of_the_pages_has_a_result(check_figures):
+def test_every_number_of_the_pages_has_a_result():
     assert check_figures.main() == 0

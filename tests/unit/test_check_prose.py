@@ -1,12 +1,9 @@
 """The prose check finds banned phrases and misspelt words, and skips what is excluded."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "check_prose.py"
+from scripts import check_prose
+
 RULES = """
 [accepted]
 RetryIn
@@ -17,27 +14,18 @@ tests
 """
 
 
-@pytest.fixture(scope="module")
-def check_prose():
-    spec = importlib.util.spec_from_file_location("check_prose", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["check_prose"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_banned_phrase_is_reported_with_its_line_and_advice(check_prose):
+def test_a_banned_phrase_is_reported_with_its_line_and_advice():
     rules = check_prose.read_rules(RULES)
     found = list(check_prose.find_banned("It begins.\nIt begins Anew.\nrenewal", rules.banned))
     assert found == [(2, "Anew", 'write "again"')]
 
 
 @pytest.mark.parametrize(("name", "is_unchecked"), [("tests/a.py", True), ("tests", True), ("tests2/a.py", False)])
-def test_unchecked_paths_are_whole_folders(check_prose, name, is_unchecked):
+def test_unchecked_paths_are_whole_folders(name, is_unchecked):
     assert check_prose.is_unchecked(name, check_prose.read_rules(RULES).unchecked) is is_unchecked
 
 
-def test_a_front_end_that_is_not_described_everywhere_is_reported(check_prose):
+def test_a_front_end_that_is_not_described_everywhere_is_reported():
     files = {
         "src/stepmill/frontends/batch_rows.py": "",
         "src/stepmill/frontends/new_lib/env.py": "",
@@ -61,7 +49,7 @@ def test_a_front_end_that_is_not_described_everywhere_is_reported(check_prose):
     assert check_prose.undescribed([*files], files.__getitem__) == []
 
 
-def test_a_misspelt_word_is_reported_unless_it_is_accepted(check_prose, tmp_path):
+def test_a_misspelt_word_is_reported_unless_it_is_accepted(tmp_path):
     pytest.importorskip("codespell_lib")
     path = tmp_path / "text.md"
     path.write_text("teh RetryIn\n")  # codespell:ignore teh

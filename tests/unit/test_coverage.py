@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-if sys.version_info < (3, 11):
-    pytest.skip("the script reads TOML with the standard library of 3.11", allow_module_level=True)
-
-ROOT = Path(__file__).parents[2]
-_SPEC = importlib.util.spec_from_file_location("coverage_script", ROOT / "scripts" / "coverage.py")
-assert _SPEC is not None
-assert _SPEC.loader is not None
-coverage = importlib.util.module_from_spec(_SPEC)
-sys.modules["coverage_script"] = coverage
-_SPEC.loader.exec_module(coverage)
-
+coverage = pytest.importorskip("scripts.coverage", reason="CPython 3.10 does not have tomllib")
 TABLE = """
 ["A-1"]
 what = "starts"
@@ -40,28 +28,29 @@ def problems_of(folder: Path, shown: dict[str, dict[str, bool]], *marks: tuple[s
     return found
 
 
-def test_an_id_is_covered_by_a_test_that_passed_or_by_a_reason(tmp_path: Path) -> None:
-    assert problems_of(tmp_path, {"A-1": {"tests/t.py::test_x": True}}) == []
+SHOWN = {"A-1": {"tests/t.py::test_x": True}}
 
 
-def test_an_id_without_test_and_reason_is_a_fault(tmp_path: Path) -> None:
-    assert ["A-1 has neither" in problem for problem in problems_of(tmp_path, {})] == [True]
-
-
-def test_a_test_that_did_not_pass_takes_its_claim_away(tmp_path: Path) -> None:
-    (problem,) = problems_of(tmp_path, {"A-1": {"tests/t.py::test_x": True, "tests/t.py::test_y": False}})
-    assert "test_y" in problem
+@pytest.mark.parametrize(
+    ("shown", "marks", "expected"),
+    [
+        (SHOWN, [], []),  # A-2 has a reason
+        ({}, [], ["A-1 has neither"]),
+        ({"A-1": {"tests/t.py::test_x": True, "tests/t.py::test_y": False}}, [], ["test_y"]),
+        (SHOWN, [("A-99", "tests/t.py:3")], ["A-99"]),
+    ],
+)
+def test_an_id_needs_a_test_that_passed_or_a_reason_and_a_mark_an_id(
+    tmp_path: Path, shown: dict[str, dict[str, bool]], marks: list[tuple[str, str]], expected: list[str]
+) -> None:
+    problems = problems_of(tmp_path, shown, *marks)
+    assert [part in problem for part, problem in zip(expected, problems, strict=True)] == [True] * len(expected)
 
 
 def test_a_failure_in_one_run_outweighs_a_success_in_another(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(json.dumps({"A-1": {"tests/t.py::test_x": False}}))
-    (problem,) = problems_of(tmp_path, {"A-1": {"tests/t.py::test_x": True}})
+    (problem,) = problems_of(tmp_path, SHOWN)
     assert "did not pass" in problem
-
-
-def test_a_mark_with_an_unknown_id_is_a_fault(tmp_path: Path) -> None:
-    (problem,) = problems_of(tmp_path, {"A-1": {"tests/t.py::test_x": True}}, ("A-99", "tests/t.py:3"))
-    assert "A-99" in problem
 
 
 def test_marks_are_found_in_tests_that_no_run_collects(tmp_path: Path) -> None:
@@ -117,15 +106,11 @@ def parted_item(folder: Path, shown: dict[str, dict[str, bool]]) -> object:
     return item
 
 
-def test_an_entry_with_a_part_that_no_test_shows_is_partly_shown(tmp_path: Path) -> None:
+def test_an_entry_is_shown_once_all_of_its_parts_are(tmp_path: Path) -> None:
     item: Any = parted_item(tmp_path, {"A-1/fork": {"tests/t.py::test_x": True}})
     assert (item.state, item.missing) == ("partly", ("by spawn",))
     assert "partly: not shown: by spawn" in coverage.write_page([item])
-
-
-def test_an_entry_is_shown_once_all_of_its_parts_are(tmp_path: Path) -> None:
-    both = {f"A-1/{part}": {"tests/t.py::test_x": True} for part in ("fork", "spawn")}
-    item: Any = parted_item(tmp_path, both)
+    item = parted_item(tmp_path, {f"A-1/{part}": {"tests/t.py::test_x": True} for part in ("fork", "spawn")})
     assert (item.state, item.missing) == ("shown", ())
 
 

@@ -110,12 +110,11 @@ def test_seeds_are_one_per_env(env_of):
 
 
 @pytest.mark.covers("A-24", "A-B10/calls")
-def test_a_method_of_all_envs_is_called_at_the_same_time(env_of):
-    with Gate() as gate:
-        env = env_of([GatedAlf] * 2)
-        opener = run_in_thread(lambda: (gate.wait_arrivals(2), gate.open(2)))  # both are in the method at once
-        assert env.call_envs_with_same_args("meet", gate.path, key="x") == [(0, "x"), (1, "x")]
-        opener.join()
+def test_a_method_of_all_envs_is_called_at_the_same_time(env_of, gate):
+    env = env_of([GatedAlf] * 2)
+    opener = run_in_thread(lambda: (gate.wait_arrivals(2), gate.open(2)))  # both are in the method at once
+    assert env.call_envs_with_same_args("meet", gate.path, key="x") == [(0, "x"), (1, "x")]
+    opener.join()
 
 
 @pytest.mark.covers("A-24")

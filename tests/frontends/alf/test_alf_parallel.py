@@ -10,7 +10,6 @@ import pytest
 
 import stepmill
 from stepmill.frontends.alf import BatchEnvironmentWrapper, FastParallelEnvironment
-from stepmill.testing.gates import Gate
 from tests.harness.alf_envs import (
     FIRST,
     LAST,
@@ -175,27 +174,25 @@ def test_a_discount_says_whether_the_end_was_a_time_limit():
 
 
 @pytest.mark.covers("A-11")
-def test_a_finished_env_is_reset_before_anybody_asks(env_of):
-    with Gate() as gate:
-        env = env_of([partial(GatedAlf, reset_gate=gate.path, free_resets=1, length=1)] * 2)
-        env.reset()
-        assert env.step(actions(2)).step_type.tolist() == [LAST, LAST]
-        gate.wait_arrivals(2)  # both resets have begun, and no step has been asked for
-        gate.open(2)
-        assert env.step(actions(2)).step_type.tolist() == [FIRST, FIRST]
+def test_a_finished_env_is_reset_before_anybody_asks(env_of, gate):
+    env = env_of([partial(GatedAlf, reset_gate=gate.path, free_resets=1, length=1)] * 2)
+    env.reset()
+    assert env.step(actions(2)).step_type.tolist() == [LAST, LAST]
+    gate.wait_arrivals(2)  # both resets have begun, and no step has been asked for
+    gate.open(2)
+    assert env.step(actions(2)).step_type.tolist() == [FIRST, FIRST]
 
 
 @pytest.mark.covers("A-B12")
-def test_an_explicit_reset_takes_the_early_one_and_does_not_repeat_it(env_of, tmp_path):
-    with Gate() as gate:
-        env = env_of([partial(GatedAlf, reset_gate=gate.path, free_resets=1, length=1, folder=tmp_path)])
-        env.reset()
-        env.step(actions(1))
-        gate.wait_arrivals(1)
-        gate.open(1)
-        time_step = env.reset()
-        assert time_step.observation[0].tolist() == [0, 2, 0, 0]
-        assert (tmp_path / "resets").read_bytes() == b".."
+def test_an_explicit_reset_takes_the_early_one_and_does_not_repeat_it(env_of, tmp_path, gate):
+    env = env_of([partial(GatedAlf, reset_gate=gate.path, free_resets=1, length=1, folder=tmp_path)])
+    env.reset()
+    env.step(actions(1))
+    gate.wait_arrivals(1)
+    gate.open(1)
+    time_step = env.reset()
+    assert time_step.observation[0].tolist() == [0, 2, 0, 0]
+    assert (tmp_path / "resets").read_bytes() == b".."
 
 
 @pytest.mark.covers("A-15")

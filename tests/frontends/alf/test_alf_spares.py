@@ -14,7 +14,6 @@ import pytest
 import stepmill
 from stepmill.frontends.alf import BatchEnvironmentWrapper, FastParallelEnvironment
 from stepmill.spec.tree import map_nest
-from stepmill.testing.gates import Gate
 from tests.harness import leaks
 from tests.harness.alf_envs import LAST, AlfCounter, GatedAlf, RandomAlf, Reference, Spec, assert_same
 from tests.harness.hangs import HANG_GUARD_S
@@ -101,28 +100,26 @@ def test_the_data_depend_on_seeds_and_not_on_timing(env_of):
 
 
 @pytest.mark.covers("A-11", "A-12")
-def test_a_step_after_last_does_not_wait_for_the_reset_of_the_env_that_ended(env_of):
-    with Gate() as gate:
-        env = env_of([partial(GatedAlf, reset_gate=gate.path, free_resets=1, length=1)] * 4, 2)
-        env.reset()
-        env.step(actions(2))
-        gate.wait_arrivals(2)  # envs 0 and 1 are in their resets, and stay there
-        time_step = env.step(actions(2))
-        assert (time_step.step_type.tolist(), time_step.observation[:, 0].tolist()) == ([0, 0], [2, 3])
-        assert env.step(actions(2)).step_type.tolist() == [2, 2]
-        gate.open(4)
-        assert env.step(actions(2)).observation[:, 0].tolist() == [0, 1]
+def test_a_step_after_last_does_not_wait_for_the_reset_of_the_env_that_ended(env_of, gate):
+    env = env_of([partial(GatedAlf, reset_gate=gate.path, free_resets=1, length=1)] * 4, 2)
+    env.reset()
+    env.step(actions(2))
+    gate.wait_arrivals(2)  # envs 0 and 1 are in their resets, and stay there
+    time_step = env.step(actions(2))
+    assert (time_step.step_type.tolist(), time_step.observation[:, 0].tolist()) == ([0, 0], [2, 3])
+    assert env.step(actions(2)).step_type.tolist() == [2, 2]
+    gate.open(4)
+    assert env.step(actions(2)).observation[:, 0].tolist() == [0, 1]
 
 
 @pytest.mark.covers("A-15")
-def test_reset_does_not_wait_for_spares(env_of):
-    with Gate() as gate:
-        constructors = [AlfCounter] * 2 + [partial(GatedAlf, reset_gate=gate.path)] * 2
-        env = env_of(constructors, 2)
-        assert env.reset().step_type.tolist() == [0, 0]
-        gate.wait_arrivals(2)
-        assert env.step(actions(2)).step_type.tolist() == [1, 1]
-        gate.open(2)
+def test_reset_does_not_wait_for_spares(env_of, gate):
+    constructors = [AlfCounter] * 2 + [partial(GatedAlf, reset_gate=gate.path)] * 2
+    env = env_of(constructors, 2)
+    assert env.reset().step_type.tolist() == [0, 0]
+    gate.wait_arrivals(2)
+    assert env.step(actions(2)).step_type.tolist() == [1, 1]
+    gate.open(2)
 
 
 @pytest.mark.covers("A-15", "A-12")

@@ -73,14 +73,13 @@ def GymnasiumFrames(identity: int) -> Any:
 
 
 @pytest.mark.covers("D-B8")
-def test_a_question_during_a_step_gets_its_own_answer(launched: MakeManager) -> None:
-    with Gate() as gate:
-        manager = launched(AsyncSubprocessEnvManager, gate=gate, wait_num=1)
-        manager.step({0: "gate", 1: 4})
-        gate.wait_arrivals()
-        gate.open()
-        assert manager.identity == [0, 1]  # after the step of env 0, whose timestep is not taken for it
-        assert manager.step({1: 5})[0].obs.tolist() == [0, 0, 1]
+def test_a_question_during_a_step_gets_its_own_answer(launched: MakeManager, gate: Gate) -> None:
+    manager = launched(AsyncSubprocessEnvManager, gate=gate, wait_num=1)
+    manager.step({0: "gate", 1: 4})
+    gate.wait_arrivals()
+    gate.open()
+    assert manager.identity == [0, 1]  # after the step of env 0, whose timestep is not taken for it
+    assert manager.step({1: 5})[0].obs.tolist() == [0, 0, 1]
 
 
 # ---- replays, figures, rewards ---------------------------------------------------------------------------------------

@@ -42,19 +42,18 @@ def test_close_is_not_hindered_by_a_process_that_is_dead_already(launched: MakeM
 
 
 @pytest.mark.covers("D-26")
-def test_a_step_that_waits_is_ended_by_a_close_from_another_thread(launched: MakeManager) -> None:
-    with Gate() as gate:
-        manager = launched(SyncSubprocessEnvManager, 1, gate=gate)
-        closer = threading.Thread(target=lambda: (gate.wait_arrivals(), manager.close()))
-        closer.start()
+def test_a_step_that_waits_is_ended_by_a_close_from_another_thread(launched: MakeManager, gate: Gate) -> None:
+    manager = launched(SyncSubprocessEnvManager, 1, gate=gate)
+    closer = threading.Thread(target=lambda: (gate.wait_arrivals(), manager.close()))
+    closer.start()
 
-        def step() -> None:
-            with pytest.raises(UsageError, match="closed"):
-                manager.step({0: "gate"})
-            closer.join()
+    def step() -> None:
+        with pytest.raises(UsageError, match="closed"):
+            manager.step({0: "gate"})
+        closer.join()
 
-        with pytest.warns(RuntimeWarning, match="did not stop within"):
-            step()
+    with pytest.warns(RuntimeWarning, match="did not stop within"):
+        step()
 
 
 @pytest.mark.orphans

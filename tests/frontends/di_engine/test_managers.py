@@ -407,15 +407,14 @@ def test_env_fns_travel_by_value_and_workers_are_named_after_their_env(launched:
 
 
 @pytest.mark.covers("D-32", "D-B13")
-def test_an_env_that_executes_an_action_is_active_and_not_ready(launched: MakeManager) -> None:
-    with Gate() as gate:
-        manager = launched(AsyncSubprocessEnvManager, 3, gate=gate, wait_num=1)
-        manager.step({0: "gate", 1: 1})
-        assert manager.ready_env == manager.ready_obs_id == list(manager.ready_obs) == [1, 2]
-        assert manager.active_env == [0, 1, 2]
-        with pytest.raises(AssertionError, match=r"envs \[0\] still execute an action"):
-            manager.step({0: 1})
-        gate.open()
+def test_an_env_that_executes_an_action_is_active_and_not_ready(launched: MakeManager, gate: Gate) -> None:
+    manager = launched(AsyncSubprocessEnvManager, 3, gate=gate, wait_num=1)
+    manager.step({0: "gate", 1: 1})
+    assert manager.ready_env == manager.ready_obs_id == list(manager.ready_obs) == [1, 2]
+    assert manager.active_env == [0, 1, 2]
+    with pytest.raises(AssertionError, match=r"envs \[0\] still execute an action"):
+        manager.step({0: 1})
+    gate.open()
 
 
 @pytest.mark.covers("D-8")

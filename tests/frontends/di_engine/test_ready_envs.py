@@ -58,35 +58,33 @@ def test_a_failed_reset_is_raised_where_envs_are_asked_for(launched: MakeManager
 
 
 @pytest.mark.covers("D-6", "D-B13", "D-38")
-def test_ready_obs_id_after_ready_obs_names_its_envs_and_then_those_of_now(launched: MakeManager) -> None:
-    with Gate() as gate:
-        manager = launched(SubprocessEnvManagerV2, length=1, gate=gate)
-        manager._reset_param[0] = {"stat": "gate"}
-        manager.step({0: 1})
-        gate.wait_arrivals()
-        assert len(manager.ready_obs) == 1
-        gate.open()
-        assert len(manager.resets[0]) == 2
-        assert manager.ready_obs_id == [1]
-        assert manager.ready_obs_id == [0, 1]
-        assert len(manager.ready_obs) == 2
-        assert [int(timestep["env_id"]) for timestep in manager.step([1, 1])] == [0, 1]
+def test_ready_obs_id_after_ready_obs_names_its_envs_and_then_those_of_now(launched: MakeManager, gate: Gate) -> None:
+    manager = launched(SubprocessEnvManagerV2, length=1, gate=gate)
+    manager._reset_param[0] = {"stat": "gate"}
+    manager.step({0: 1})
+    gate.wait_arrivals()
+    assert len(manager.ready_obs) == 1
+    gate.open()
+    assert len(manager.resets[0]) == 2
+    assert manager.ready_obs_id == [1]
+    assert manager.ready_obs_id == [0, 1]
+    assert len(manager.ready_obs) == 2
+    assert [int(timestep["env_id"]) for timestep in manager.step([1, 1])] == [0, 1]
 
 
 @pytest.mark.covers("D-28/actions", "D-B13", "D-38")
 @pytest.mark.parametrize("reads_ids", [False, True])
 def test_the_rows_of_a_v2_step_are_those_of_the_observations_that_were_read(
-    launched: MakeManager, reads_ids: bool
+    launched: MakeManager, reads_ids: bool, gate: Gate
 ) -> None:
-    with Gate() as gate:
-        manager = launched(SubprocessEnvManagerV2, length=2, gate=gate)
-        manager._reset_param[0] = {"stat": "gate"}
-        for _ in range(2):
-            manager.step({0: 1})
-        gate.wait_arrivals()
-        assert len(manager.ready_obs) == 1
-        assert not reads_ids or manager.ready_obs_id == [1]
-        gate.open()
-        assert len(manager.resets[0]) == 2
-        (timestep,) = manager.step([1])  # and not a UsageError because env 0 is ready, too
-        assert int(timestep["env_id"]) == 1
+    manager = launched(SubprocessEnvManagerV2, length=2, gate=gate)
+    manager._reset_param[0] = {"stat": "gate"}
+    for _ in range(2):
+        manager.step({0: 1})
+    gate.wait_arrivals()
+    assert len(manager.ready_obs) == 1
+    assert not reads_ids or manager.ready_obs_id == [1]
+    gate.open()
+    assert len(manager.resets[0]) == 2
+    (timestep,) = manager.step([1])  # and not a UsageError because env 0 is ready, too
+    assert int(timestep["env_id"]) == 1

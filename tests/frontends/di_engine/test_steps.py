@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -31,12 +30,6 @@ from tests.frontends.di_engine.envs import TreeEnv, ding_envs
 from tests.frontends.di_engine.test_managers import act
 
 LONG_S = 60.0
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    with Gate() as opened:
-        yield opened
 
 
 @pytest.fixture(autouse=True)

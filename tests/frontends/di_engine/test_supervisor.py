@@ -105,20 +105,19 @@ def test_recv_is_refused_while_no_env_executes_a_command(launched: Any) -> None:
 
 @pytest.mark.covers("D-31/recv")
 @pytest.mark.covers("D-B17")
-def test_recv_waits_as_long_as_an_env_is_at_work(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recv_waits_as_long_as_an_env_is_at_work(launched: Any, monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
     from stepmill.frontends.di_engine import env_lifecycle
 
     monkeypatch.setattr(env_lifecycle, "LOG_EVERY_S", 0.001)  # the original calls itself for each of its slices
-    with Gate() as gate:
-        envs = launched(num_envs=1, gate=str(gate.path))
-        envs.step({0: "gate"}, block=False)
-        gate.wait_arrivals()
-        sent = SendPayload(0, method="step", args=[2])
-        envs.send(sent)  # waits for its turn
-        late = envs.recv_all([sent], ignore_err=True, timeout=1.5)[0]
-        assert isinstance(late.err, TimeoutError)
-        gate.open()
-        assert [envs.recv().data.obs.tolist() for _ in range(2)] == [[0, 0, 1], [0, 0, 2]]
+    envs = launched(num_envs=1, gate=str(gate.path))
+    envs.step({0: "gate"}, block=False)
+    gate.wait_arrivals()
+    sent = SendPayload(0, method="step", args=[2])
+    envs.send(sent)  # waits for its turn
+    late = envs.recv_all([sent], ignore_err=True, timeout=1.5)[0]
+    assert isinstance(late.err, TimeoutError)
+    gate.open()
+    assert [envs.recv().data.obs.tolist() for _ in range(2)] == [[0, 0, 1], [0, 0, 2]]
 
 
 def test_commands_to_one_env_are_done_in_their_order(launched: Any, kind: Any) -> None:
@@ -209,7 +208,6 @@ def test_a_step_that_hangs_or_dies_costs_its_env_only(launched: Any) -> None:
 def test_the_error_in_a_timestep_keeps_no_pool_alive(supervise: Any) -> None:
     envs = EnvSupervisor(ChildType.PROCESS, ding_envs(2))
     envs.launch()
-    assert envs._client is not None
     pool = weakref.ref(envs._client.pool)
     timesteps = envs.step(["die", 1])
     error = timesteps[0].info.err.item()
@@ -221,12 +219,11 @@ def test_the_error_in_a_timestep_keeps_no_pool_alive(supervise: Any) -> None:
     assert pool() is None
 
 
-def test_a_thread_that_hangs_closes_the_supervisor(launched: Any) -> None:
-    with Gate() as gate:
-        envs = launched(ChildType.THREAD, 2, gate=str(gate.path), step_timeout=0.3)
-        with pytest.raises(RuntimeError, match="a thread cannot be killed"), pytest.warns(RuntimeWarning):
-            envs.step(["gate", 1])
-        assert envs.closed
+def test_a_thread_that_hangs_closes_the_supervisor(launched: Any, gate: Gate) -> None:
+    envs = launched(ChildType.THREAD, 2, gate=str(gate.path), step_timeout=0.3)
+    with pytest.raises(RuntimeError, match="a thread cannot be killed"), pytest.warns(RuntimeWarning):
+        envs.step(["gate", 1])
+    assert envs.closed
 
 
 def test_unknown_settings_are_logged(caplog: pytest.LogCaptureFixture) -> None:

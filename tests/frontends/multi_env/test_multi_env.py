@@ -56,19 +56,16 @@ def one_of():
 
 
 @pytest.mark.covers("M-1")
-def test_envs_made_together_are_built_at_the_same_time_and_ready_when_returned():
-    with Gate() as gate:
-        envs = [SubprocessEnv(partial(SlowToMake, gate.path, i), options=FORK) for i in range(2)]
-        for env in envs:
-            env.start()
-        gate.wait_arrivals(2)  # both constructors run, and nobody has waited for either
-        gate.open(2)
-        made = create_subprocess_envs(
-            [partial(SlowToMake, gate.path.parent / "gone", i) for i in range(2)], options=FORK
-        )
-        assert [env.action_space for env in made] == [("any", "python", "value")] * 2
-        for env in (*envs, *made):
-            env.close()
+def test_envs_made_together_are_built_at_the_same_time_and_ready_when_returned(gate):
+    envs = [SubprocessEnv(partial(SlowToMake, gate.path, i), options=FORK) for i in range(2)]
+    for env in envs:
+        env.start()
+    gate.wait_arrivals(2)  # both constructors run, and nobody has waited for either
+    gate.open(2)
+    made = create_subprocess_envs([partial(SlowToMake, gate.path.parent / "gone", i) for i in range(2)], options=FORK)
+    assert [env.action_space for env in made] == [("any", "python", "value")] * 2
+    for env in (*envs, *made):
+        env.close()
 
 
 @pytest.mark.covers("M-1")
@@ -92,7 +89,6 @@ def test_a_subprocess_env_is_a_gymnasium_env_and_takes_wrappers():
     assert isinstance(env, gymnasium.Env)
     assert env.unwrapped is env
     assert (env.metadata, env.render_mode) == (here.metadata, here.render_mode)
-    assert env.spec is not None
     assert env.spec.id == "CartPole-v1"
     assert env.reward_range == (-float("inf"), float("inf"))
     with RecordEpisodeStatistics(env) as wrapped:
@@ -201,17 +197,16 @@ def test_where_gym_was_imported_a_subprocess_env_is_its_env_too():
 
 
 @pytest.mark.covers("M-2", "M-B7/start")
-def test_start_returns_before_the_env_is_made_and_both_steps_may_be_repeated():
-    with Gate() as gate:
-        env = SubprocessEnv(partial(SlowToMake, gate.path), options=FORK)
-        env.start()
-        gate.wait_arrivals()
-        env.start()
-        gate.open()
-        env.initialize()
-        env.initialize()
-        assert env.reset()["t"] == 0
-        env.close()
+def test_start_returns_before_the_env_is_made_and_both_steps_may_be_repeated(gate):
+    env = SubprocessEnv(partial(SlowToMake, gate.path), options=FORK)
+    env.start()
+    gate.wait_arrivals()
+    env.start()
+    gate.open()
+    env.initialize()
+    env.initialize()
+    assert env.reset()["t"] == 0
+    env.close()
 
 
 @pytest.mark.covers("M-3")
@@ -249,19 +244,18 @@ def test_each_use_out_of_turn_has_its_own_words(one_of):
 
 
 @pytest.mark.covers("M-4")
-def test_spaces_are_read_while_the_env_is_busy():
-    with Gate() as gate:
-        env = SubprocessEnv(partial(OldEnv, gate=gate.path), options=FORK)
-        env.start()
-        env.initialize()
-        env.reset()
-        shared, index = env.pool_position
-        shared.send(["wait"], [index], is_driven=False)
-        gate.wait_arrivals()
-        assert env.observation_space == "space of OldEnv 0"  # the env stands at the gate
-        gate.open()
-        assert shared.recv([index])[0][index][1][1] == "wait"
-        env.close()
+def test_spaces_are_read_while_the_env_is_busy(gate):
+    env = SubprocessEnv(partial(OldEnv, gate=gate.path), options=FORK)
+    env.start()
+    env.initialize()
+    env.reset()
+    shared, index = env.pool_position
+    shared.send(["wait"], [index], is_driven=False)
+    gate.wait_arrivals()
+    assert env.observation_space == "space of OldEnv 0"  # the env stands at the gate
+    gate.open()
+    assert shared.recv([index])[0][index][1][1] == "wait"
+    env.close()
 
 
 @pytest.mark.covers("M-11")
@@ -467,13 +461,12 @@ def test_close_closes_each_env_once_and_may_be_repeated(tmp_path):
         multi_env.envs[0].step(1)
 
 
-def test_an_env_that_is_started_and_forgotten_leaves_nothing():
-    with Gate() as gate:
-        env = SubprocessEnv(partial(SlowToMake, gate.path), options=FORK)
-        env.start()
-        gate.wait_arrivals()
-        gate.open()
-        del env
+def test_an_env_that_is_started_and_forgotten_leaves_nothing(gate):
+    env = SubprocessEnv(partial(SlowToMake, gate.path), options=FORK)
+    env.start()
+    gate.wait_arrivals()
+    gate.open()
+    del env
 
 
 def test_gymnasium_envs_and_other_start_methods_work():

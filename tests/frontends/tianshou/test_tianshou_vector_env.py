@@ -19,7 +19,7 @@ from stepmill import PoolOptions
 from stepmill.frontends.tianshou import StepmillVectorEnv
 from stepmill.spec.errors import UsageError, WorkerDied
 from stepmill.testing import CountingEnv
-from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
+from stepmill.testing.gates import GATED_ACTION, GateEnv
 from tests.frontends.guides import run_guide
 
 BACKENDS = ["serial", "thread", "process"]
@@ -143,41 +143,37 @@ def test_attributes_are_read_and_set_by_id(envs_of):
         envs.reset()
 
 
-def test_async_steps_return_the_envs_that_are_done_and_keep_the_rest():
-    with Gate() as gate:
-        fns = [partial(GateEnv, gate.path)] * 4
-        envs = StepmillVectorEnv(fns, wait_num=3, backend="process", num_workers=4, options=PoolOptions(context="fork"))
-        envs.reset()
-        *_, infos = envs.step(np.array([GATED_ACTION, 0, 0, 0]))
-        assert sorted(info["env_id"] for info in infos) == [1, 2, 3]
-        assert envs.waiting_id == [0]
-        assert envs.ready_id == [info["env_id"] for info in infos]
-        with pytest.raises(AssertionError, match="0"):
-            envs.step(np.zeros(1, np.int64), [0])
-        with pytest.raises(RuntimeError, match=r"\[0\]"):
-            envs.render()
-        gate.open()
-        *_, infos = envs.step(None)
-        assert [info["env_id"] for info in infos] == [0]
-        assert envs.ready_id[-1] == 0
-        *_, infos = envs.step(np.zeros(4, np.int64), [3, 1, 0, 2])
-        assert envs.ready_id == [info["env_id"] for info in infos]
-        envs.close()
+def test_async_steps_return_the_envs_that_are_done_and_keep_the_rest(gate):
+    fns = [partial(GateEnv, gate.path)] * 4
+    envs = StepmillVectorEnv(fns, wait_num=3, backend="process", num_workers=4, options=PoolOptions(context="fork"))
+    envs.reset()
+    *_, infos = envs.step(np.array([GATED_ACTION, 0, 0, 0]))
+    assert sorted(info["env_id"] for info in infos) == [1, 2, 3]
+    assert envs.waiting_id == [0]
+    assert envs.ready_id == [info["env_id"] for info in infos]
+    with pytest.raises(AssertionError, match="0"):
+        envs.step(np.zeros(1, np.int64), [0])
+    with pytest.raises(RuntimeError, match=r"\[0\]"):
+        envs.render()
+    gate.open()
+    *_, infos = envs.step(None)
+    assert [info["env_id"] for info in infos] == [0]
+    assert envs.ready_id[-1] == 0
+    *_, infos = envs.step(np.zeros(4, np.int64), [3, 1, 0, 2])
+    assert envs.ready_id == [info["env_id"] for info in infos]
+    envs.close()
 
 
-def test_a_timeout_returns_with_fewer_but_with_one():
-    with Gate() as gate:
-        fns = [partial(GateEnv, gate.path)] * 2
-        envs = StepmillVectorEnv(
-            fns, timeout=0.05, backend="process", num_workers=2, options=PoolOptions(context="fork")
-        )
-        envs.reset()
-        *_, infos = envs.step(np.array([GATED_ACTION, 0]))
-        assert [info["env_id"] for info in infos] == [1]
-        gate.open()
-        *_, infos = envs.step(None)
-        assert [info["env_id"] for info in infos] == [0]
-        envs.close()
+def test_a_timeout_returns_with_fewer_but_with_one(gate):
+    fns = [partial(GateEnv, gate.path)] * 2
+    envs = StepmillVectorEnv(fns, timeout=0.05, backend="process", num_workers=2, options=PoolOptions(context="fork"))
+    envs.reset()
+    *_, infos = envs.step(np.array([GATED_ACTION, 0]))
+    assert [info["env_id"] for info in infos] == [1]
+    gate.open()
+    *_, infos = envs.step(None)
+    assert [info["env_id"] for info in infos] == [0]
+    envs.close()
 
 
 class Zeros(Policy):
