@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from functools import partial
 from pathlib import Path
@@ -271,12 +270,9 @@ def test_a_close_ends_steps_that_wait(tmp_path: Path) -> None:
     assert closed.read_text() == "1"
 
 
-def test_a_thread_that_runs_an_event_loop_refuses_coroutines_on_the_serial_backend() -> None:
-    async def main() -> None:
-        with pytest.raises(stepmill.UsageError, match="use backend='process'"):
-            stepmill.Pool([Turns], backend="serial")
-
-    asyncio.run(main())
+async def test_a_thread_that_runs_an_event_loop_refuses_coroutines_on_the_serial_backend() -> None:
+    with pytest.raises(stepmill.UsageError, match="use backend='process'"):
+        stepmill.Pool([Turns], backend="serial")
 
 
 def test_envs_are_closed_at_the_same_time() -> None:

@@ -17,7 +17,7 @@ import stepmill
 from stepmill.pool.port import PoolPort
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv, wait_at
-from tests.aio.test_leases import chaos_pool, run
+from tests.aio.test_leases import chaos_pool
 from tests.harness.hangs import HANG_GUARD_S
 
 
@@ -27,46 +27,38 @@ class GatedConstructor(CountingEnv):
         super().__init__()
 
 
-def test_close_ends_the_wait_of_every_task() -> None:
-    async def main(gate: Gate) -> None:
-        pool = stepmill.AsyncPool(partial(GateEnv, gate.path), num_envs=1)
-        async with pool:
-            lease, *unused = (pool.lease() for _ in range(3))
-            await lease.__aenter__()
-            await lease.reset()
-            step = asyncio.create_task(lease.step(GATED_ACTION))
-            waits_for_lease = asyncio.create_task(pool.lease().__aenter__())
-            await asyncio.to_thread(gate.wait_arrivals)
-            closing = asyncio.create_task(pool.close())
-            for task in (step, waits_for_lease):
-                with pytest.raises(stepmill.ClosedPoolError, match="closed while this task used it"):
-                    await task
-            gate.open()
-            await closing
-            with pytest.raises(stepmill.ClosedPoolError):
-                pool.lease()
-            late = await asyncio.gather(*(each.__aenter__() for each in unused), return_exceptions=True)
-            assert [type(each) for each in late] == [stepmill.ClosedPoolError] * 2
-            assert late[0] is not late[1]  # each task has the traceback of its own call
+async def test_close_ends_the_wait_of_every_task(gate: Gate) -> None:
+    pool = stepmill.AsyncPool(partial(GateEnv, gate.path), num_envs=1)
+    async with pool:
+        lease, *unused = (pool.lease() for _ in range(3))
+        await lease.__aenter__()
+        await lease.reset()
+        step = asyncio.create_task(lease.step(GATED_ACTION))
+        waits_for_lease = asyncio.create_task(pool.lease().__aenter__())
+        await asyncio.to_thread(gate.wait_arrivals)
+        closing = asyncio.create_task(pool.close())
+        for task in (step, waits_for_lease):
+            with pytest.raises(stepmill.ClosedPoolError, match="closed while this task used it"):
+                await task
+        gate.open()
+        await closing
         with pytest.raises(stepmill.ClosedPoolError):
             pool.lease()
+        late = await asyncio.gather(*(each.__aenter__() for each in unused), return_exceptions=True)
+        assert [type(each) for each in late] == [stepmill.ClosedPoolError] * 2
+        assert late[0] is not late[1]  # each task has the traceback of its own call
+    with pytest.raises(stepmill.ClosedPoolError):
+        pool.lease()
 
-    with Gate() as gate:
-        run(main(gate))
 
-
-def test_a_start_that_is_cancelled_leaves_nothing_behind() -> None:
-    async def main(gate: Gate) -> None:
-        pool = stepmill.AsyncPool(partial(GatedConstructor, str(gate.path)), num_envs=1)
-        start = asyncio.create_task(pool.__aenter__())
-        await asyncio.to_thread(gate.wait_arrivals)
-        start.cancel()
-        with suppress(asyncio.CancelledError):
-            await start
-        gate.open()
-
-    with Gate() as gate:
-        run(main(gate))
+async def test_a_start_that_is_cancelled_leaves_nothing_behind(gate: Gate) -> None:
+    pool = stepmill.AsyncPool(partial(GatedConstructor, str(gate.path)), num_envs=1)
+    start = asyncio.create_task(pool.__aenter__())
+    await asyncio.to_thread(gate.wait_arrivals)
+    start.cancel()
+    with suppress(asyncio.CancelledError):
+        await start
+    gate.open()
 
 
 @pytest.mark.parametrize(
@@ -80,63 +72,48 @@ def test_a_start_that_is_cancelled_leaves_nothing_behind() -> None:
         ({"num_envs": 2, "nonsense": 3}, "nonsense"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(arguments: Any, why: str) -> None:
-    async def main() -> None:
+async def test_what_cannot_be_is_refused_with_the_reason(arguments: Any, why: str) -> None:
+    with pytest.raises((stepmill.UsageError, TypeError), match=why):
         async with stepmill.AsyncPool(CountingEnv, **arguments):
             pass
 
-    with pytest.raises((stepmill.UsageError, TypeError), match=why):
-        run(main())
 
-
-def test_an_env_that_cannot_be_built_is_an_error_of_the_start() -> None:
-    async def main() -> None:
+async def test_an_env_that_cannot_be_built_is_an_error_of_the_start() -> None:
+    with pytest.raises(stepmill.EnvError, match="nonsense"):
         async with stepmill.AsyncPool(partial(CountingEnv, nonsense=1), num_envs=1):
             pass
 
-    with pytest.raises(stepmill.EnvError, match="nonsense"):
-        run(main())
+
+async def test_a_pool_is_used_inside_of_its_with_statement() -> None:
+    pool = stepmill.AsyncPool(CountingEnv, num_envs=1)
+    with pytest.raises(stepmill.ClosedPoolError, match="async with AsyncPool"):
+        pool.lease()
+    await pool.close()
 
 
-def test_a_pool_is_used_inside_of_its_with_statement() -> None:
-    async def main() -> None:
-        pool = stepmill.AsyncPool(CountingEnv, num_envs=1)
-        with pytest.raises(stepmill.ClosedPoolError, match="async with AsyncPool"):
-            pool.lease()
-        await pool.close()
-
-    run(main())
-
-
-def test_a_pool_is_entered_once() -> None:
-    async def main() -> None:
-        pool = stepmill.AsyncPool(CountingEnv, num_envs=1, backend="thread")
-        async with pool, pool.lease() as env:
-            with pytest.raises(stepmill.UsageError, match="entered before"):
-                await pool.__aenter__()
-            await env.reset()
+async def test_a_pool_is_entered_once() -> None:
+    pool = stepmill.AsyncPool(CountingEnv, num_envs=1, backend="thread")
+    async with pool, pool.lease() as env:
         with pytest.raises(stepmill.UsageError, match="entered before"):
             await pool.__aenter__()
+        await env.reset()
+    with pytest.raises(stepmill.UsageError, match="entered before"):
+        await pool.__aenter__()
 
-    run(main())
 
-
-def test_tasks_that_give_up_waiting_for_an_env_leave_nothing_behind() -> None:
+async def test_tasks_that_give_up_waiting_for_an_env_leave_nothing_behind() -> None:
     def count_futures() -> int:
         return sum(isinstance(each, asyncio.Future) for each in gc.get_objects())
 
-    async def main() -> None:
-        async with stepmill.AsyncPool(CountingEnv, num_envs=1, backend="thread") as pool, pool.lease():
-            before = count_futures()
-            for _ in range(100):
-                waits = asyncio.create_task(pool.lease().__aenter__())
-                await asyncio.sleep(0)
-                waits.cancel()
-                with suppress(asyncio.CancelledError):
-                    await waits
-            assert count_futures() < before + 50
-
-    run(main())
+    async with stepmill.AsyncPool(CountingEnv, num_envs=1, backend="thread") as pool, pool.lease():
+        before = count_futures()
+        for _ in range(100):
+            waits = asyncio.create_task(pool.lease().__aenter__())
+            await asyncio.sleep(0)
+            waits.cancel()
+            with suppress(asyncio.CancelledError):
+                await waits
+        assert count_futures() < before + 50
 
 
 def test_a_failed_task_ends_the_program_with_its_error() -> None:
@@ -146,7 +123,7 @@ def test_a_failed_task_ends_the_program_with_its_error() -> None:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        run(main())
+        asyncio.run(main())
 
 
 PROGRAM = """
@@ -173,17 +150,14 @@ def test_ctrl_c_ends_the_program() -> None:
     assert error.strip().endswith("KeyboardInterrupt"), error
 
 
-def test_a_bug_ends_the_wait_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_ends_the_wait_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: object, obs: object, row: int) -> None:
         raise ZeroDivisionError("planted")
 
-    async def main() -> None:
-        noted: list[Any] = []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: noted.append(context["exception"]))
-        async with chaos_pool() as pool, pool.lease() as env:
-            monkeypatch.setattr(PoolPort, "row_of", fail)
-            with pytest.raises(stepmill.EngineBug, match="planted"):
-                await env.reset()
-        assert [type(error) for error in noted] == [ZeroDivisionError]
-
-    run(main())
+    noted: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: noted.append(context["exception"]))
+    async with chaos_pool() as pool, pool.lease() as env:
+        monkeypatch.setattr(PoolPort, "row_of", fail)
+        with pytest.raises(stepmill.EngineBug, match="planted"):
+            await env.reset()
+    assert [type(error) for error in noted] == [ZeroDivisionError]

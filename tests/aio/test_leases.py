@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -17,13 +16,9 @@ import stepmill
 from stepmill.testing.envs import BatchedCountingEnv, CountingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
 from tests.chaos.envs import CLOCK, HANG, IDENTITY, KILL, LENGTH, RAISE, TAG, ChaosEnv
-from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
+from tests.harness.hangs import DEADLINE_S
 
 CANCELLED = asyncio.CancelledError
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, HANG_GUARD_S))
 
 
 def chaos_pool(num_envs: int = 4, **options: Any) -> stepmill.AsyncPool:
@@ -65,278 +60,228 @@ def played_alone(seed: int, action: int = 1) -> list[Any]:
 
 
 @pytest.mark.parametrize("backend", ["process", "thread"])
-def test_more_tasks_than_envs_play_the_episodes_that_envs_alone_would_play(backend: Any) -> None:
-    async def main() -> None:
-        async with chaos_pool(backend=backend) as pool:
+async def test_more_tasks_than_envs_play_the_episodes_that_envs_alone_would_play(backend: Any) -> None:
+    async with chaos_pool(backend=backend) as pool:
 
-            async def episode(seed: int) -> list[Any]:
-                async with pool.lease() as env:
-                    return await play(env, seed)
-
-            found = await asyncio.gather(*map(episode, range(20)))
-            assert found == [played_alone(seed) for seed in range(20)]
-
-    run(main())
-
-
-def test_idle_envs_are_leased_in_turns_of_the_workers_and_to_those_who_wait_in_their_order() -> None:
-    async def main() -> None:
-        async with chaos_pool() as pool:
-            leases = [pool.lease() for _ in range(4)]
-            for lease in leases:
-                await lease.__aenter__()
-            assert [lease.env_id for lease in leases] == [0, 2, 1, 3]
-            order = []
-
-            async def wait(name: str) -> None:
-                async with pool.lease():
-                    order.append(name)
-
-            tasks = []
-            for name in ("first", "cancelled", "second"):
-                tasks.append(asyncio.create_task(wait(name)))
-                await asyncio.sleep(0)
-            tasks[1].cancel()
-            await leases[3].__aexit__(None, None, None)
-            with suppress(CANCELLED):
-                await tasks[1]
-            await asyncio.gather(tasks[0], tasks[2])
-            assert order == ["first", "second"]
-
-    run(main())
-
-
-def test_an_env_that_is_given_to_a_task_as_it_is_cancelled_goes_to_the_next() -> None:
-    async def main() -> None:
-        async with stepmill.AsyncPool(CountingEnv, num_envs=1) as pool:
-            lease = pool.lease()
-            await lease.__aenter__()
-            unlucky = asyncio.create_task(pool.lease().__aenter__())
-            await asyncio.sleep(0)
-            await lease.__aexit__(None, None, None)
-            unlucky.cancel()
-            with suppress(CANCELLED):
-                await unlucky
+        async def episode(seed: int) -> list[Any]:
             async with pool.lease() as env:
-                await env.reset()
+                return await play(env, seed)
 
-    run(main())
+        found = await asyncio.gather(*map(episode, range(20)))
+        assert found == [played_alone(seed) for seed in range(20)]
 
 
-def test_a_cancelled_step_is_finished_for_nobody_and_the_env_needs_a_reset() -> None:
-    async def main(gate: Gate) -> None:
-        async with stepmill.AsyncPool(partial(GateEnv, gate.path), num_envs=1) as pool, pool.lease() as env:
+async def test_idle_envs_are_leased_in_turns_of_the_workers_and_to_those_who_wait_in_their_order() -> None:
+    async with chaos_pool() as pool:
+        leases = [pool.lease() for _ in range(4)]
+        for lease in leases:
+            await lease.__aenter__()
+        assert [lease.env_id for lease in leases] == [0, 2, 1, 3]
+        order = []
+
+        async def wait(name: str) -> None:
+            async with pool.lease():
+                order.append(name)
+
+        tasks = []
+        for name in ("first", "cancelled", "second"):
+            tasks.append(asyncio.create_task(wait(name)))
+            await asyncio.sleep(0)
+        tasks[1].cancel()
+        await leases[3].__aexit__(None, None, None)
+        with suppress(CANCELLED):
+            await tasks[1]
+        await asyncio.gather(tasks[0], tasks[2])
+        assert order == ["first", "second"]
+
+
+async def test_an_env_that_is_given_to_a_task_as_it_is_cancelled_goes_to_the_next() -> None:
+    async with stepmill.AsyncPool(CountingEnv, num_envs=1) as pool:
+        lease = pool.lease()
+        await lease.__aenter__()
+        unlucky = asyncio.create_task(pool.lease().__aenter__())
+        await asyncio.sleep(0)
+        await lease.__aexit__(None, None, None)
+        unlucky.cancel()
+        with suppress(CANCELLED):
+            await unlucky
+        async with pool.lease() as env:
+            await env.reset()
+
+
+async def test_a_cancelled_step_is_finished_for_nobody_and_the_env_needs_a_reset(gate: Gate) -> None:
+    async with stepmill.AsyncPool(partial(GateEnv, gate.path), num_envs=1) as pool, pool.lease() as env:
+        await env.reset()
+        step = asyncio.create_task(env.step(GATED_ACTION))
+        await asyncio.to_thread(gate.wait_arrivals)
+        with pytest.raises(stepmill.BusyEnvError, match="lease one env per task"):
+            await env.step(1)
+        step.cancel()
+        with pytest.raises(CANCELLED):
+            await step
+        with pytest.raises(stepmill.UsageError, match="cancelled; call reset"):
+            await env.step(1)
+        reset = asyncio.create_task(env.reset(seed=3))  # waits for the step
+        await asyncio.sleep(0)
+        gate.open()
+        obs, _ = await reset
+        assert obs.tolist() == [0, 0, 0]
+        assert (await env.step(7))[1] == 7.0
+
+
+async def test_an_env_that_is_returned_while_it_steps_is_leased_once_the_step_has_ended(gate: Gate) -> None:
+    async with stepmill.AsyncPool(partial(GateEnv, gate.path), num_envs=1) as pool:
+        async with pool.lease() as env:
             await env.reset()
             step = asyncio.create_task(env.step(GATED_ACTION))
             await asyncio.to_thread(gate.wait_arrivals)
-            with pytest.raises(stepmill.BusyEnvError, match="lease one env per task"):
-                await env.step(1)
             step.cancel()
-            with pytest.raises(CANCELLED):
-                await step
-            with pytest.raises(stepmill.UsageError, match="cancelled; call reset"):
-                await env.step(1)
-            reset = asyncio.create_task(env.reset(seed=3))  # waits for the step
-            await asyncio.sleep(0)
-            gate.open()
-            obs, _ = await reset
-            assert obs.tolist() == [0, 0, 0]
-            assert (await env.step(7))[1] == 7.0
-
-    with Gate() as gate:
-        run(main(gate))
+        with pytest.raises(stepmill.UsageError, match="this lease is not held"):
+            await env.step(1)
+        next_lease = asyncio.create_task(pool.lease().__aenter__())
+        await asyncio.sleep(0)
+        assert not next_lease.done()
+        gate.open()
+        later = await next_lease
+        assert (await later.reset(seed=1))[0].tolist() == [0, 0, 0]
 
 
-def test_an_env_that_is_returned_while_it_steps_is_leased_once_the_step_has_ended() -> None:
-    async def main(gate: Gate) -> None:
-        async with stepmill.AsyncPool(partial(GateEnv, gate.path), num_envs=1) as pool:
-            async with pool.lease() as env:
-                await env.reset()
-                step = asyncio.create_task(env.step(GATED_ACTION))
-                await asyncio.to_thread(gate.wait_arrivals)
-                step.cancel()
-            with pytest.raises(stepmill.UsageError, match="this lease is not held"):
-                await env.step(1)
-            next_lease = asyncio.create_task(pool.lease().__aenter__())
-            await asyncio.sleep(0)
-            assert not next_lease.done()
-            gate.open()
-            later = await next_lease
-            assert (await later.reset(seed=1))[0].tolist() == [0, 0, 0]
-
-    with Gate() as gate:
-        run(main(gate))
-
-
-def test_a_step_needs_a_reset_in_the_same_lease_and_after_the_end_of_an_episode() -> None:
-    async def main() -> None:
-        async with stepmill.AsyncPool(CountingEnv, num_envs=1) as pool:
-            async with pool.lease() as env:
-                await env.reset()
-            async with pool.lease() as env:
-                with pytest.raises(stepmill.UsageError, match="not reset in this lease"):
-                    await env.step(1)
-                await env.reset()
-                for _ in range(5):
-                    await env.step(1)
-                with pytest.raises(stepmill.UsageError, match="episode has ended"):
-                    await env.step(1)
-
-    run(main())
-
-
-def test_a_lease_that_is_used_again_needs_a_reset() -> None:
-    async def main() -> None:
-        async with stepmill.AsyncPool(CountingEnv, num_envs=1) as pool:
-            lease = pool.lease()
-            async with lease as env:
-                await env.reset()
-            async with lease as env:
-                with pytest.raises(stepmill.UsageError, match="not reset in this lease"):
-                    await env.step(1)
-
-    run(main())
-
-
-def test_a_lease_that_holds_or_awaits_an_env_takes_no_other() -> None:
-    async def main() -> None:
-        async with stepmill.AsyncPool(CountingEnv, num_envs=1) as pool:
-            lease = pool.lease()
-            async with lease:
-                with pytest.raises(stepmill.UsageError, match="used already"):
-                    await lease.__aenter__()
-            async with pool.lease():
-                waiting = asyncio.create_task(lease.__aenter__())
-                await asyncio.sleep(0)
-                with pytest.raises(stepmill.UsageError, match="used already"):
-                    await lease.__aenter__()
-                waiting.cancel()
-                with suppress(CANCELLED):
-                    await waiting
-            async with lease:
-                pass
-
-    run(main())
-
-
-def test_a_wrong_action_sends_nothing() -> None:
-    async def main() -> None:
-        async with stepmill.AsyncPool(CountingEnv, num_envs=1) as pool, pool.lease() as env:
+async def test_a_step_needs_a_reset_in_the_same_lease_and_after_the_end_of_an_episode() -> None:
+    async with stepmill.AsyncPool(CountingEnv, num_envs=1) as pool:
+        async with pool.lease() as env:
             await env.reset()
-            with pytest.raises(stepmill.UsageError):
-                await env.step("left")
-            assert (await env.step(3))[1] == 3.0
+        async with pool.lease() as env:
+            with pytest.raises(stepmill.UsageError, match="not reset in this lease"):
+                await env.step(1)
+            await env.reset()
+            for _ in range(5):
+                await env.step(1)
+            with pytest.raises(stepmill.UsageError, match="episode has ended"):
+                await env.step(1)
 
-    run(main())
+
+async def test_a_lease_that_is_used_again_needs_a_reset() -> None:
+    async with stepmill.AsyncPool(CountingEnv, num_envs=1) as pool:
+        lease = pool.lease()
+        async with lease as env:
+            await env.reset()
+        async with lease as env:
+            with pytest.raises(stepmill.UsageError, match="not reset in this lease"):
+                await env.step(1)
 
 
-def test_seeds_and_options_reach_the_reset_and_infos_the_task() -> None:
+async def test_a_lease_that_holds_or_awaits_an_env_takes_no_other() -> None:
+    async with stepmill.AsyncPool(CountingEnv, num_envs=1) as pool:
+        lease = pool.lease()
+        async with lease:
+            with pytest.raises(stepmill.UsageError, match="used already"):
+                await lease.__aenter__()
+        async with pool.lease():
+            waiting = asyncio.create_task(lease.__aenter__())
+            await asyncio.sleep(0)
+            with pytest.raises(stepmill.UsageError, match="used already"):
+                await lease.__aenter__()
+            waiting.cancel()
+            with suppress(CANCELLED):
+                await waiting
+        async with lease:
+            pass
+
+
+async def test_a_wrong_action_sends_nothing() -> None:
+    async with stepmill.AsyncPool(CountingEnv, num_envs=1) as pool, pool.lease() as env:
+        await env.reset()
+        with pytest.raises(stepmill.UsageError):
+            await env.step("left")
+        assert (await env.step(3))[1] == 3.0
+
+
+async def test_seeds_and_options_reach_the_reset_and_infos_the_task() -> None:
     class TalkativeEnv(CountingEnv):
         def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
             return super().reset(seed=seed)[0], {"seed": seed, "options": options}
 
-    async def main() -> None:
-        async with stepmill.AsyncPool(TalkativeEnv, num_envs=2) as pool, pool.lease() as env:
-            assert (await env.reset(seed=5, options={"task": "a"}))[1] == {"seed": 5, "options": {"task": "a"}}
-            assert (await env.reset())[1] == {"seed": None, "options": None}
-            assert (await env.step(1))[4] == {"t": 1}
-
-    run(main())
+    async with stepmill.AsyncPool(TalkativeEnv, num_envs=2) as pool, pool.lease() as env:
+        assert (await env.reset(seed=5, options={"task": "a"}))[1] == {"seed": 5, "options": {"task": "a"}}
+        assert (await env.reset())[1] == {"seed": None, "options": None}
+        assert (await env.step(1))[4] == {"t": 1}
 
 
-def test_leases_are_refused_for_envs_with_several_rows() -> None:
-    async def main() -> None:
-        async with stepmill.AsyncPool(partial(BatchedCountingEnv, 2), num_envs=2) as pool:
-            with pytest.raises(stepmill.UsageError, match="receive"):
+async def test_leases_are_refused_for_envs_with_several_rows() -> None:
+    async with stepmill.AsyncPool(partial(BatchedCountingEnv, 2), num_envs=2) as pool:
+        with pytest.raises(stepmill.UsageError, match="receive"):
+            pool.lease()
+
+
+async def test_leases_are_refused_with_spares() -> None:
+    async with stepmill.AsyncPool(CountingEnv, num_envs=2, resets={"spare_envs": 1}) as pool:
+        for _ in range(2):
+            with pytest.raises(stepmill.UsageError, match="leave the option out"):
                 pool.lease()
-
-    run(main())
-
-
-def test_leases_are_refused_with_spares() -> None:
-    async def main() -> None:
-        async with stepmill.AsyncPool(CountingEnv, num_envs=2, resets={"spare_envs": 1}) as pool:
-            for _ in range(2):
-                with pytest.raises(stepmill.UsageError, match="leave the option out"):
-                    pool.lease()
-            pool.reset_async()
-            received = await pool.receive()
-            assert received.batch.num_rows == 1
-
-    run(main())
+        pool.reset_async()
+        received = await pool.receive()
+        assert received.batch.num_rows == 1
 
 
 # ---- faults ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_error_of_an_env_reaches_its_task_alone() -> None:
-    async def main() -> None:
-        async with chaos_pool() as pool, pool.lease() as sick, pool.lease() as well:
-            await sick.reset(seed=1)
-            await well.reset(seed=1)
-            with pytest.raises(ValueError, match="this env raises"):
-                await sick.step(RAISE)
-            with pytest.raises(ValueError, match="this env raises"):
-                await sick.step(1)
-            assert (await well.step(1))[1] == 1.0
-            assert await play(sick, 2) == played_alone(2)
-
-    run(main())
+async def test_an_error_of_an_env_reaches_its_task_alone() -> None:
+    async with chaos_pool() as pool, pool.lease() as sick, pool.lease() as well:
+        await sick.reset(seed=1)
+        await well.reset(seed=1)
+        with pytest.raises(ValueError, match="this env raises"):
+            await sick.step(RAISE)
+        with pytest.raises(ValueError, match="this env raises"):
+            await sick.step(1)
+        assert (await well.step(1))[1] == 1.0
+        assert await play(sick, 2) == played_alone(2)
 
 
-def test_a_death_reaches_all_tasks_of_the_worker_and_a_reset_brings_their_envs_back() -> None:
-    async def main() -> None:
-        async with chaos_pool() as pool:
-            by_id = await held_by_id(pool)
-            with pytest.raises(stepmill.WorkerDied) as caught:
-                await by_id[0].step(KILL)
-            assert set(caught.value.env_ids) == {0, 1}
-            with pytest.raises(stepmill.WorkerDied):
-                await by_id[1].step(1)
-            assert (await by_id[2].step(1))[1] == 1.0
-            assert await asyncio.gather(play(by_id[0], 4), play(by_id[1], 5)) == [played_alone(4), played_alone(5)]
-
-    run(main())
+async def test_a_death_reaches_all_tasks_of_the_worker_and_a_reset_brings_their_envs_back() -> None:
+    async with chaos_pool() as pool:
+        by_id = await held_by_id(pool)
+        with pytest.raises(stepmill.WorkerDied) as caught:
+            await by_id[0].step(KILL)
+        assert set(caught.value.env_ids) == {0, 1}
+        with pytest.raises(stepmill.WorkerDied):
+            await by_id[1].step(1)
+        assert (await by_id[2].step(1))[1] == 1.0
+        assert await asyncio.gather(play(by_id[0], 4), play(by_id[1], 5)) == [played_alone(4), played_alone(5)]
 
 
-def test_the_tasks_of_a_dead_worker_go_on_in_several_turns_of_the_loop() -> None:
-    async def main() -> None:
-        loop, turns = asyncio.get_running_loop(), Counter[str]()
+async def test_the_tasks_of_a_dead_worker_go_on_in_several_turns_of_the_loop() -> None:
+    loop, turns = asyncio.get_running_loop(), Counter[str]()
 
-        def turn() -> None:
-            turns["now"] += 1
-            loop.call_soon(turn)
+    def turn() -> None:
+        turns["now"] += 1
+        loop.call_soon(turn)
 
-        async def fail(env: stepmill.EnvLease) -> int:
-            with pytest.raises(stepmill.WorkerDied):
-                await env.step(HANG)
-            return turns["now"]
+    async def fail(env: stepmill.EnvLease) -> int:
+        with pytest.raises(stepmill.WorkerDied):
+            await env.step(HANG)
+        return turns["now"]
 
-        async with chaos_pool(128) as pool:
-            envs = [pool.lease() for _ in range(128)]
-            await asyncio.gather(*(env.__aenter__() for env in envs))
-            await asyncio.gather(*(env.reset(seed=1) for env in envs))
-            tasks = [asyncio.create_task(fail(env)) for env in envs if env.env_id < 64]
-            turn()
-            await asyncio.sleep(0)  # all have sent their actions
-            kill_first_worker(pool)
-            failed_in = Counter(await asyncio.gather(*tasks))
-            assert max(failed_in.values()) <= 16
-
-    run(main())
+    async with chaos_pool(128) as pool:
+        envs = [pool.lease() for _ in range(128)]
+        await asyncio.gather(*(env.__aenter__() for env in envs))
+        await asyncio.gather(*(env.reset(seed=1) for env in envs))
+        tasks = [asyncio.create_task(fail(env)) for env in envs if env.env_id < 64]
+        turn()
+        await asyncio.sleep(0)  # all have sent their actions
+        kill_first_worker(pool)
+        failed_in = Counter(await asyncio.gather(*tasks))
+        assert max(failed_in.values()) <= 16
 
 
-def test_a_worker_that_dies_between_steps_is_found_by_the_next() -> None:
-    async def main() -> None:
-        async with chaos_pool() as pool, pool.lease() as env:
-            obs, _ = await env.reset(seed=1)
-            assert obs[IDENTITY] == 0
-            await asyncio.to_thread(kill_first_worker, pool)
-            with pytest.raises(stepmill.WorkerDied):
-                await step_on(env)
-            assert await play(env, 2) == played_alone(2)
-
-    run(main())
+async def test_a_worker_that_dies_between_steps_is_found_by_the_next() -> None:
+    async with chaos_pool() as pool, pool.lease() as env:
+        obs, _ = await env.reset(seed=1)
+        assert obs[IDENTITY] == 0
+        await asyncio.to_thread(kill_first_worker, pool)
+        with pytest.raises(stepmill.WorkerDied):
+            await step_on(env)
+        assert await play(env, 2) == played_alone(2)
 
 
 async def step_on(env: stepmill.EnvLease) -> None:
@@ -348,110 +293,93 @@ def kill_first_worker(pool: stepmill.AsyncPool) -> None:
     os.kill(pool.pool.stats().workers[0].pid, signal.SIGKILL)
 
 
-def test_a_deadline_ends_the_step_of_an_env_that_hangs() -> None:
-    async def main() -> None:
-        async with chaos_pool(step_timeout_s=DEADLINE_S) as pool, pool.lease() as env:
+async def test_a_deadline_ends_the_step_of_an_env_that_hangs() -> None:
+    async with chaos_pool(step_timeout_s=DEADLINE_S) as pool, pool.lease() as env:
+        await env.reset(seed=1)
+        with pytest.raises(stepmill.EnvTimeout):
+            await env.step(HANG)
+        assert await play(env, 2) == played_alone(2)
+
+
+async def test_a_cancelled_step_of_an_env_that_hangs_is_ended_by_its_deadline() -> None:
+    async with chaos_pool(2, step_timeout_s=DEADLINE_S) as pool:
+        async with pool.lease() as env:
             await env.reset(seed=1)
-            with pytest.raises(stepmill.EnvTimeout):
-                await env.step(HANG)
-            assert await play(env, 2) == played_alone(2)
+            with suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(env.step(HANG), 0.01)
+        async with pool.lease() as first, pool.lease() as second:
+            assert await asyncio.gather(play(first, 2), play(second, 3)) == [played_alone(2), played_alone(3)]
 
-    run(main())
+
+async def test_under_truncate_a_death_is_a_marked_result() -> None:
+    async with chaos_pool(on_fault="truncate") as pool, pool.lease() as env:
+        await env.reset(seed=1)
+        await env.step(1)
+        _, reward, terminated, truncated, info = await env.step(KILL)
+        assert (reward, terminated, truncated) == (0.0, False, True)
+        assert info["fault"]["kind"] == "died"
+        assert await play(env, 2) == played_alone(2)
 
 
-def test_a_cancelled_step_of_an_env_that_hangs_is_ended_by_its_deadline() -> None:
-    async def main() -> None:
-        async with chaos_pool(2, step_timeout_s=DEADLINE_S) as pool:
+async def test_under_replay_tasks_do_not_notice_deaths() -> None:
+    async with chaos_pool(on_fault="replay", seeding="per_episode") as pool:
+
+        async def episode(seed: int) -> list[Any]:
             async with pool.lease() as env:
-                await env.reset(seed=1)
-                with suppress(TimeoutError, asyncio.TimeoutError):
-                    await asyncio.wait_for(env.step(HANG), 0.01)
-            async with pool.lease() as first, pool.lease() as second:
-                assert await asyncio.gather(play(first, 2), play(second, 3)) == [played_alone(2), played_alone(3)]
+                return await play(env, seed)
 
-    run(main())
-
-
-def test_under_truncate_a_death_is_a_marked_result() -> None:
-    async def main() -> None:
-        async with chaos_pool(on_fault="truncate") as pool, pool.lease() as env:
-            await env.reset(seed=1)
-            await env.step(1)
-            _, reward, terminated, truncated, info = await env.step(KILL)
-            assert (reward, terminated, truncated) == (0.0, False, True)
-            assert info["fault"]["kind"] == "died"
-            assert await play(env, 2) == played_alone(2)
-
-    run(main())
-
-
-def test_under_replay_tasks_do_not_notice_deaths() -> None:
-    async def main() -> None:
-        async with chaos_pool(on_fault="replay", seeding="per_episode") as pool:
-
-            async def episode(seed: int) -> list[Any]:
-                async with pool.lease() as env:
-                    return await play(env, seed)
-
-            held = await held_by_id(pool)
-            for env_id in (1, 2, 3):
-                await held[env_id].__aexit__(None, None, None)
-            tasks = [asyncio.create_task(episode(seed)) for seed in range(40)]
-            await tasks[0]
-            await asyncio.to_thread(kill_first_worker, pool)
-            _, *rest = played_alone(1)  # the death comes in this episode
-            assert [await step(held[0], 1) for _ in range(LENGTH)] == rest
-            assert await asyncio.gather(*tasks) == [played_alone(seed) for seed in range(40)]
-            await held[0].__aexit__(None, None, None)
-            assert [worker.restarts for worker in pool.pool.stats().workers] == [1, 0]
-
-    run(main())
+        held = await held_by_id(pool)
+        for env_id in (1, 2, 3):
+            await held[env_id].__aexit__(None, None, None)
+        tasks = [asyncio.create_task(episode(seed)) for seed in range(40)]
+        await tasks[0]
+        await asyncio.to_thread(kill_first_worker, pool)
+        _, *rest = played_alone(1)  # the death comes in this episode
+        assert [await step(held[0], 1) for _ in range(LENGTH)] == rest
+        assert await asyncio.gather(*tasks) == [played_alone(seed) for seed in range(40)]
+        await held[0].__aexit__(None, None, None)
+        assert [worker.restarts for worker in pool.pool.stats().workers] == [1, 0]
 
 
 @pytest.mark.parametrize("idle_s", [None, DEADLINE_S])
-def test_under_replay_a_reset_or_close_of_an_idle_env_waits_for_the_replay_beside_other_tasks(idle_s: Any) -> None:
-    async def main(gate: Gate) -> None:
-        env_fns = [partial(GateEnv, gate.path, env_id) for env_id in range(2)]
-        options: Any = {"num_workers": 1, "on_fault": "replay", "seeding": "per_episode", "idle_s": idle_s}
-        async with stepmill.AsyncPool(env_fns, **options) as pool, pool.lease() as busy:
+async def test_under_replay_a_reset_or_close_of_an_idle_env_waits_for_the_replay_beside_other_tasks(
+    idle_s: Any, gate: Gate
+) -> None:
+    env_fns = [partial(GateEnv, gate.path, env_id) for env_id in range(2)]
+    options: Any = {"num_workers": 1, "on_fault": "replay", "seeding": "per_episode", "idle_s": idle_s}
+    async with stepmill.AsyncPool(env_fns, **options) as pool, pool.lease() as busy:
+        gate.open()
+        await busy.reset(options={"gate": True})
+        await asyncio.to_thread(gate.wait_arrivals)
+        async with pool.lease() as idle:
+            await idle.reset()
+        await asyncio.to_thread(kill_first_worker, pool)
+        step = asyncio.create_task(busy.step(1))  # finds the death
+        await asyncio.to_thread(gate.wait_arrivals)  # the replay repeats the reset
+        await asyncio.sleep(2 * (idle_s or 0.0))
+        async with pool.lease() as idle:
+            reset = asyncio.create_task(idle.reset())
+            await asyncio.sleep(0)
+            with pytest.raises(stepmill.BusyEnvError):
+                await idle.step(1)
             gate.open()
-            await busy.reset(options={"gate": True})
-            await asyncio.to_thread(gate.wait_arrivals)
-            async with pool.lease() as idle:
-                await idle.reset()
-            await asyncio.to_thread(kill_first_worker, pool)
-            step = asyncio.create_task(busy.step(1))  # finds the death
-            await asyncio.to_thread(gate.wait_arrivals)  # the replay repeats the reset
-            await asyncio.sleep(2 * (idle_s or 0.0))
-            async with pool.lease() as idle:
-                reset = asyncio.create_task(idle.reset())
-                await asyncio.sleep(0)
-                with pytest.raises(stepmill.BusyEnvError):
-                    await idle.step(1)
-                gate.open()
-                await reset
-                assert [(await each)[0].tolist() for each in (step, idle.step(1))] == [[0, 0, 1], [1, 0, 1]]
-
-    with Gate() as gate:
-        run(main(gate))
+            await reset
+            assert [(await each)[0].tolist() for each in (step, idle.step(1))] == [[0, 0, 1], [1, 0, 1]]
 
 
-def test_results_arrive_although_an_env_reads_the_events_of_the_pool() -> None:
+async def test_results_arrive_although_an_env_reads_the_events_of_the_pool() -> None:
     class Thief(ChaosEnv):
         def step(self, action: Any) -> Any:
             steal_events()
             return super().step(action)
 
-    async def main() -> None:
-        async with stepmill.AsyncPool(Thief, num_envs=2, num_workers=1) as pool:
+    async with stepmill.AsyncPool(Thief, num_envs=2, num_workers=1) as pool:
 
-            async def episode(seed: int) -> list[Any]:
-                async with pool.lease() as env:
-                    return await play(env, seed)
+        async def episode(seed: int) -> list[Any]:
+            async with pool.lease() as env:
+                return await play(env, seed)
 
-            assert await asyncio.gather(episode(1), episode(2)) == [played_alone(1), played_alone(2)]
-
-    run(main())
+        assert await asyncio.gather(episode(1), episode(2)) == [played_alone(1), played_alone(2)]
 
 
 def steal_events() -> None:
@@ -462,7 +390,7 @@ def steal_events() -> None:
                 os.eventfd_read(int(name))
 
 
-def test_every_reply_belongs_to_its_request_beside_cancellations_deaths_and_hangs() -> None:
+async def test_every_reply_belongs_to_its_request_beside_cancellations_deaths_and_hangs() -> None:
     """The env answers with the numbers of its episode and step, so that a late or foreign reply would be seen."""
 
     async def episode(pool: stepmill.AsyncPool, seed: int) -> int:
@@ -481,12 +409,9 @@ def test_every_reply_belongs_to_its_request_beside_cancellations_deaths_and_hang
                 pass
         return num_checked
 
-    async def main() -> None:
-        # The restarts of workers that are killed on purpose are not limited.
-        async with chaos_pool(8, step_timeout_s=DEADLINE_S, restarts={"max_restarts": 1000}) as pool:
-            counts = await asyncio.gather(*(episode(pool, seed) for seed in range(60)))
-            assert sum(counts) > 60
-            async with pool.lease() as env:
-                assert await play(env, 1) == played_alone(1)
-
-    run(main())
+    # The restarts of workers that are killed on purpose are not limited.
+    async with chaos_pool(8, step_timeout_s=DEADLINE_S, restarts={"max_restarts": 1000}) as pool:
+        counts = await asyncio.gather(*(episode(pool, seed) for seed in range(60)))
+        assert sum(counts) > 60
+        async with pool.lease() as env:
+            assert await play(env, 1) == played_alone(1)

@@ -79,13 +79,14 @@ def test_there_are_more_settings() -> None:
 @row("`step_wait_timeout=None` of `async_subprocess`")
 @row("A limit of `async_subprocess`'s wait")
 @pytest.mark.parametrize("own", [{"wait_num": 2, "step_wait_timeout": None}, {"wait_num": 3, "step_deadline": 0.1}])
-def test_a_step_of_the_original_waits_for_all(make: Any, whose: str, own: Any, gate: Gate) -> None:
-    manager = make(ASYNC, ding_envs(3, length=9, gate=str(gate.path)), **own)
-    manager.launch()
-    with opened_later(gate, 1) if whose == ORIGINAL else contextlib.nullcontext():
-        timesteps = manager.step({0: 1, 1: 1, 2: "gate"})
-    assert (2 in timesteps) is (whose == ORIGINAL)
-    gate.open()
+def test_a_step_of_the_original_waits_for_all(make: Any, whose: str, own: Any) -> None:
+    with Gate() as gate:
+        manager = make(ASYNC, ding_envs(3, length=9, gate=str(gate.path)), **own)
+        manager.launch()
+        with opened_later(gate, 1) if whose == ORIGINAL else contextlib.nullcontext():
+            timesteps = manager.step({0: 1, 1: 1, 2: "gate"})
+        assert (2 in timesteps) is (whose == ORIGINAL)
+        gate.open()
 
 
 @row("`step_timeout`, `reset_timeout`")

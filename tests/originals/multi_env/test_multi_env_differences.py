@@ -334,15 +334,16 @@ def test_close_of_an_env_that_was_not_started(make: Maker) -> None:
 
 
 @row("`close()` of an env that does not return")
-def test_an_env_that_never_closes(make: Maker, gate: Gate) -> None:
-    (env,) = make([partial(NeverCloses, str(gate.path))])
-    if make.is_ours:
-        with pytest.warns(RuntimeWarning, match="it was killed"):
-            env.close()
-    else:
-        with pytest.raises(Never), interrupted():
-            env.close()
-        gate.open()
+def test_an_env_that_never_closes(make: Maker) -> None:
+    with Gate() as gate:
+        (env,) = make([partial(NeverCloses, str(gate.path))])
+        if make.is_ours:
+            with pytest.warns(RuntimeWarning, match="it was killed"):
+                env.close()
+        else:
+            with pytest.raises(Never), interrupted():
+                env.close()
+            gate.open()
 
 
 class BreaksAtClose(Walk):
