@@ -8,6 +8,7 @@ pages; one that leads to no page fails the build.
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -188,9 +189,9 @@ def write_gallery() -> None:
     for name in notebooks:
         picture = ROOT / "docs" / _NOTEBOOK_PICTURES[name]
         shutil.copy(picture, folder / picture.name)
-        links.append(
-            f"| {_thumbnail(picture)} | [{name}.ipynb]({name}.ipynb) | notebook, run when this site is built |"
-        )
+        cells = json.loads((folder / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+        title = "".join(cells[0]["source"]).partition("\n")[0].removeprefix("# ")
+        links.append(f"| {_thumbnail(picture)} | [{name}.ipynb]({name}.ipynb) | {title} |")
     index = (ROOT / "docs" / "gallery.txt").read_text(encoding="utf-8")
     table = "\n".join(["| | program | |", "|---|---|---|", *links, *rows])
     toctree = "\n".join(["```{toctree}", ":hidden:", *notebooks, *names, "```"])
