@@ -44,6 +44,11 @@ def interpreter_of(venv: str) -> Path:
 
 def driver_environment() -> dict[str, str]:
     """Return the environment variables of a driver: single-threaded libraries, and this package on the Python path."""
-    env = {**os.environ, **SINGLE_THREAD, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    env.pop("PIP_CONSTRAINT", None)
-    return env
+    return {**user_environment(), **SINGLE_THREAD, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+
+
+def user_environment() -> dict[str, str]:
+    """Return this process's environment variables as a user of an installed package has them: the modules of a checkout are compiled once, too."""
+    return {
+        name: value for name, value in os.environ.items() if name not in ("PIP_CONSTRAINT", "PYTHONDONTWRITEBYTECODE")
+    }

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from benchmarks import cpu, program_tables
 from benchmarks.machine import describe
-from benchmarks.paths import RESULTS, ROOT, interpreter_of
+from benchmarks.paths import RESULTS, ROOT, interpreter_of, user_environment
 from benchmarks.program_tables import OURS, PROGRAMS, Run
 
 BUSY_SHARE = 0.03  # of the machine, by other processes
@@ -55,7 +55,11 @@ def run_once(name: str, engine: str, seed: int, steps: int) -> Run:
         folder = Path(place)
         arguments, path = program.command(name, engine, seed, steps, folder)
         command = [str(interpreter_of(program.venv)), "-W", "ignore", *arguments]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *path]), "PROGRAM_BEGUN_S": repr(time.time())}
+        env = {
+            **user_environment(),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *path]),
+            "PROGRAM_BEGUN_S": repr(time.time()),
+        }
         before, begin_s = cpu.read(os.getpid()), time.monotonic()
         done = subprocess.run(
             command, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT_S
