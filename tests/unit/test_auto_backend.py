@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from stepmill.pool import auto_backend as auto_backend_module
 from stepmill.pool.auto_backend import auto_backend, begin_start
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import PoolOptions
+from tests.harness.hangs import HANG_GUARD_S
 
 
 @pytest.mark.parametrize(
@@ -50,3 +54,20 @@ def test_a_defect_in_the_early_start_is_raised(starter_raises) -> None:
     starter_raises(AttributeError("no such option"))
     with pytest.raises(AttributeError):
         begin_start([object] * 2, PoolOptions(backend="process"))
+
+
+@pytest.mark.parametrize("make", ["make_vec('CartPole-v1', 2", "VectorEnv([lambda: gymnasium.make('CartPole-v1')] * 2"])
+def test_the_starter_starts_before_the_modules_of_a_pool_load(make: str) -> None:
+    code = f"""
+import sys, gymnasium, stepmill
+from stepmill.pool import auto_backend
+prepare = auto_backend.prepare_starter
+def prepare_and_say(*arguments):
+    print("stepmill.pool.start" in sys.modules)
+    prepare(*arguments)
+auto_backend.prepare_starter = prepare_and_say
+stepmill.{make}, backend="process").close()
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_GUARD_S, check=False)
+    assert done.stdout == "False\n", done.stderr

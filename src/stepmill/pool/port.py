@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stepmill import _native
 from stepmill.backends.base import traits_of
 from stepmill.pool.arguments import check_leaves, checked_count, checked_fns, checked_ids, select_rows, whole_ids
-from stepmill.pool.auto_backend import begin_start, choose_backend
+from stepmill.pool.auto_backend import choose_backend
 from stepmill.pool.infos import OMITTED, merge, rows_of
 from stepmill.pool.payloads import reserved_keys
 from stepmill.pool.plans import plan_workers
@@ -38,7 +38,7 @@ from stepmill.worker.messages import RequestKind
 
 __all__ = [  # all names of `stepmill.pool`, except Pool, that packages above it may import
     "CLOSE_TIMEOUT_S", "OMITTED", "EnvIds", "Options", "PoolFuture", "PoolPort", "SavedEnvs", "Seed", "SentPart", "StateFunctions",
-    "StepTuple", "begin_start", "checked_count", "checked_fns", "checked_ids", "choose_backend", "merge", "plan_workers", "read_saved",
+    "StepTuple", "checked_count", "checked_fns", "checked_ids", "choose_backend", "merge", "plan_workers", "read_saved",
     "read_timers", "rows_of", "select_rows", "spread_seed", "whole_ids", "worker_settings", "write_saved",
 ]  # fmt: skip
 

@@ -19,7 +19,7 @@ from stepmill.envs.gymnasium_registry import portable_spec
 from stepmill.frontends.gymnasium.arguments import VECTOR_NAMES, VectorKeywords
 from stepmill.frontends.gymnasium.errors import MissingModuleError
 from stepmill.frontends.gymnasium.vector import VectorEnv
-from stepmill.pool.port import checked_count
+from stepmill.pool.arguments import checked_count
 from stepmill.spec.errors import ArgumentTypeError, EnvError, MissingExtraError, UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.options import BackendName, PoolOptions, merge_options, nearest_option

@@ -27,7 +27,8 @@ from stepmill.frontends.gymnasium.errors import (
     WaitTimeout,
 )
 from stepmill.frontends.gymnasium.spaces import SpacePair, batch_observations, check_spaces, read_spaces
-from stepmill.pool.port import CLOSE_TIMEOUT_S, Seed, begin_start, checked_fns, select_rows
+from stepmill.pool.arguments import checked_fns, select_rows
+from stepmill.pool.auto_backend import begin_start
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Never, Self, Unpack
 
     from stepmill.pool.pool import Pool
+    from stepmill.pool.port import Seed
     from stepmill.spec.stats import PoolStats
 
 StepResult: TypeAlias = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
@@ -409,9 +411,10 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
             timeout: seconds that envs have for their `close`, after which their workers are killed; None means 1.5 s.
             terminate: True means a timeout of 0.
         """
+        limits = [0.0] if terminate else [] if timeout is None else [timeout]
         self._waiting = _Waiting.CLOSED
         self._read_call = tuple
-        self._pool.close(0.0 if terminate else CLOSE_TIMEOUT_S if timeout is None else timeout)
+        self._pool.close(*limits)
 
     # ---- pending results -------------------------------------------------------------------------------------------
 
