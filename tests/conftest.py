@@ -20,6 +20,7 @@ import faulthandler
 import gc
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -33,7 +34,7 @@ from stepmill.testing.gates import Gate
 from tests.harness import huge_pages, leaks
 from tests.harness.covers import Covers
 from tests.harness.effort import EXPLORES
-from tests.harness.pools import EnvFns, make_pool, make_vector_env
+from tests.harness.pools import keep_closed, make_pool, make_vector_env
 from tests.harness.sanitizer import fork_at_rest
 
 pytest_plugins = ["pytester"]
@@ -174,13 +175,13 @@ def gate() -> Iterator[Gate]:
 @pytest.fixture
 def pool_of(where: str) -> Iterator[Callable[..., Any]]:
     """Build pools on the backend under test; they are closed at the end."""
-    yield from _keep_closed(where, make_pool)
+    yield from keep_closed(partial(make_pool, where))
 
 
 @pytest.fixture
 def vector_env_of(where: str) -> Iterator[Callable[..., Any]]:
     """Build vector envs on the backend under test; they are closed at the end."""
-    yield from _keep_closed(where, make_vector_env)
+    yield from keep_closed(partial(make_vector_env, where))
 
 
 def _leaves_no_workers() -> Iterator[None]:
@@ -191,16 +192,3 @@ def _leaves_no_workers() -> Iterator[None]:
         [pid for pid in leaks.workers_of_pools() if pid not in before], timeout_s=leaks.GRACE_S
     )
     assert not left, f"the test left the workers {left} behind"
-
-
-def _keep_closed(where: str, make: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    made: list[Any] = []
-
-    def make_one(env_fns: EnvFns, **arguments: Any) -> Any:
-        made.append(make(where, env_fns, **arguments))
-        return made[-1]
-
-    yield make_one
-    for one in reversed(made):
-        one.close()
-    made.clear()

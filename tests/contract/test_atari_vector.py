@@ -10,6 +10,7 @@ import pytest
 
 import stepmill
 from stepmill.envs.atari_vector import AtariVectorTask
+from tests.harness.pools import keep_closed
 
 vector_env = pytest.importorskip("ale_py.vector_env")
 KWARGS = {"num_threads": 2, "noop_max": 5, "max_num_frames_per_episode": 30}
@@ -19,15 +20,9 @@ NUM_ENVS = 3
 @pytest.fixture
 def make_pool() -> Iterator[Any]:
     """Build pools of Pong, which are closed at the end."""
-    made: list[stepmill.Pool] = []
-
-    def make(**options: Any) -> stepmill.Pool:
-        made.append(stepmill.Pool([AtariVectorTask("pong", KWARGS)] * NUM_ENVS, backend="envpool", **options))
-        return made[-1]
-
-    yield make
-    for pool in made:
-        pool.close()
+    yield from keep_closed(
+        lambda **options: stepmill.Pool([AtariVectorTask("pong", KWARGS)] * NUM_ENVS, backend="envpool", **options)
+    )
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])

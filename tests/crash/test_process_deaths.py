@@ -23,6 +23,7 @@ from stepmill.testing.gates import Gate
 from tests.harness import leaks
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.kills import kill_process, stop_process
+from tests.harness.pools import keep_closed, make_pool
 from tests.harness.scripts import start_script
 
 CONTEXTS = ["fork", "forkserver", "spawn"]
@@ -43,17 +44,10 @@ class DeafEnv(CountingEnv):
 
 @pytest.fixture
 def pool_in() -> Iterator[Callable[..., stepmill.Pool]]:
-    made: list[stepmill.Pool] = []
-
     def make(env_fns: list[Callable[[], object]], context: str = "fork", **options: Any) -> stepmill.Pool:
-        chosen = stepmill.PoolOptions(context=context, **options)  # type: ignore[arg-type]
-        made.append(stepmill.Pool(env_fns, backend="process", num_workers=len(env_fns), options=chosen))
-        return made[-1]
+        return make_pool(context, env_fns, num_workers=len(env_fns), **options)
 
-    yield make
-    for pool in made:
-        pool.close()
-    made.clear()
+    yield from keep_closed(make)
 
 
 def backend_of(pool: stepmill.Pool) -> ProcessBackend:

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,6 +24,7 @@ from stepmill.worker.process_setup import run_and_exit
 from tests.harness import leaks
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.kills import kill_process, stop_process
+from tests.harness.pools import keep_closed
 
 PoolOf = Callable[..., stepmill.Pool]
 
@@ -62,16 +62,11 @@ PROBES: dict[str, Callable[[], object]] = {
 
 @pytest.fixture
 def pool_of() -> Iterator[PoolOf]:
-    made: list[stepmill.Pool] = []
-
-    def make(context: str = "forkserver", num_envs: int = 1, **options: Any) -> stepmill.Pool:
-        made.append(stepmill.Pool([ProbeEnv] * num_envs, backend="process", context=context, **options))
-        return made[-1]
-
-    yield make
-    for pool in made:
-        pool.close()
-    made.clear()
+    yield from keep_closed(
+        lambda context="forkserver", num_envs=1, **options: stepmill.Pool(
+            [ProbeEnv] * num_envs, backend="process", context=context, **options
+        )
+    )
 
 
 def starter_pid() -> int:

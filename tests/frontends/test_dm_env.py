@@ -19,6 +19,7 @@ from stepmill.frontends.dm_env import DmEnvironment
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import RaisingEnv
 from tests.harness.envs_of_other_apis import Catch, Pair, Tag
+from tests.harness.pools import keep_closed
 
 WHERE = {
     "serial": {"backend": "serial"},
@@ -78,15 +79,9 @@ class TestDmEnvInAWorker(_Contract, TestCase):
 
 @pytest.fixture
 def env_of():
-    made = []
-
-    def make(env_fn, where="serial", **arguments):
-        made.append(DmEnvironment(env_fn, **WHERE[where], **arguments))
-        return made[-1]
-
-    yield make
-    for env in made:
-        env.close()
+    yield from keep_closed(
+        lambda env_fn, where="serial", **arguments: DmEnvironment(env_fn, **WHERE[where], **arguments)
+    )
 
 
 def test_spaces_become_specs_with_their_bounds(env_of):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -71,6 +71,20 @@ def await_restart(pool: stepmill.Pool, worker: int) -> None:
     while pool._recovery.workers.records[worker].state is WorkerState.RESTARTING:
         pool._state.wait(1.0)
         pool._recovery.handle(has_faults=False)
+
+
+def keep_closed(make: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Yield a function that makes objects as `make` does; they are closed at the end. For fixtures."""
+    made: list[Any] = []
+
+    def make_one(*arguments: Any, **keywords: Any) -> Any:
+        made.append(make(*arguments, **keywords))
+        return made[-1]
+
+    yield make_one
+    for one in reversed(made):
+        one.close()
+    made.clear()
 
 
 def begun(pool: Resettable) -> Resettable:

@@ -27,7 +27,7 @@ from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, RecvTimeout, UsageError
 from stepmill.spec.tree import Opaque
 from stepmill.testing.envs import CountingEnv
-from tests.harness.pools import begun
+from tests.harness.pools import begun, keep_closed
 
 BOX, WIDE, LONG = spaces.Box(0, 1, (2,)), spaces.Box(0, 5, (2,)), spaces.Box(0, 1, (3,))
 TWO, THREE = spaces.Discrete(2), spaces.Discrete(3)
@@ -35,16 +35,9 @@ TWO, THREE = spaces.Discrete(2), spaces.Discrete(3)
 
 @pytest.fixture
 def cartpoles():
-    made = []
-
-    def make(num_envs=3, **kwargs):
-        made.append(stepmill.make_vec("CartPole-v1", num_envs, backend="serial", **kwargs))
-        return made[-1]
-
-    yield make
-    for envs in made:
-        envs.close()
-    made.clear()
+    yield from keep_closed(
+        lambda num_envs=3, **kwargs: stepmill.make_vec("CartPole-v1", num_envs, backend="serial", **kwargs)
+    )
 
 
 # ---- errors of two families

@@ -16,20 +16,15 @@ from stepmill.testing.gates import Gate
 from tests.harness import leaks
 from tests.harness.alf_envs import FIRST, AlfCounter, GatedAlf, ProgressAlf, RandomAlf, TimeStep, assert_same
 from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.pools import keep_closed
 from tests.harness.scripts import run_source
 
 
 @pytest.fixture
 def env_of():
-    made = []
-
-    def make(constructors, **arguments):
-        made.append(FastParallelEnvironment(constructors, **{"as_tensors": False, **arguments}))
-        return made[-1]
-
-    yield make
-    for env in made:
-        env.close()
+    yield from keep_closed(
+        lambda constructors, **arguments: FastParallelEnvironment(constructors, **{"as_tensors": False, **arguments})
+    )
 
 
 def actions(num, value=1.0):

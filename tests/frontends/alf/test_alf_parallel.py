@@ -22,19 +22,14 @@ from tests.harness.alf_envs import (
     Reference,
     assert_same,
 )
+from tests.harness.pools import keep_closed
 
 
 @pytest.fixture
 def env_of():
-    made = []
-
-    def make(constructors, **arguments):
-        made.append(FastParallelEnvironment(constructors, **{"as_tensors": False, **arguments}))
-        return made[-1]
-
-    yield make
-    for env in made:
-        env.close()
+    yield from keep_closed(
+        lambda constructors, **arguments: FastParallelEnvironment(constructors, **{"as_tensors": False, **arguments})
+    )
 
 
 def actions(num, value=1.0):

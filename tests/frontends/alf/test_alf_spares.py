@@ -17,22 +17,16 @@ from stepmill.spec.tree import map_nest
 from tests.harness import leaks
 from tests.harness.alf_envs import LAST, AlfCounter, GatedAlf, RandomAlf, Reference, Spec, assert_same
 from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.pools import keep_closed
 
 
 @pytest.fixture
 def env_of():
-    made = []
-
     def make(constructors, num_spares, **arguments):
-        env = FastParallelEnvironment(
-            constructors, num_spare_envs_for_reload=num_spares, **{"as_tensors": False, **arguments}
-        )
-        made.append(env)
-        return env
+        chosen = {"as_tensors": False, **arguments}
+        return FastParallelEnvironment(constructors, num_spare_envs_for_reload=num_spares, **chosen)
 
-    yield make
-    for env in made:
-        env.close()
+    yield from keep_closed(make)
 
 
 def actions(num, value=1.0):

@@ -10,6 +10,7 @@ import pytest
 import stepmill
 from stepmill.frontends.alf import FastParallelEnvironment, ProcessEnvironment
 from tests.harness.alf_envs import AlfCounter, NestedAlf, RandomAlf, Reference, Spec, assert_same
+from tests.harness.pools import keep_closed
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -17,15 +18,7 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture
 def env_of():
-    made = []
-
-    def make(constructors, **arguments):
-        made.append(FastParallelEnvironment(constructors, **arguments))
-        return made[-1]
-
-    yield make
-    for env in made:
-        env.close()
+    yield from keep_closed(FastParallelEnvironment)
 
 
 def as_arrays(nest):

@@ -10,6 +10,7 @@ import pytest
 from stepmill.frontends.di_engine import AsyncSubprocessEnvManager, BaseEnvManager, SyncSubprocessEnvManager
 from stepmill.testing.gates import Gate
 from tests.frontends.di_engine.envs import ding_envs
+from tests.harness.pools import keep_closed
 
 MakeManager = Callable[..., Any]
 
@@ -22,16 +23,7 @@ def cls(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def make_manager() -> Iterator[MakeManager]:
     """Make managers, `make_manager(cls, env_fns, **cfg)`; they are closed at the end."""
-    made: list[Any] = []
-
-    def make_one(cls: Any, env_fns: Any, **cfg: Any) -> Any:
-        made.append(cls(env_fns, cfg))
-        return made[-1]
-
-    yield make_one
-    for manager in made:
-        manager.close()
-    made.clear()
+    yield from keep_closed(lambda cls, env_fns, **cfg: cls(env_fns, cfg))
 
 
 @pytest.fixture

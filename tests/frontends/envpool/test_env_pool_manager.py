@@ -11,6 +11,7 @@ import pytest
 
 from stepmill.frontends.di_engine import PoolEnvManager, create_env_manager, get_env_manager_cls
 from stepmill.spec.errors import UsageError
+from tests.harness.pools import keep_closed
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*precision lowered by casting:UserWarning"),
@@ -22,15 +23,7 @@ CARTPOLE = {"env_id": "CartPole-v1", "env_num": 4, "batch_size": 4}
 @pytest.fixture
 def made() -> Iterator[Any]:
     """Make managers, which are closed at the end."""
-    managers: list[PoolEnvManager] = []
-
-    def make(**cfg: Any) -> PoolEnvManager:
-        managers.append(PoolEnvManager({**CARTPOLE, **cfg}))
-        return managers[-1]
-
-    yield make
-    for manager in managers:
-        manager.close()
+    yield from keep_closed(lambda **cfg: PoolEnvManager({**CARTPOLE, **cfg}))
 
 
 def test_timesteps_are_those_of_envpool(made: Any) -> None:

@@ -28,6 +28,7 @@ from stepmill.frontends.mlagents import (
     worker,
 )
 from tests.frontends.mlagents.parts import Policy, decided, deciding, die, once, raise_, wait
+from tests.harness.pools import keep_closed
 from tests.harness.unity_envs import ScriptedBehaviors
 
 WALK = {"walk": [[1, 2], [2], [2, 3]]}
@@ -55,16 +56,7 @@ def start(target: Any, worker_id: int, step_queue: Any, env_factory: Any, run_op
 @pytest.fixture
 def own_workers() -> Iterator[Callable[..., Any]]:
     """Build managers with workers of their own; closed at the end of the test."""
-    made = []
-
-    def build(factory: Any, n_env: int = 1, cls: type[SubprocessEnvManager] = OwnWorkers, **options: Any) -> Any:
-        made.append(cls(factory, None, n_env, **options))
-        return made[-1]
-
-    yield build
-    for manager in made:
-        manager.close()
-    made.clear()
+    yield from keep_closed(lambda factory, n_env=1, cls=OwnWorkers, **options: cls(factory, None, n_env, **options))
 
 
 def walking(worker_id: int, channels: Any) -> Any:
