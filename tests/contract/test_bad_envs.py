@@ -90,9 +90,12 @@ def test_faults_of_several_envs_are_all_reported(pool_of):
 
 
 def test_an_env_that_raises_in_close_does_not_stop_the_pool_from_closing(pool_of):
-    pool = begun(pool_of([partial(RaisingEnv, "close", 1), partial(CountingEnv, 1)]))
-    with pytest.warns(RuntimeWarning, match="env 0"):
+    bad = partial(RaisingEnv, "close", 1)
+    pool = begun(pool_of([bad, partial(CountingEnv, 1), bad], num_workers=1))
+    with pytest.warns(RuntimeWarning, match="env [02] raised .* in close") as caught:
         pool.close()
+    assert len(caught) == 2
+    pool.close()
 
 
 def test_pools_keep_running_after_an_automatic_reset_raised(pool_of):

@@ -89,6 +89,7 @@ def test_a_call_that_raises_names_the_env_and_the_pool_goes_on(pool_of):
         pool.call("complain", "too bad", env_ids=[1])
     assert caught.value.env_id == 1
     assert "ValueError" in caught.value.error_type
+    assert "in complain" in caught.value.remote_traceback
     with pytest.raises(stepmill.EnvError, match="nonesuch"):
         pool.call("nonesuch")
     assert pool.step([1, 2]).reward.tolist() == [1.0, 2.0]

@@ -64,13 +64,6 @@ class Unloadable:
         return _raise_import_error, ()
 
 
-class ClosingEnv(CountingEnv):
-    """Raises when it is closed."""
-
-    def close(self) -> None:
-        raise OSError("the door is jammed")
-
-
 # ---- order --------------------------------------------------------------------------------------------------------------
 
 
@@ -98,13 +91,6 @@ def test_a_call_waits_for_the_step_that_runs(where: str, pool_of: PoolOf, gate: 
     gate.open()
     assert future.result() == (1,)
     pool.recv(1)
-
-
-def test_futures_resolve_in_any_order_and_as_often_as_asked(pool_of: PoolOf) -> None:
-    pool = pool_of(counting_envs(4))
-    futures = [pool.call_async("add", number) for number in range(20)]
-    for number in (7, 0, 19, 7, 3, 19):
-        assert futures[number].result() == tuple(number + env_id for env_id in range(4))
 
 
 def test_requests_that_nobody_collects_do_no_harm(pool_of: PoolOf) -> None:
@@ -147,14 +133,6 @@ def test_large_arguments_reach_a_worker_that_is_at_work(where: str, pool_of: Poo
 
 
 # ---- what goes wrong -----------------------------------------------------------------------------------------------------
-
-
-def test_an_env_that_raises_in_a_call_is_named_and_usable(pool_of: PoolOf) -> None:
-    pool = pool_of([CountingEnv, partial(RaisingEnv, "call", error="odd", identity=1), CountingEnv])
-    with pytest.raises(stepmill.EnvError, match=r"env 1 raised .*OddSignatureError in call: code 7") as caught:
-        pool.call("poke", env_ids=[1])
-    assert "in poke" in caught.value.remote_traceback
-    assert pool.call("add", 1) == (1, 2, 1)
 
 
 def test_an_env_that_leaves_does_not_take_its_worker_along(pool_of: PoolOf) -> None:
@@ -255,18 +233,6 @@ def test_closing_from_another_thread_ends_the_wait_for_a_call(where: str, pool_o
     opener.join()
     assert not outcome or isinstance(outcome[0], stepmill.ClosedPoolError)
     assert not waiter.is_alive()
-
-
-# ---- close --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("where", ["serial", "thread", "fork"])
-def test_envs_that_raise_in_close_are_told_by_a_warning(where: str) -> None:
-    pool = make_pool(where, [ClosingEnv, CountingEnv, ClosingEnv])
-    with pytest.warns(RuntimeWarning, match="raised OSError in close: the door is jammed") as caught:
-        pool.close()
-    assert len(caught) == 2
-    pool.close()
 
 
 # ---- threads ------------------------------------------------------------------------------------------------------------
