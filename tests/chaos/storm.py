@@ -168,7 +168,7 @@ class StormCalls(Calls):
         An env whose result was ready when its worker died is named then, and FAULTED once the result is received.
         """
         self.model.named |= named_in(error)
-        known = self.model.named | self.pool._recovery.lost_envs()
+        known = self.model.named | self.pool._recovery.news.lost_envs()
         lost = [env_id for env_id in range(self.setup.num_envs) if self._is_lost(env_id) and env_id not in known]
         require(not lost, f"envs {lost} are lost, and no error has named them")
 

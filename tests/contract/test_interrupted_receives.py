@@ -288,7 +288,7 @@ def test_a_reset_that_raises_the_error_of_an_interrupted_step_drops_no_result() 
                 is_interrupted = LineInterrupt(line, FILES).call(partial(pool.step, ACTIONS))
             except stepmill.EnvError:
                 break
-            if not pool._recovery.faults:
+            if not pool._recovery.news.faults:
                 continue
             num_tried += 1
 

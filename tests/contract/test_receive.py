@@ -398,7 +398,7 @@ def test_a_send_to_other_envs_goes_on_after_an_interrupted_receive() -> None:
                 lambda calls=calls: calls.append(pool.receive())  # type: ignore[misc]
             )
             pool.send([1], [1])
-            with contextlib.nullcontext() if pool._recovery.faults else pytest.raises(stepmill.UsageError):
+            with contextlib.nullcontext() if pool._recovery.news.faults else pytest.raises(stepmill.UsageError):
                 assert pool.send([1], [0]) == []
             received = pool.receive(1 if calls else 2)
             assert (ids_of(received), received.faults.keys()) == ([1], set() if calls else {0})

@@ -62,7 +62,7 @@ class Calls:
             self.lines[-1] += f"  # Ctrl-C at line {self.interrupt} of stepmill's code"
             self.interrupt = 0
             self.adopt(sent, is_reset=text.startswith("pool.reset"))
-            self._keeps_error = bool(self.pool._recovery.faults)
+            self._keeps_error = bool(self.pool._recovery.news.faults)
             return interrupt
         except StepmillError as error:
             self.lines[-1] += f"  # {type(error).__name__}"

@@ -87,7 +87,7 @@ class Pool(CloseAtEnd):
             self._recovery = self._revival.recovery
             self._waits = self._revival.waits
             self._requests = EnvRequests(self._runtime, self.options, num_envs=self.num_envs)
-            self._receiver = Receiver(self._state, self._waits, self._recovery, self.num_envs, self.batch_size)
+            self._receiver = Receiver(self._state, self._waits, self._recovery.news, self.num_envs, self.batch_size)
             self._resets = ResetPlanner(
                 self.num_envs, self.spec.batch_size, is_seeded=has_seeds(self.options), num_spares=self._num_spares
             )
@@ -121,7 +121,7 @@ class Pool(CloseAtEnd):
         Raises:
             EnvError, BadOutput, EnvTimeout, WorkerDied: an env failed. The other envs stay usable.
         """
-        self._recovery.raise_errors()  # of an interrupted call, before results are dropped
+        self._recovery.news.raise_errors()  # of an interrupted call, before results are dropped
         ids = self.reset_async(seed=seed, options=options, env_ids=env_ids, persist_options=persist_options)
         return self._receiver.recv_envs(ids)
 
@@ -166,8 +166,8 @@ class Pool(CloseAtEnd):
             raise UsageError(
                 "persist_options does not work with batched envs, because they reset themselves; pass the options with each reset"
             )
-        self._recovery.drop_faults(plan.env_ids)
-        self._recovery.warn()
+        self._recovery.news.drop(plan.env_ids)
+        self._recovery.news.warn()
         num_asked = len(plan.env_ids)
         is_set = not (persist_options and plan.options)
         while True:

@@ -103,7 +103,7 @@ class PoolPort:
             return self.step_wait()
         self._receiver.restore_unclaimed(result)
         if isinstance(error, UsageError):
-            self._recovery.raise_errors()  # an interrupt has delayed these errors, which are why the step is refused
+            self._recovery.news.raise_errors()  # an interrupt has delayed these errors, which are why the step is refused
         raise error
 
     def step_async(self, actions: Any) -> None:
@@ -123,7 +123,7 @@ class PoolPort:
 
         Return the newest observations of all N rows, and infos [N] of the rows that were reset.
         """
-        self._recovery.raise_errors()  # of an interrupted call, before results are dropped
+        self._recovery.news.raise_errors()  # of an interrupted call, before results are dropped
         self.pool.reset_async(seed=seed, options=options, mask=mask)
         return self.reset_wait()
 
@@ -210,15 +210,15 @@ class PoolPort:
         try:
             self._state.send(actions, [env_id])
         except (UsageError, _native.DeadWorkers):
-            if env_id in self._recovery.raised:  # a call has raised its fault, and `receive` returns it, too
+            if env_id in self._recovery.news.raised:  # a call has raised its fault, and `receive` returns it, too
                 return False
             return len(self.pool.send(actions, [env_id])) > 0
         return True
 
     def poll(self) -> tuple[Batch | None, Mapping[int, EnvFault]]:
         """Return the results and faults that `Pool.receive` returns without waiting. Hot path: results alone take few calls."""
-        state, recovery, fields = self._state, self._recovery, None
-        if not (recovery.faults or recovery.raised or recovery.notices) and state.num_pending():
+        state, news, fields = self._state, self._recovery.news, None
+        if not (news.faults or news.raised or news.notices) and state.num_pending():
             try:
                 if state.wait(0.0, num_envs=1) == READY and (fields := state.collect(self.pool.num_envs)) is not None:
                     self._unclaimed[0] = False

@@ -96,7 +96,7 @@ class Positions:
         if env_ids is not None and self._options.resets.spare_envs:
             raise UsageError("envs that share spares are saved all together; leave env_ids out")
         self._revival.wait_until_rebuilt(range(len(self._workers.records)), None)
-        self._recovery.raise_errors(is_receiving=False)
+        self._recovery.news.raise_errors(is_receiving=False)
         positions, views = self._state.positions(ids), self._state.view(env_ids=ids)
         how = [self._how(position, state) for position in positions]
         rows = list(zip(ids, how, positions, views, strict=True))
@@ -272,7 +272,7 @@ class Positions:
 
     def _end_replays(self, ids: Sequence[int], *, strict: bool) -> None:
         self._revival.waits.run_until(lambda: not any(each.is_suspended for each in self._state.view(env_ids=ids)))
-        self._recovery.raise_errors(is_receiving=False)
+        self._recovery.news.raise_errors(is_receiving=False)
         if strict and self._replays.reasons:
             env_id, reason = next(iter(self._replays.reasons.items()))
             raise UsageError(

@@ -8,7 +8,7 @@ return.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,13 +19,13 @@ from stepmill import _native
 from stepmill.pool.arguments import check_timeouts, checked_ids, select_rows
 from stepmill.pool.events import EnvFailed
 from stepmill.pool.faults import describe_fault
-from stepmill.pool.recovery import Recovery
+from stepmill.pool.recovery import News, Recovery
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import RecvTimeout, UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.options import EnvState, PoolOptions
-from stepmill.spec.received import EnvFault, Received, faults_by_env
+from stepmill.spec.received import Received
 from stepmill.worker.signals import defer_signals
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class PoolWait:
         self._num_envs = len(state.states())
         self._action, self._env_rows = spec.action, spec.batch_size
         self._recovery = recovery
-        self._raise_errors = recovery.raise_errors
+        self._news = recovery.news
         has_deadlines = options.step_timeout_s is not None and options.reset_timeout_s is not None
         self._slow_s: float | None = None if has_deadlines else SLOW_S
 
@@ -67,10 +67,10 @@ class PoolWait:
             except _native.DeadWorkers as found:
                 self._recovery.handle_dead_workers(found.args[0])
             except UsageError:
-                lost = self._recovery.lost_envs()
+                lost = self._news.lost_envs()
                 if not lost or lost.isdisjoint(checked_ids(named, self._num_envs)):
                     raise
-            lost, ids = self._recovery.lost_envs(), checked_ids(named, self._num_envs)
+            lost, ids = self._news.lost_envs(), checked_ids(named, self._num_envs)
             kept = [place for place, env_id in enumerate(ids) if env_id not in lost]
             if len(kept) == len(ids):
                 continue
@@ -91,13 +91,13 @@ class PoolWait:
 
     def wait(self, timeout_s: float | None, num_envs: int | None = None, env_ids: Sequence[int] | None = None) -> None:
         """Wait for `num_envs` of the pending envs, or for the envs `env_ids`, or raise RecvTimeout."""
-        if self._recovery.faults or self._recovery.notices:
-            self._raise_errors()
+        if self._news.faults or self._news.notices:
+            self._news.raise_errors()
 
         def wait(slice_s: float | None) -> int:
             return self._state.wait(slice_s, num_envs=num_envs, env_ids=env_ids)
 
-        if not self._run(wait, timeout_s, self._raise_errors):
+        if not self._run(wait, timeout_s, self._news.raise_errors):
             busy = self._busy_envs()
             raise RecvTimeout(
                 f"envs {busy} were not ready within {timeout_s} s; nothing is lost: call recv() again",
@@ -107,7 +107,7 @@ class PoolWait:
 
     def linger(self, num_envs: int, linger_s: float) -> None:
         """Wait up to `linger_s` for this many of the pending envs. 0 handles faults and events that have arrived."""
-        self._run(lambda slice_s: self._wait_at_most(num_envs, slice_s), linger_s, self._raise_errors)
+        self._run(lambda slice_s: self._wait_at_most(num_envs, slice_s), linger_s, self._news.raise_errors)
 
     def wait_for_news(self, least: int | None, most: int, timeout_s: float | None, linger_s: float = 0.0) -> bool:
         """Wait until `least` envs have a result or a fault, or until the deadline, then up to `linger_s` for `most` envs.
@@ -115,24 +115,19 @@ class PoolWait:
         Return whether `least` envs were there; None means all that are stepping. This raises no faults. If `least` is 0, it
         handles what has arrived.
         """
-        warn_user = self._recovery.warn
+        warn_user = self._news.warn
         warn_user()
 
         def wait(slice_s: float | None) -> int:
-            num_left = least - len(self.known_faults()) if least else self._state.num_pending()
+            num_left = least - len(self._news.by_env()) if least else self._state.num_pending()
             if least == 0 and not num_left:  # a restart may have ended since
                 return self._state.wait(slice_s)
             return self._wait_at_most(num_left, slice_s)
 
         is_there = self._run(wait, 0.0 if least == 0 else timeout_s, warn_user)
-        if is_there and least and least < most and linger_s and not self.known_faults():
+        if is_there and least and least < most and linger_s and not self._news.by_env():
             self._run(lambda slice_s: self._wait_at_most(most, slice_s), linger_s, warn_user)
         return is_there
-
-    def known_faults(self) -> Mapping[int, EnvFault]:
-        """Return the faults that `receive` must return, by env."""
-        recovery = self._recovery
-        return faults_by_env(recovery.raised, recovery.faults) if recovery.faults or recovery.raised else {}
 
     def _wait_at_most(self, num_envs: int, slice_s: float | None) -> int:
         num_wanted = min(num_envs, self._state.num_pending())
@@ -149,7 +144,7 @@ class PoolWait:
             self._state.discard_results(env_ids)
             return outcome
 
-        self._run(wait_and_drop, None, self._recovery.warn, has_faults=False)
+        self._run(wait_and_drop, None, self._news.warn, has_faults=False)
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
 
@@ -209,11 +204,11 @@ class Receiver:
     """Receives batches from the pool state. Only the pool's thread uses it."""
 
     def __init__(
-        self, state: _native.PoolState, waits: PoolWait, recovery: Recovery, num_envs: int, batch_size: int | None
+        self, state: _native.PoolState, waits: PoolWait, news: News, num_envs: int, batch_size: int | None
     ) -> None:
         self._state = state
         self._waits = waits
-        self._recovery = recovery
+        self._news = news
         self._num_envs = num_envs
         self._batch_size = batch_size
         self._unclaimed = state.unclaimed
@@ -230,7 +225,7 @@ class Receiver:
     ) -> Batch:
         """Implement `Pool.recv`."""
         check_timeouts(timeout_s=timeout_s, linger_s=linger_s)
-        self._recovery.raise_errors()
+        self._news.raise_errors()
         if env_ids is not None:
             if (batch_size, min_envs, max_envs) != (None, None, None):
                 raise UsageError("recv() takes env_ids or a number of envs, not both")
@@ -257,12 +252,11 @@ class Receiver:
         check_timeouts(timeout_s=timeout_s, linger_s=linger_s)
         most = self._most(min_envs, max_envs)
         wait = partial(self._waits.wait_for_news, min_envs, most, timeout_s, linger_s)
-        recovery = self._recovery
-        kept = recovery.faults, recovery.raised  # for the case that the result does not reach the caller
+        kept = self._news.faults, self._news.raised  # for the case that the result does not reach the caller
         try:
             return self.wait_and_collect(wait, partial(self._collect_with_faults, most))
         except BaseException:
-            recovery.faults, recovery.raised = kept
+            self._news.set_faults(*kept)
             raise
 
     def has_news(self, min_envs: int | None, max_envs: int | None) -> bool:
@@ -273,7 +267,7 @@ class Receiver:
     def _most(self, min_envs: int | None, max_envs: int | None) -> int:
         """Return how many results `receive` returns at most. Refuse numbers of envs for which it cannot wait."""
         most = self._num_envs if max_envs is None else max_envs
-        num_there = self._state.num_pending() + len(self._waits.known_faults())
+        num_there = self._state.num_pending() + len(self._news.by_env())
         least = min(most, num_there) or 1 if min_envs is None else min_envs
         if not 0 <= least <= min(most, num_there):
             raise UsageError(
@@ -308,8 +302,8 @@ class Receiver:
         batch = self._collect(most, None, None)
         if batch is None:
             return None
-        received = Received(batch if batch.num_rows else None, self._waits.known_faults())
-        self._recovery.faults, self._recovery.raised = [], {}
+        received = Received(batch if batch.num_rows else None, self._news.by_env())
+        self._news.set_faults([], {})
         return received
 
     def _bounds(self, batch_size: int | None, min_envs: int | None, max_envs: int | None) -> tuple[int, int]:

@@ -55,20 +55,86 @@ logger = logging.getLogger("stepmill")
 WORKER_LOST = (FaultKind.DIED, FaultKind.TIMED_OUT, FaultKind.NEIGHBOUR)
 
 
-class Recovery:
-    """Handles the faults of a pool's envs and workers. Only the pool's thread uses it.
+class News:
+    """Faults and warnings that the program has not had yet. They stay here until a call has raised, returned or issued them.
 
-    Faults and warnings for the user are stored in `faults` and `notices`, so that an interrupt between a fault and its
-    error loses nothing. No method waits.
+    An interrupt between a fault and its error therefore loses nothing. Only the methods of this class change the attributes.
+
+    Attributes:
+        faults: the next call that can raises or returns these.
+        raised: by env, faults that a call other than `recv` and `receive` has raised. `receive` returns them, too.
+        notices: warnings that the same call issues.
+    """
+
+    def __init__(self) -> None:
+        self.faults: list[EnvFault] = []
+        self.raised: dict[int, EnvFault] = {}
+        self.notices: list[str] = []
+
+    def by_env(self) -> Mapping[int, EnvFault]:
+        """Return the faults that `receive` must return, by env."""
+        return faults_by_env(self.raised, self.faults) if self.faults or self.raised else {}
+
+    def lost_envs(self) -> set[int]:
+        """Return the envs that get no command before their fault is received or dropped."""
+        return {env_id for fault in self.faults for env_id in fault.env_ids}
+
+    def add_raised(self, faults: Sequence[EnvFault]) -> None:
+        self.raised = faults_by_env(self.raised, faults)
+
+    def forget_raised(self, env_ids: Collection[int]) -> None:
+        self.raised = {env_id: fault for env_id, fault in self.raised.items() if env_id not in env_ids}
+
+    def drop(self, env_ids: Collection[int]) -> None:
+        """Drop the faults of these envs that were not received yet, with a warning. The envs are reset or revived."""
+        kept = []
+        for fault in self.faults:
+            left = tuple(env_id for env_id in fault.env_ids if env_id not in env_ids)
+            if len(left) < len(fault.env_ids):
+                self.notices.append(
+                    f"{fault.error.message}; the fault is dropped by a reset, revive or restore of the env"
+                )
+            if left:
+                kept.append(replace(fault, env_ids=left))
+        self.faults = kept
+
+    def set_faults(self, faults: list[EnvFault], raised: dict[int, EnvFault]) -> None:
+        """Replace all faults: by none when `receive` returns them, and by what they were if its result does not reach the caller."""
+        self.faults, self.raised = faults, raised
+
+    def warn(self) -> None:
+        """Issue the warnings."""
+        while self.notices:
+            warn(self.notices.pop(0))
+
+    def raise_errors(self, *, is_receiving: bool = True) -> None:
+        """Issue the warnings, and raise the errors of `faults` as one error.
+
+        Args:
+            is_receiving: False lets the next `receive` return the faults, too.
+        Raises:
+            EnvError, BadOutput, EnvTimeout, WorkerDied: faults that the policies did not handle.
+        """
+        if self.notices:
+            self.warn()
+        if self.faults:
+            error = join_errors([fault.error for fault in self.faults])
+            if not is_receiving:
+                self.add_raised(self.faults)
+            self.faults = []  # no signal handler runs between this line and the next
+            raise error
+
+
+class Recovery:
+    """Handles the faults of a pool's envs and workers, and stores in `news` what the program must know. Only the pool's thread uses it.
+
+    No method waits.
     """
 
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
         self.workers = WorkerSupervisor(plans, backend, options)
         self.crash_reporter = CrashReporter(self.workers, backend, options)
-        self.faults: list[EnvFault] = []  # the next call that can raises or returns these
-        # By env: faults that a call other than `recv` and `receive` has raised. `receive` returns them, too.
-        self.raised: dict[int, EnvFault] = {}
-        self.notices: list[str] = []  # warnings that the same call issues
+        self.news = News()
         self.remedy = REMEDIES[options.on_fault]  # for deaths
         self._env_remedy = REMEDIES[OnFault(options.restarts.on_raise or options.on_fault)]
         self._limits = {"step": options.step_timeout_s, "reset": options.reset_timeout_s}
@@ -77,13 +143,13 @@ class Recovery:
         self._num_absorbed: Counter[int] = Counter()
         self._repeats_resets = options.autoreset_mode is AutoresetMode.SAME_STEP
         self.replays = Replays(
-            self.workers, backend, options, on_reset_repeated=self._record_retry, warn=self.notices.append
+            self.workers, backend, options, on_reset_repeated=self._record_retry, warn=self.news.notices.append
         )
 
     # ---- events to decisions ------------------------------------------------------------------------------------------
 
     def handle(self, *, has_faults: bool = True) -> None:
-        """Handle all events without waiting. Append those for the user to `faults`.
+        """Handle all events without waiting. Store those for the user in `news`.
 
         `has_faults=False` leaves faults of pending commands to a later call.
         """
@@ -311,7 +377,7 @@ class Recovery:
     ) -> None:
         """Store the error of a fault if the remedy is to raise it. If not, log it."""
         if remedy is Remedy.RAISE:
-            self.faults.append(EnvFault(kind, error, worker, tuple(env_ids)))
+            self.news.faults.append(EnvFault(kind, error, worker, tuple(env_ids)))
         elif is_logged:
             self._num_absorbed.update(env_ids)
             counts = ", ".join([f"env {env_id}: {self._num_absorbed[env_id]}" for env_id in env_ids])
@@ -354,45 +420,6 @@ class Recovery:
         if fault.kind in WORKER_LOST:
             return self._death_error(self.workers.death_of(fault.worker), [fault])
         return fault_error(fault)
-
-    def warn(self) -> None:
-        """Issue the warnings in `notices`."""
-        while self.notices:
-            warn(self.notices.pop(0))
-
-    def lost_envs(self) -> set[int]:
-        """Return the envs that get no command before their fault is received or dropped."""
-        return {env_id for fault in self.faults for env_id in fault.env_ids}
-
-    def drop_faults(self, env_ids: Collection[int]) -> None:
-        """Drop the faults of these envs that were not received yet, with a warning. The envs are reset or revived."""
-        kept = []
-        for fault in self.faults:
-            left = tuple(env_id for env_id in fault.env_ids if env_id not in env_ids)
-            if len(left) < len(fault.env_ids):
-                self.notices.append(
-                    f"{fault.error.message}; the fault is dropped by a reset, revive or restore of the env"
-                )
-            if left:
-                kept.append(replace(fault, env_ids=left))
-        self.faults = kept
-
-    def raise_errors(self, *, is_receiving: bool = True) -> None:
-        """Issue the warnings in `notices`, and raise the errors of `faults` as one error.
-
-        Args:
-            is_receiving: False lets the next `receive` return the faults, too.
-        Raises:
-            EnvError, BadOutput, EnvTimeout, WorkerDied: faults that the policies did not handle.
-        """
-        if self.notices:
-            self.warn()
-        if self.faults:
-            error = join_errors([fault.error for fault in self.faults])
-            if not is_receiving:
-                self.raised = faults_by_env(self.raised, self.faults)
-            self.faults = []  # no signal handler runs between this line and the next
-            raise error
 
     # ---- called by other methods ----------------------------------------------------------------------------------------
 
@@ -438,7 +465,7 @@ class Recovery:
                 record = workers.check_process(error.worker)
                 if record.state is WorkerState.DEAD_UNREPORTED and record.error is None:
                     fault = EnvFault("died", error, error.worker, tuple(error.env_ids))
-                    self.raised = faults_by_env(self.raised, [fault])
+                    self.news.add_raised([fault])
                     workers.mark_reported(error.worker, error)
 
     def is_known_loss(self, fault: EnvFailed) -> bool:
@@ -446,7 +473,7 @@ class Recovery:
         return fault.kind in WORKER_LOST and self.workers.records[fault.worker].state is WorkerState.DEAD_REPORTED
 
     def report_failed_restart(self, worker: int) -> bool:
-        """Return whether a worker could not be restarted. If so, make its envs FAULTED, and store the error in `faults`."""
+        """Return whether a worker could not be restarted. If so, make its envs FAULTED, and store the error in `news`."""
         record = self.workers.records[worker]
         if record.state is not WorkerState.DEAD_UNREPORTED or record.error is None:
             return False

@@ -264,9 +264,9 @@ class EnvRequests:
     def _wait_ready(self, workers: Iterable[int], timeout_s: float | None) -> None:
         owners = set(workers)
         self._revival.wait_until_rebuilt(owners, timeout_s)
-        if any(fault.worker in owners for fault in self.recovery.faults):
-            self.recovery.raise_errors(is_receiving=False)
-        self.recovery.warn()
+        if any(fault.worker in owners for fault in self.recovery.news.faults):
+            self.recovery.news.raise_errors(is_receiving=False)
+        self.recovery.news.warn()
 
     def _post(self, call: EnvCall, places: Sequence[int]) -> list[SentPart]:
         """Send a request to each lane of the envs at these places."""

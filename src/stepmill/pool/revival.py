@@ -29,7 +29,7 @@ class Revival:
 
         Return the plan without the envs whose faults this has found. The faults are stored.
         """
-        lost_envs = self.recovery.lost_envs
+        lost_envs = self.recovery.news.lost_envs
         self.waits.drain(plan.env_ids)
         self._revive_before_reset(plan.without(lost_envs()).env_ids)
         self.waits.drain(plan.env_ids)  # the policy may replay envs that this has found to be lost
@@ -55,7 +55,7 @@ class Revival:
         for worker in range(len(workers.records)):
             if workers.check_process(worker).state is WorkerState.DEAD_UNREPORTED:
                 self.recovery.handle_dead_workers([worker])
-            if self.recovery.faults:
+            if self.recovery.news.faults:
                 return False
             if workers.records[worker].state is WorkerState.DEAD_REPORTED:
                 self._fail_and_restart(worker, workers.envs_of(worker))
@@ -82,8 +82,8 @@ class Revival:
                 exhausted.append(env_id)
         if lost or exhausted:
             self.revive([*lost, *exhausted], wait=wait, reset_ids=env_ids)
-        if exhausted and not recovery.faults:
-            recovery.notices.append(f"the worker of the exhausted envs {exhausted} has died; it is restarted")
+        if exhausted and not recovery.news.faults:
+            recovery.news.notices.append(f"the worker of the exhausted envs {exhausted} has died; it is restarted")
 
     def revive(
         self,
@@ -112,18 +112,17 @@ class Revival:
         states = state.states()
         faulted = [each for each in env_ids if worker_of[each] in rebuilt and states[each] == EnvState.FAULTED]
         state.apply([MarkNew(env_id) for env_id in faulted])
-        recovery = self.recovery
-        recovery.raised = {env_id: fault for env_id, fault in recovery.raised.items() if env_id not in env_ids}
+        self.recovery.news.forget_raised(env_ids)
 
     def revive_only(self, env_ids: Sequence[int], *, wait: bool = True, restart_living: bool = False) -> None:
         """Drop the faults of these envs and revive them. Raise what this finds, and no earlier fault of another env."""
-        recovery = self.recovery
-        recovery.drop_faults(env_ids)
-        num_known = len(recovery.faults)
+        news = self.recovery.news
+        news.drop(env_ids)
+        num_known = len(news.faults)
         self.revive(env_ids, wait=wait, restart_living=restart_living)
-        if len(recovery.faults) > num_known:
-            recovery.raise_errors(is_receiving=False)
-        recovery.warn()
+        if len(news.faults) > num_known:
+            news.raise_errors(is_receiving=False)
+        news.warn()
 
     def _report_losses(self, dead: Sequence[int], env_ids: Sequence[int]) -> list[int]:
         """Handle deaths that were not handled yet and in which other envs than these have lost their episodes.
@@ -193,4 +192,4 @@ class Revival:
         is_awaited = is_replayed or workers.records[worker].is_recycling
         is_restarting = is_awaited and workers.records[worker].state is WorkerState.RESTARTING
         is_suspended = any(view.is_suspended for view in workers.views_of(worker))
-        return bool(recovery.faults) or not (is_restarting or is_suspended)
+        return bool(recovery.news.faults) or not (is_restarting or is_suspended)
