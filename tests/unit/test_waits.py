@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from stepmill.pool.receiving import EVENT, MAX_LATE_ROUNDS, READY, TIMED_OUT, PoolWait
+from stepmill.pool.recovery import News
 from stepmill.spec.errors import RecvTimeout
 from stepmill.spec.options import PoolOptions
 
@@ -16,9 +17,7 @@ def waits_of(outcomes: list[int]) -> tuple[PoolWait, list[int]]:
     """Return a PoolWait whose core returns these outcomes in turn, and a list that gets an item for each handled round."""
     handled: list[int] = []
     state = SimpleNamespace(states=list, wait=lambda *_, **__: outcomes.pop(0))
-    recovery = SimpleNamespace(
-        faults=[], notices=[], raise_errors=lambda: None, handle=lambda *, has_faults: handled.append(has_faults)
-    )
+    recovery = SimpleNamespace(news=News(), handle=lambda *, has_faults: handled.append(has_faults))
     spec = SimpleNamespace(action=None, batch_size=1)
     return PoolWait(cast("Any", state), cast("Any", recovery), PoolOptions(), cast("Any", spec)), handled
 

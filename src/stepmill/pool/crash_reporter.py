@@ -172,7 +172,9 @@ class CrashReporter:
     def _capsule(
         self, error: StepmillError, env_id: int, kind: FaultKind | None, call: PositionedCall | None
     ) -> Capsule:
-        server = self._server_of(env_id)
+        # For spares, and before the pool runs, the server has the same number.
+        is_served = self._state is not None and env_id < self._num_envs
+        server = self._workers.view_of(env_id).server if is_served else env_id
         plan = next(plan for plan in self._plans if server in plan.env_ids)
         parts = _Parts()
         notes = parts.notes
@@ -234,10 +236,6 @@ class CrashReporter:
         if self._state is None or env_id >= self._num_envs:
             return None
         return self._state.episode_log(env_id)
-
-    def _server_of(self, env_id: int) -> int:
-        """Return the server of an env. For spares, and before the pool runs, this is the server with the same number."""
-        return self._workers.view_of(env_id).server if self._state is not None and env_id < self._num_envs else env_id
 
     def _episode(self, log: dict[str, Any] | None, stored_options: Any, parts: _Parts) -> dict[str, Any]:
         facts: dict[str, Any] = {

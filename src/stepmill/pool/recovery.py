@@ -115,8 +115,7 @@ class News:
         Raises:
             EnvError, BadOutput, EnvTimeout, WorkerDied: faults that the policies did not handle.
         """
-        if self.notices:
-            self.warn()
+        self.warn()
         if self.faults:
             error = join_errors([fault.error for fault in self.faults])
             if not is_receiving:

@@ -158,7 +158,7 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolRe
     elif choice is BackendName.KERNEL:
         backend = KernelBackend(worker_settings(options), count_threads(len(env_fns), options), options.step_timeout_s)
     else:
-        backend = make_backend(choice, options)
+        backend = _BACKENDS[choice](worker_settings(options)) if isinstance(choice, BackendName) else choice
     _check_recycling(backend, choice, options)
     if choice is BackendName.ENVPOOL and traits_of(backend).is_inline:
         _warn_unused(choice, options, _WITHOUT_EFFECT[BackendName.SERIAL])
@@ -274,13 +274,6 @@ def has_log(options: PoolOptions) -> bool:
 def has_seeds(options: PoolOptions) -> bool:
     """Whether the pool must know the seed of every episode."""
     return options.seeding is not Seeding.CONTINUE or has_log(options)
-
-
-def make_backend(choice: BackendName | Backend, options: PoolOptions) -> Backend:
-    """Return a backend that has not been started."""
-    if not isinstance(choice, BackendName):
-        return choice
-    return _BACKENDS[choice](worker_settings(options))
 
 
 _BACKENDS: dict[BackendName, Callable[[WorkerSettings], Backend]] = {
