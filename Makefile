@@ -54,11 +54,11 @@ build:  ## build the extension in place; fast if little has changed. Packages ar
 extension: $(VENV)/.tools
 	@MAKEFLAGS= $(PY) scripts/build_editable.py  # the jobs of Ninja are its own
 
-run:  ## a training that is killed beside one that is not, CartPole and Atari Pong, and a comparison with Gymnasium's vector envs
+run:  ## a training that is killed beside one that is not, CartPole and Atari Pong, and comparisons with Gymnasium's vector envs
 	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.runs extension
 	$(PY) examples/kill_me.py --kills 2 --worker-kills 2 --updates 40
 	$(BIN)/stepmill run CartPole-v1 --num-envs 64 --seconds 3 --seed 0
-	$(BIN)/stepmill bench CartPole-v1 --num-envs 64 --rounds 2
+	$(BIN)/stepmill bench Acrobot-v1 --num-envs 64 --rounds 2
 	-$(BIN)/stepmill run ALE/Pong-v5 --num-envs 8 --seconds 4 --seed 0 && $(BIN)/stepmill bench ALE/Pong-v5 --num-envs 8 --rounds 2
 
 # On a fresh clone two processes compile half of the tests each; otherwise each of the four would compile them all.

@@ -25,16 +25,17 @@ def run_bench(*arguments, cwd):
 
 
 @pytest.mark.slow
-def test_bench_prints_bars(tmp_path):
-    done = run_bench("CartPole-v1", *SHORT, cwd=tmp_path)
+@pytest.mark.parametrize(("env_id", "others"), [("Acrobot-v1", set()), ("CartPole-v1", {"gymnasium make_vec"})])
+def test_bench_prints_bars(env_id, others, tmp_path):
+    done = run_bench(env_id, *SHORT, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("2 x CartPole-v1")
-    assert {line.split("  ")[0] for line in lines[1:-1]} == ENGINES
+    assert lines[0].startswith(f"2 x {env_id}")
+    assert {line.split("  ")[0] for line in lines[1:-1]} == ENGINES | others
     fastest = {owner: next(line for line in lines[1:] if line.startswith(owner)) for owner in ("stepmill", "gymnasium")}
     ours, theirs = (float(line.split()[-1].replace(",", "")) for line in fastest.values())
     found = re.fullmatch(
-        r"Without a learner, (stepmill \w+) takes ([0-9.]+) times .* as (\w+), Gymnasium's .*", lines[-1]
+        r"Without a learner, (stepmill \w+) takes ([0-9.]+) times .* as (\w+), (?:Gymnasium's|which) .*", lines[-1]
     )
     assert found[1] in fastest["stepmill"]
     assert found[3] in fastest["gymnasium"]
