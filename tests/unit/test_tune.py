@@ -80,6 +80,18 @@ def test_the_fastest_configuration_is_chosen():
     assert result.code.endswith(f"num_workers={result.choice.configuration.num_workers})")
 
 
+def test_a_choice_that_is_slower_than_the_baseline_in_all_rounds_together_is_not_advised():
+    tuner, _ = make_tuner(threads_win)
+    with tuner:
+        tuner.run()
+        assert tuner.result().choice.configuration.backend is BackendName.THREAD
+        for rates in tuner.rounds:
+            rates[PROCESSES] = 2000.0
+        result = tuner.result()
+    assert result.choice.configuration == PROCESSES
+    assert "none: this is what" in str(result)
+
+
 def test_noise_that_all_share_does_not_decide():
     generator = random.Random(0)
     load = itertools.cycle([1.0, 0.2, 0.6, 0.9])

@@ -58,7 +58,7 @@ WORKER_LOST = (FaultKind.DIED, FaultKind.TIMED_OUT, FaultKind.NEIGHBOUR)
 class News:
     """Faults and warnings that the program has not had yet. They stay here until a call has raised, returned or issued them.
 
-    An interrupt between a fault and its error therefore loses nothing. Only the methods of this class change the attributes.
+    An interrupt between a fault and its error therefore loses nothing. Others append to `faults` and `notices`, and change nothing else.
 
     Attributes:
         faults: the next call that can raises or returns these.
