@@ -97,6 +97,7 @@ _INHERITED = {
     "stepmill.VectorEnv": ("close(timeout=None, terminate=False)", "Close the envs and end the workers; see `close_extras`. A second call does nothing.")
 }  # fmt: skip
 _EXAMPLE = re.compile(r"^## ([^\n]+)\n\n```py(?:thon)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)  # names, program
+_TEXT = re.compile(r"\"[^\"\n]*\"|#.*")  # strings and comments, whose words need no import
 _OPTION_TABLES = {"options": "", "scaling": "ray."}  # the pages that have them, and what their names begin with
 _OPTION_ROW = re.compile(r"^\| `([\w.]+)` \|[^|]*\| (.*) \| (.*) \|$", re.MULTILINE)  # name, default, values, meaning
 _MARKDOWN_LINK = re.compile(r"\[([^]]+)\]\((?:([\w/-]+)\.md)?(#[^)]*)?\)")
@@ -150,7 +151,8 @@ def _examples(names: dict[str, PublicName]) -> dict[str, str]:
     found = {}
     for listed, code in _EXAMPLE.findall(text):
         body = _IMPORT.sub("", code).strip()
-        used = [line for name, line in lines.items() if re.search(rf"\b{name}\b", body)]
+        program = _TEXT.sub("", body)
+        used = [line for name, line in lines.items() if re.search(rf"\b{name}\b", program)]
         whole = "\n".join([*sorted(used, key=lambda line: (line.startswith("from"), line)), "", body])
         found.update({f"stepmill.{name}": whole for name in listed.split(", ")})
     classes = {
