@@ -7,6 +7,17 @@ from pathlib import Path
 from tests.harness.scripts import ROOT, run_file
 
 
+def code_of(name: str, language: str = "py") -> str:
+    """Return the blocks of docs/switching/NAME.md in a language as one program."""
+    lines, is_inside = [], False
+    for line in (ROOT / "docs" / "switching" / f"{name}.md").read_text().splitlines():
+        if line.startswith("```"):
+            is_inside = line.strip() == f"```{language}"
+        elif is_inside:
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
 def run_guide(name: str, folder: Path, *, ignored: str = "") -> None:
     """Run the blocks of docs/switching/NAME.md as one program, and fail with its errors.
 
@@ -14,13 +25,7 @@ def run_guide(name: str, folder: Path, *, ignored: str = "") -> None:
         ignored: pattern of a warning that is the library's own affair; all others are errors.
     """
     first = f"import warnings; warnings.filterwarnings('ignore', {ignored!r})" if ignored else ""
-    lines, is_inside = [first], False
-    for line in (ROOT / "docs" / "switching" / f"{name}.md").read_text().splitlines():
-        if line.startswith("```"):
-            is_inside = line.strip() == "```py"
-        elif is_inside:
-            lines.append(line)
     program = folder / "guide.py"
-    program.write_text("\n".join(lines) + "\n")
+    program.write_text(f"{first}\n{code_of(name)}")
     done = run_file(program)
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ import pytest
 
 import stepmill
 from stepmill.frontends.ray_rollout import RayRollout, joined
+from tests.frontends.guides import code_of
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import begun, counting_envs
 from tests.harness.ray_cluster import NODE_CPUS
@@ -73,6 +74,10 @@ def test_fragments_of_all_nodes_are_the_batch_of_a_local_rollout(ray_cluster):
                 np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name), err_msg=name)
             np.testing.assert_array_equal(actual.extras["t"], expected.extras["t"])
             assert ordered(actual.episodes) == ordered(expected.episodes)
+
+
+def test_the_example_of_the_api_reference_runs(ray_cluster):
+    exec(code_of("../api_examples", "ray"), {})
 
 
 def test_ctrl_c_while_a_fragment_is_fetched_does_not_lose_it(ray_cluster, monkeypatch):

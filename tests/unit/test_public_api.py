@@ -3,6 +3,7 @@
 import pytest
 
 from scripts import public_api
+from tests.harness.scripts import run_source
 
 OLD = "stepmill.Pool:00 recv:01\nstepmill.make:02\n"
 
@@ -15,6 +16,11 @@ def test_the_public_names_and_signatures_are_those_of_the_snapshot():
 
 def test_every_public_class_and_function_has_a_docstring():
     assert public_api.undocumented() == []
+
+
+def test_every_public_name_is_on_a_page_and_every_public_class_has_an_example():
+    done = run_source("import sys; sys.path.insert(0, 'scripts'); import docs_api; docs_api.api_pages()")
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_module_that_is_listed_has_public_names():
