@@ -179,7 +179,8 @@ def _conclude(rates: Mapping[str, float]) -> Iterator[str]:
     if all(owned):
         (ours, name), (theirs, other) = map(max, owned)
         gain, other = ours / theirs, other.removeprefix("gymnasium ")
-        which = "which steps all envs in one call" if other == "make_vec" else "Gymnasium's fastest class here"
+        in_one = "which steps all envs in one call, as stepmill does with backend='kernel' or 'envpool'"
+        which = in_one if other == "make_vec" else "Gymnasium's fastest class here"
         yield f"Without a learner, {name} takes {gain:.2f} times as many steps per second as {other}, {which}."
 
 
