@@ -24,6 +24,7 @@ from stepmill.backends.process_link import EXIT_CODE_S, NO_RESULT, WorkerLink, w
 from stepmill.backends.start_progress import StartProgress
 from stepmill.backends.starter_client import prepare_starter
 from stepmill.slab.memory import SharedSlab
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import EngineBug, UsageError
 from stepmill.spec.notices import warn
@@ -252,7 +253,7 @@ class ProcessBackend:
                 self.end_worker(worker)
             self._renew_launcher(old.plan)
             fresh = self._replace_link(old)
-            try:
+            with close_on_error(lambda: self._discard(fresh)):
                 with allow_signals():  # pickling runs code of the user
                     packed = list(map(pack_request, settings_requests))
                 self._launch([fresh], [self._dump_build(fresh.plan)])
@@ -260,9 +261,6 @@ class ProcessBackend:
                 if self._ring is not None:
                     fresh.begin_serving(self._ring)
                 return read_report(fresh, {})
-            except BaseException:
-                self._discard(fresh)
-                raise
 
     def _renew_launcher(self, plan: WorkerPlan) -> None:
         """Replace the launcher if it has ended."""

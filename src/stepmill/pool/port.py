@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stepmill import _native
 from stepmill.backends.base import traits_of
-from stepmill.pool.arguments import check_leaves, checked_count, checked_fns, checked_ids, select_rows, whole_ids
+from stepmill.pool.arguments import check_leaves, checked_count, checked_fns, checked_ids, whole_ids
 from stepmill.pool.auto_backend import choose_backend
 from stepmill.pool.infos import OMITTED, merge, rows_of
 from stepmill.pool.payloads import reserved_keys
@@ -39,7 +39,7 @@ from stepmill.worker.messages import RequestKind
 __all__ = [  # all names of `stepmill.pool`, except Pool, that packages above it may import
     "CLOSE_TIMEOUT_S", "OMITTED", "EnvIds", "Options", "PoolFuture", "PoolPort", "SavedEnvs", "Seed", "SentPart", "StateFunctions",
     "StepTuple", "checked_count", "checked_fns", "checked_ids", "choose_backend", "merge", "plan_workers", "read_saved",
-    "read_timers", "rows_of", "select_rows", "spread_seed", "whole_ids", "worker_settings", "write_saved",
+    "read_timers", "rows_of", "spread_seed", "whole_ids", "worker_settings", "write_saved",
 ]  # fmt: skip
 
 StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
