@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from benchmarks.engines import ENGINES, GYMNASIUMS, PIPES, PUFFERS, EngineSpec
 
 NUM_CORES = 2
-LOCKSTEP = (
-    *GYMNASIUMS,
-    "sb3-dummy",
-    *PIPES,
-)  # all classes of libraries that step all envs together, without PufferLib's
+# All classes of libraries that step all envs together, without PufferLib's.
+LOCKSTEP = (*GYMNASIUMS, "sb3-dummy", *PIPES)
 
 
 @dataclass(frozen=True)

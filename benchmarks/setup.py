@@ -26,7 +26,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.paths import DIENGINE, ENVPOOL, PEERS, PROGRAMS, PUFFER, ROOT, VENVS
+from benchmarks.paths import DIENGINE, ENVPOOL, PEERS, PROGRAMS, PUFFER, ROOT, VENVS, user_environment
 
 PYTHON = "3.11"  # a version for which all peers have wheels
 PEER_LIST = ROOT / "benchmarks" / "peers.txt"
@@ -236,8 +236,9 @@ def _versions(python: Path) -> str:
 
 
 def _run(command: list[str]) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=STEP_LIMIT_S, check=False)
+    result = subprocess.run(
+        command, env=user_environment(), capture_output=True, text=True, timeout=STEP_LIMIT_S, check=False
+    )
     if result.returncode != 0:
         lines = [line for line in result.stderr.splitlines() if line.startswith(("ERROR", "error"))]
         raise SetupError("; ".join(lines[:4]) or result.stderr.strip()[-400:])
