@@ -92,6 +92,14 @@ def test_a_choice_that_is_slower_than_the_baseline_in_all_rounds_together_is_not
     assert "none: this is what" in str(result)
 
 
+def test_a_program_that_wants_batches_is_advised_batches_though_steps_of_all_envs_are_faster():
+    result, _ = run_tuner(lambda each: 500.0 if each.batch_size else 1000.0, is_async=True)
+    assert result.choice.configuration.batch_size
+    assert result.gain == pytest.approx(0.5)
+    assert "stepmill.Pool(" in result.code
+    assert result.alternative.configuration == PROCESSES
+
+
 def test_noise_that_all_share_does_not_decide():
     generator = random.Random(0)
     load = itertools.cycle([1.0, 0.2, 0.6, 0.9])
