@@ -2,6 +2,7 @@
 
 exit_status     exit statuses, and messages on stderr
 catalog         finds the env that an id names, and the policy
+run_command     `stepmill run` and `stepmill trace`
 run             drives a pool with a policy and yields snapshots
 report          shows snapshots as plain lines; the summary at the end
 replay_command  `stepmill replay`: asks for trust, prints the result
@@ -19,5 +20,6 @@ tune_choice     what is measured, which configurations are compared, and which i
 tune_measure    measures one env alone, and pools by turns
 tune_result     the result, and the program that it prints
 compare         `stepmill bench`: measures engines in turn
+progress        progress bars (rich)
 video           grids of frames, and videos (ffmpeg)
 """

@@ -280,8 +280,8 @@ class Tuner:
         request, profile = self.request, self._known
         best = self._choice or self._best(self.rounds, starts(profile, request))
         gain = self._times(best, request.baseline)
-        # The races drop the baseline like any other, but it is measured in each round, and may turn out to be faster. It is no choice
-        # for a program that wants batches.
+        # The races drop the baseline like any other, but it is measured in each round, and may turn out to be faster. A program
+        # that wants batches cannot use it.
         choice = request.baseline if not request.is_async and gain is not None and gain < 1 - TIE else best
         rates = medians(self.rounds)
         in_step = {each: rate for each, rate in rates.items() if each.batch_size is None}

@@ -3,6 +3,7 @@
 pool           the public Pool
 port           what front-ends use of a pool beside its public names
 arguments      checks of arguments
+auto_backend   the backend for "auto"
 plans          which backend, and which envs each worker and thread has
 start          from env functions to a running pool
 spinning       how long workers and the pool's thread spin before they sleep
@@ -24,4 +25,5 @@ call_log       the settings to re-apply to rebuilt envs, and the calls that a re
 faults         fault records become errors
 capsule        crash capsules and their files
 crash_reporter writes crash capsules
+advice         says when a pool is closed which option would make the program faster
 """

@@ -12,6 +12,7 @@
     main                the main program of a worker process
     launcher            the processes that start workers and report how they end, and the one that starts these
     fresh_interpreter   starts a Python process that runs one of these programs
+    process_stat        what Linux says about a process
     process_setup       forks processes, and prepares them to be workers or launchers
     coroutines          runs envs whose methods are coroutines
     coroutine_server    the loop of a worker with such envs

@@ -76,7 +76,7 @@ struct alignas(CACHE_LINE) PoolWords {
     std::uint32_t version;
     std::uint32_t num_workers;
     std::uint64_t size_bytes;
-    std::uint64_t description_offset, description_bytes;  // JSON for programs that attach; see slab/description.py
+    std::uint64_t description_offset, description_bytes;  // JSON for programs that attach; see slab/counters.py
     alignas(CACHE_LINE) Word ring_at;  // workers ring when `count` reaches this number
     Word eager;                     // 1: workers add to count after each result, 0: after each group
     Word parked;                    // Parked: what a ring must do beside changing the bell
