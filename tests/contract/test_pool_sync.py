@@ -9,7 +9,9 @@ import pytest
 from gymnasium import spaces
 
 import stepmill
+from stepmill.backends.serial import SerialBackend
 from stepmill.envs.opaque import OpaqueEnvMaker
+from stepmill.pool.port import worker_settings
 from stepmill.testing.check import check_backend
 from stepmill.testing.envs import CountingEnv, ImageEnv, SeedRecorder
 from tests.harness.odd_outputs import DisguiseEnv, OddRewardEnv, ScalarDisguiseEnv
@@ -20,6 +22,11 @@ from tests.harness.pools import BACKENDS, begun, counting_envs, make_pool
 @pytest.mark.parametrize("name", list(BACKENDS))
 def test_every_backend_keeps_the_contract(name):
     check_backend(partial(make_pool, name))
+
+
+def test_an_object_with_the_four_methods_of_a_backend_is_one():
+    settings = worker_settings(stepmill.PoolOptions())
+    check_backend(lambda env_fns: stepmill.Pool(env_fns, backend=SerialBackend(settings), num_workers=1))
 
 
 def test_a_batch_has_one_row_per_env(pool_of):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from stepmill.backends.base import Backend
 
 _MIB = 1 << 20
-_BACKEND_METHODS = ("start", "attach", "call", "revive", "close")
+_BACKEND_METHODS = ("start", "attach", "call", "close")
 _MIN_SIMILARITY = 0.65  # at difflib's default of 0.6, "gravity" is similar to "ray"
 MAX_SLOTS = 252  # a slot's number fits in a byte, and three slots are private
 _ONLY_OF_PYTHON_ENVS = ("envs_per_worker", "resets.retries", "resets.spare_envs", "resets.overlap", "workers.init")
