@@ -301,6 +301,7 @@ def cases() -> list[Any]:
     return found
 
 
+@pytest.mark.covers("G-1/repaired")
 @pytest.mark.parametrize("scenario", cases())
 def test_users_get_what_they_got_before(scenario: Scenario, golden: dict[str, list[str]]) -> None:
     assert trace(scenario) == golden[scenario.name]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 
 import stepmill
 from stepmill.testing.envs import CountingEnv
+from stepmill.testing.gates import Gate, wait_at
 from tests.harness.interrupts import LineInterrupt, find_damage
 from tests.harness.leaks import Footprint
 from tests.harness.pools import begun, counting_envs, kill_worker, make_pool
@@ -129,75 +128,49 @@ def test_a_thousand_starts_that_are_interrupted_at_random_moments_leave_nothing(
 class GatedEnv(CountingEnv):
     """Writes to a file when it is begun, made and closed; its constructor may wait until a gate is opened."""
 
-    def __init__(self, identity: int, gate: Gate, *, waits: bool = False) -> None:
+    def __init__(self, identity: int, log: Path, gate: Path | None = None) -> None:
         super().__init__(identity)
-        self._gate = gate
-        gate.note(f"begin {identity}")
-        if waits:
-            gate.wait()
-        gate.note(f"made {identity}")
-
-    def close(self) -> None:
-        self._gate.note(f"close {self.identity}")
-
-
-class Gate:
-    """Lets a constructor, here or in a fork, wait; and knows what envs have written."""
-
-    def __init__(self, log: Path) -> None:
         self._log = log
-        self._inside_read, self._inside_write = os.pipe()
-        self._open_read, self._open_write = os.pipe()
+        self._note("begin")
+        if gate is not None:
+            wait_at(gate)
+        self._note("made")
 
-    def note(self, line: str) -> None:
+    def _note(self, what: str) -> None:
         with self._log.open("a") as file:
-            file.write(f"{line}\n")
-
-    def lines(self) -> list[str]:
-        return self._log.read_text().splitlines()
-
-    def wait(self) -> None:
-        os.write(self._inside_write, b"!")
-        os.read(self._open_read, 1)
-
-    def interrupt_who_waits(self) -> None:
-        """Send SIGINT to the main thread once a constructor waits. Runs in a thread."""
-        os.read(self._inside_read, 1)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    def open(self) -> None:
-        os.write(self._open_write, b"!")
+            file.write(f"{what} {self.identity}\n")
 
     def close(self) -> None:
-        for fd in (self._inside_read, self._inside_write, self._open_read, self._open_write):
-            os.close(fd)
+        self._note("close")
 
 
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path / "log")
-    yield gate
-    gate.close()
+def interrupt_who_waits(gate: Gate) -> None:
+    """Send SIGINT to the main thread once a constructor waits. Runs in a thread."""
+    gate.wait_arrivals()
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 @pytest.mark.parametrize(
     ("where", "then"), [("serial", ["close 0"]), ("thread", ["made 1", "close 0", "close 1"]), ("fork", [])]
 )
-def test_ctrl_c_ends_a_start_whose_constructor_takes_long(where: str, then: list[str], gate: Gate) -> None:
-    envs = [partial(GatedEnv, 0, gate), partial(GatedEnv, 1, gate, waits=True), partial(GatedEnv, 2, gate)]
+def test_ctrl_c_ends_a_start_whose_constructor_takes_long(
+    where: str, then: list[str], gate: Gate, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    envs = [partial(GatedEnv, 0, log), partial(GatedEnv, 1, log, gate.path), partial(GatedEnv, 2, log)]
     before = Footprint.take()
-    interrupter = threading.Thread(target=gate.interrupt_who_waits)
+    interrupter = threading.Thread(target=interrupt_who_waits, args=(gate,))
     interrupter.start()
     with pytest.raises(KeyboardInterrupt):
         make_pool(where, envs, num_workers=1)
     interrupter.join()
     gate.open()  # a thread cannot be ended in a constructor: it ends behind it
     assert find_damage(before) == []
-    assert gate.lines() == ["begin 0", "made 0", "begin 1", *then]
+    assert log.read_text().splitlines() == ["begin 0", "made 0", "begin 1", *then]
 
 
 @pytest.mark.slow
-def test_a_process_that_was_forked_during_a_start_takes_nothing_from_it(gate: Gate) -> None:
+def test_a_process_that_was_forked_during_a_start_takes_nothing_from_it() -> None:
     """As a data loader's thread does: it forks while the main thread makes a pool; the fork ends as programs end."""
     done = run_source("""
         import os, threading, weakref

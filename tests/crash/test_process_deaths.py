@@ -100,21 +100,6 @@ def test_a_worker_that_dies_in_a_call_is_told_at_once(how: str, pool_in: Callabl
     assert time.monotonic() - began < HANG_GUARD_S
 
 
-def test_a_revived_worker_is_a_new_process_with_the_same_envs(pool_in: Callable[..., stepmill.Pool]) -> None:
-    for context in CONTEXTS:
-        pool = pool_in([partial(CountingEnv, env_id) for env_id in range(2)], context)
-        pool.call("add", 1)
-        old = [pid for pid, _ in pool.call("locate")]
-        lost = pool.call_async("add", 1, env_ids=[0])
-        kill_process(old[1])
-        report = backend_of(pool).revive(1)
-        assert report.worker == 1
-        assert [pid for pid, _ in pool.call("locate")] == [old[0], report.pid]
-        assert report.pid != old[1]
-        assert pool.call("add", 1) == (1, 2)
-        assert lost.result() == (1,)
-
-
 def test_a_worker_that_lives_is_replaced_all_the_same(pool_in: Callable[..., stepmill.Pool]) -> None:
     pool = pool_in([DeafEnv])
     old = pool.call("locate")[0][0]
@@ -193,56 +178,27 @@ import sys, time
 import stepmill
 from tests.crash.test_process_deaths import DeafEnv
 
-def make():
-    options = stepmill.PoolOptions(context=sys.argv[1])
-    return stepmill.Pool([DeafEnv] * 3, backend="process", num_workers=3, options=options)
-
-pool = make()
+pool = stepmill.Pool([DeafEnv] * 3, backend="process", num_workers=3, context=sys.argv[1])
 pool.reset(seed=0)
 pool.call_async("hang", with_gil=True, env_ids=[0])
 pool.call_async("hang", with_gil=False, env_ids=[1])
 print("running", flush=True)
-if sys.argv[2] == "wait":
-    pool.call("hang", with_gil=False, env_ids=[2])
 time.sleep(600)
 """
 
 
 @pytest.mark.orphans
+@pytest.mark.covers("A-B9", "D-B16")
 @pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow), "spawn"])
 def test_nothing_outlives_a_learner_that_is_killed(context: str) -> None:
-    with start_script(LEARNER, context, "sleep") as learner:
+    with start_script(LEARNER, context) as learner:
         assert learner.stdout.readline() == "running\n"
         pids = leaks.descendants(learner.pid)
         assert len(pids) >= 4
         learner.kill()
         learner.wait()
         assert leaks.wait_until_gone(pids, timeout_s=HANG_GUARD_S) == []
-
-
-@pytest.mark.covers("X-8")
-@pytest.mark.orphans
-@pytest.mark.parametrize(
-    ("context", "mode"),
-    [
-        ("fork", "wait"),
-        pytest.param("fork", "sleep", marks=pytest.mark.slow),
-        pytest.param("forkserver", "sleep", marks=pytest.mark.slow),
-        ("spawn", "wait"),
-    ],
-)
-def test_ctrl_c_ends_everything_with_one_traceback(context: str, mode: str) -> None:
-    # Warnings are no errors here: the pool warns of the envs that hang when it closes at the end of the program.
-    with start_script(f"import os; os.setpgid(0, 0)\n{LEARNER}", context, mode, interpreter=()) as learner:
-        assert learner.stdout.readline() == "running\n"
-        pids = leaks.descendants(learner.pid)
-        began = time.monotonic()
-        os.killpg(learner.pid, signal.SIGINT)
-        err = learner.communicate(timeout=HANG_GUARD_S)[1]
-        assert time.monotonic() - began < HANG_GUARD_S
-        assert leaks.wait_until_gone(pids, timeout_s=HANG_GUARD_S) == []
-        assert err.count("Traceback") == 1
-        assert "KeyboardInterrupt" in err
+    assert not [name for name in os.listdir("/dev/shm") if "stepmill" in name or str(learner.pid) in name]
 
 
 @pytest.mark.soak  # it races with the interpreter's own start, and on a loaded machine finds zombies that are just being reaped
@@ -324,16 +280,6 @@ def test_ctrl_c_while_a_pool_closes_is_heard_when_it_has_closed(
     assert time.monotonic() - began < HANG_GUARD_S
     assert leaks.wait_until_gone(pids, timeout_s=0) == []
     assert backend_of(pool)._launcher is None
-
-
-def test_closing_a_pool_in_a_forked_child_does_nothing(pool_in: Callable[..., stepmill.Pool]) -> None:
-    pool = pool_in([CountingEnv])
-    child = os.fork()
-    if child == 0:
-        backend_of(pool).close(1.5)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert pool.call("add", 1) == (1,)
 
 
 def test_a_worker_that_died_before_is_not_told_of_again_at_close(pool_in: Callable[..., stepmill.Pool]) -> None:

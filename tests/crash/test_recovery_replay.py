@@ -90,20 +90,6 @@ def play(pool: stepmill.Pool, actions: list[int], env_ids: list[int]) -> dict[in
     return dict(zip(batch.env_id.tolist(), results, strict=True))
 
 
-@pytest.mark.covers("G-1/repaired")
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_killed_workers_change_no_bit(mode: str) -> None:
-    rng = random.Random(3)
-    with make(autoreset_mode=mode) as pool, make(on_fault="raise", autoreset_mode=mode) as calm:
-        assert np.array_equal(pool.reset(seed=0).obs, calm.reset(seed=0).obs)
-        for step in range(150):
-            actions = [rng.randrange(10) for _ in range(4)]
-            if step % 15 == 7:
-                kill_unnoticed(pool, rng.randrange(2))
-            ours, theirs = pool.step(actions), calm.step(actions)
-            assert_same(ours, theirs, step)
-
-
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_the_episode_after_one_that_was_cut_short_is_replayed(mode: str) -> None:
     with begun(make(StubbornEnv, autoreset_mode=mode)) as pool:

@@ -33,21 +33,6 @@ def kinds(batch: stepmill.Batch) -> list[str | None]:
     ]
 
 
-@pytest.mark.covers("G-1/repaired")
-def test_a_dead_workers_env_is_cut_short_with_its_last_good_observation() -> None:
-    with begun(make()) as pool:
-        good = pool.step([1, 1, 1, 1]).obs.copy()
-
-        batch = pool.step([1, 1, KILL, 1])
-
-        assert batch.truncated.tolist() == [False, False, True, True]
-        assert batch.terminated.tolist() == [False] * 4
-        assert batch.reward.tolist() == [2.0, 2.0, 0.0, 0.0]
-        assert np.array_equal(batch.obs[2], good[2])
-        assert kinds(batch)[:2] == [None, None]
-        assert None not in kinds(batch)[2:]
-
-
 def test_a_rebuilt_env_gets_an_attribute_as_it_was_when_it_was_set_though_the_caller_has_changed_it_since() -> None:
     with begun(make()) as pool:
         goal = np.array([1, 2])
@@ -69,19 +54,6 @@ def test_a_fault_that_nothing_comes_of_does_not_outlast_the_timeout(monkeypatch:
                 pool.recv(4, timeout_s=0.2)
 
         assert pool.recv(4).truncated.tolist() == [False, True, False, False]
-
-
-@pytest.mark.parametrize("where", ["serial", "thread", "fork"])
-def test_an_env_that_raises_is_cut_short_and_its_neighbours_go_on(where: str) -> None:
-    with begun(make(where=where)) as pool:
-        pool.step([1] * 4)
-
-        batch = pool.step([1, RAISE, 1, 1])
-
-        assert batch.truncated.tolist() == [False, True, False, False]
-        assert batch.reward.tolist() == [2.0, 0.0, 2.0, 2.0]
-        assert kinds(batch) == [None, "raised", None, None]
-        assert pool.step([1] * 4).obs[:, 2].tolist() == [3, 0, 3, 3]
 
 
 @pytest.mark.covers("X-12/total")

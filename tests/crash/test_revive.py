@@ -23,19 +23,6 @@ def make(**options: Any) -> stepmill.Pool:
     return stepmill.Pool(env_fns, backend="process", num_workers=2, context="fork", **options)
 
 
-def test_revived_envs_step_after_a_reset_of_theirs() -> None:
-    with begun(make()) as pool:
-        with pytest.raises(stepmill.WorkerDied):
-            pool.step([1, 1, KILL, 1])
-        pool.recv(2)
-
-        pool.revive([2, 3])
-        pool.reset_async(seed=[5, 6], env_ids=[2, 3])
-        pool.recv(2)
-
-        assert pool.step([1] * 4).obs[:, 2].tolist() == [2, 2, 1, 1]
-
-
 @pytest.mark.parametrize("backend", ["serial", "thread", "kernel"])
 def test_envs_that_run_in_this_process_are_not_restarted_while_they_run(backend: str) -> None:
     env_fn = stepmill.kernels.find("CartPole-v1") if backend == "kernel" else partial(ChaosEnv, 0)
@@ -47,15 +34,6 @@ def test_envs_that_run_in_this_process_are_not_restarted_while_they_run(backend:
 
         assert [state.name for state in pool.states] == ["IDLE", "IDLE"]
         assert (pool.step([1, 1]).obs != before.obs).any()
-
-
-def test_a_full_reset_brings_all_envs_back() -> None:
-    with begun(make()) as pool:
-        with pytest.raises(stepmill.WorkerDied):
-            pool.step([1, 1, KILL, 1])
-
-        assert pool.reset(seed=1).obs[:, 2].tolist() == [0] * 4
-        assert pool.step([1] * 4).obs[:, 2].tolist() == [1] * 4
 
 
 def test_a_revival_without_wait_does_not_wait() -> None:

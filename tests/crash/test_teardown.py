@@ -104,6 +104,7 @@ def test_ctrl_c_while_an_env_hangs_in_native_code_does_not_wait_out_the_time_for
     assert "KeyboardInterrupt" in err
 
 
+@pytest.mark.covers("X-8")
 @pytest.mark.parametrize(
     "phase",
     [pytest.param(each, marks=pytest.mark.slow if each in ("reset", "recv", "call") else ()) for each in PHASES],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 
@@ -14,9 +12,6 @@ from stepmill.frontends.di_engine import AsyncSubprocessEnvManager, SyncSubproce
 from stepmill.spec.errors import UsageError
 from stepmill.testing.gates import Gate
 from tests.frontends.di_engine.conftest import MakeManager
-from tests.frontends.di_engine.envs import ding_envs
-from tests.harness import leaks
-from tests.harness.hangs import HANG_GUARD_S
 
 
 @pytest.mark.covers("D-26", "D-B2")
@@ -34,14 +29,6 @@ def test_close_ends_all_processes_at_once_also_those_that_hang(launched: MakeMan
 
 
 @pytest.mark.covers("D-26")
-def test_close_is_not_hindered_by_a_process_that_is_dead_already(launched: MakeManager) -> None:
-    manager = launched(SyncSubprocessEnvManager, 2)
-    os.kill(manager.pid[1], signal.SIGKILL)
-    manager.close()
-    assert manager.closed
-
-
-@pytest.mark.covers("D-26")
 def test_a_step_that_waits_is_ended_by_a_close_from_another_thread(launched: MakeManager, gate: Gate) -> None:
     manager = launched(SyncSubprocessEnvManager, 1, gate=gate)
     closer = threading.Thread(target=lambda: (gate.wait_arrivals(), manager.close()))
@@ -54,21 +41,3 @@ def test_a_step_that_waits_is_ended_by_a_close_from_another_thread(launched: Mak
 
     with pytest.warns(RuntimeWarning, match="did not stop within"):
         step()
-
-
-@pytest.mark.orphans
-@pytest.mark.covers("D-B16")
-def test_workers_end_with_the_program_that_made_them() -> None:
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        manager = SyncSubprocessEnvManager(ding_envs(2), {})
-        manager.launch()
-        os.write(write, " ".join(map(str, manager.pid)).encode())
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.close(write)
-    os.waitpid(pid, 0)
-    pids = [int(each) for each in os.read(read, 1000).split()]
-    os.close(read)
-    assert len(pids) == 2
-    assert leaks.wait_until_gone(pids, timeout_s=HANG_GUARD_S) == []
