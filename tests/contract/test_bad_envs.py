@@ -6,13 +6,12 @@ import os
 import threading
 from functools import partial
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 import stepmill
-from stepmill.testing.envs import CountingEnv, SlowEnv
+from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import ERRORS, RaisingEnv
 from stepmill.testing.gates import Gate, wait_at
 from tests.harness.gym_envs import SampleEnv
@@ -117,6 +116,8 @@ NAMED = {  # in the message of the error
     "lossy dtype": "count.*float64|float64.*count",
     "missing key": "extra",
     "array for dict": "dict",
+    "dict for array": r"is a dict, but its space says shape \(3,\)",
+    "none leaf": r"is a NoneType, but its space says shape \(3,\)",
     "four values": "4|four",
     "text reward": "reward",
     "array flag": "terminated",
@@ -137,32 +138,6 @@ def test_an_invalid_output_is_refused_by_name_and_the_pool_goes_on(pool_of, kind
     assert pool.recv(1).env_id.tolist() == [0]
     pool.reset(seed=0)
     assert pool.step([3, 4]).reward.tolist() == [3.0, 4.0]
-
-
-class ObservationEnv(gymnasium.Env):
-    """Returns `value` as the observation of each step, in place of three numbers."""
-
-    observation_space = spaces.Box(0.0, 1.0, (3,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, value):
-        self._value = value
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(3, np.float32), {}
-
-    def step(self, action):
-        return self._value, 0.0, False, False, {}
-
-
-@pytest.mark.parametrize("where", ["thread"])
-@pytest.mark.parametrize(("value", "name"), [({"a": 1}, "dict"), (None, "NoneType"), ("text", "str"), (1.5, "float")])
-def test_a_value_that_is_no_array_is_named_by_its_type(pool_of, value, name):
-    pool = pool_of([partial(ObservationEnv, value)])
-    pool.reset()
-    with pytest.raises(stepmill.BadOutput, match=rf"is a {name}, but its space says shape \(3,\)"):
-        pool.step([0])
 
 
 class _Huge:
@@ -247,17 +222,6 @@ def test_what_is_no_env_is_refused(pool_of):
         pool_of([CountingEnv, dict])
 
 
-def test_what_is_no_space_is_refused(pool_of):
-    with pytest.raises(stepmill.StepmillError, match="observation_space"):
-        pool_of([partial(_with, "observation_space", "a box")])
-
-
-def _with(name, value):
-    env = CountingEnv()
-    setattr(env, name, value)
-    return env
-
-
 @pytest.mark.covers("G-13/compared")
 @pytest.mark.parametrize(
     "other",
@@ -281,9 +245,8 @@ def test_envs_whose_spaces_differ_are_refused_by_name(pool_of, other):
 @pytest.mark.parametrize("where", ["forkserver"])
 def test_an_env_fn_that_cannot_be_pickled_is_refused_and_the_way_out_is_named(pool_of):
     lock = threading.Lock()
-    with pytest.raises(stepmill.UsageError, match=r"1.*pickle|pickle.*1") as caught:
+    with pytest.raises(stepmill.UsageError, match=r"env_fn of env 1 cannot be pickled.*context='fork'"):
         pool_of([CountingEnv, lambda: CountingEnv(lock.locked())])
-    assert "fork" in str(caught.value)
 
 
 @pytest.mark.parametrize("where", ["fork", "thread", "serial"])
@@ -311,12 +274,6 @@ def test_envs_are_built_in_parallel(pool_of):
         pool = pool_of([partial(_build_at, gate.path, i) for i in range(4)], num_workers=4)
         opener.join()
     assert pool.reset(seed=0).obs[:, 0].tolist() == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("where", ["fork"])
-def test_a_constructor_that_never_ends_is_given_up(pool_of):
-    with pytest.raises(stepmill.StepmillError, match="1"):
-        pool_of([CountingEnv, partial(SlowEnv, construct_s=600)], num_workers=2, start={"timeout_s": 1.0})
 
 
 @pytest.mark.covers("G-13/builds")

@@ -219,37 +219,6 @@ def test_a_seed_that_is_none_is_refused(counting_pool, seed):
     _assert_whole(counting_pool)
 
 
-@ONE_BACKEND
-@pytest.mark.parametrize("options", [5, "hard", ["a"]], ids=repr)
-def test_reset_options_must_be_a_mapping(counting_pool, options):
-    with pytest.raises(stepmill.UsageError):
-        counting_pool.reset(options=options)
-    _assert_whole(counting_pool)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"backend": "fibre"},
-        {"num_workers": -1},
-        {"num_workers": 1.5},
-        {"num_workers": 2, "envs_per_worker": 1},
-        {"context": "teleport"},
-        {"tuning": {"slots": 0}},
-        {"autoreset_mode": "Sometimes"},
-        {"seeding": "lucky"},
-        {"start": {"timeout_s": 0}},
-        {"copy": "yes"},
-        {"workers": {"env": {"A": 1}}},
-        {"nonesuch": 1},
-    ],
-    ids=str,
-)
-def test_an_option_out_of_range_is_refused_by_name(options):
-    with pytest.raises((stepmill.UsageError, TypeError), match=next(reversed(options))):
-        stepmill.PoolOptions(**options)
-
-
 @pytest.mark.parametrize("env_fns", [[], [5], [CountingEnv, None], None, CountingEnv], ids=repr)
 def test_env_fns_must_be_functions(env_fns):
     with pytest.raises((stepmill.UsageError, TypeError)):

@@ -135,11 +135,3 @@ def test_wrong_actions_are_refused_in_the_same_words_as_ever(failed):
     with pytest.raises(stepmill.UsageError, match="action"):
         failed.step(np.array([1, 1]))
     assert failed.step(ONES)[0][:, 2].tolist() == [1, 1, 1, 1]
-
-
-def test_a_vector_env_has_statistics_and_is_a_context_manager(vector_env_of):
-    with begun(vector_env_of(_others())) as envs:
-        envs.step(np.array([1, 1, 1]))
-        assert envs.stats().steps == 3
-    with pytest.raises(stepmill.ClosedPoolError):
-        envs.step(np.array([1, 1, 1]))

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import stepmill
 from stepmill.testing.envs import ImageEnv
-from tests.harness.gym_envs import TESTED_SPACES, CountToMaxEnv, FinalInfoEnv, InfoScriptEnv, SampleEnv
+from tests.harness.gym_envs import CountToMaxEnv
 from tests.harness.pools import assert_equal, begun
 
 # ---------------------------------------------------------------- autoreset
@@ -99,92 +99,4 @@ def test_a_final_observation_is_the_last_one_also_if_the_env_writes_the_next_one
             assert batch.info["t"].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("name", ["box", "discrete", "dict of dict", "tuple of dict", "text", "sequence", "graph"])
-def test_final_observations_are_in_the_space_of_one_env(vector_env_of, name):
-    space = TESTED_SPACES[name]
-    envs = begun(vector_env_of([partial(_EndingSampleEnv, space)] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
-    for _ in range(4):
-        *_, infos = envs.step([0, 0])
-        for observation in infos["final_obs"]:
-            assert observation in envs.single_observation_space
-
-
-class _EndingSampleEnv(SampleEnv):
-    def __init__(self, space):
-        super().__init__(space, spaces.Discrete(2))
-
-    def step(self, action):
-        observation, reward, _, truncated, info = super().step(action)
-        return observation, reward, True, truncated, info
-
-
-@pytest.mark.covers("G-6")
-def test_the_last_infos_and_the_first_are_both_seen(vector_env_of):
-    envs = vector_env_of([FinalInfoEnv])
-    _, info = envs.reset()
-    assert_equal(info, {"reset": np.array([True]), "_reset": np.array([True])})
-    for action in (1, 2):
-        observation, _, ended, _, info = envs.step([action])
-        assert observation.tolist() == [action]
-        assert ended.tolist() == [False]
-        assert_equal(info, {"action": np.array([action]), "_action": np.array([True])})
-    observation, _, ended, _, info = envs.step([3])
-    assert (observation.tolist(), ended.tolist(), info["action"].tolist()) == ([0], [True], [3])
-    observation, _, ended, _, info = envs.step([2])
-    assert (observation.tolist(), ended.tolist()) == ([0], [False])
-    assert_equal(info, {"reset": np.array([True]), "_reset": np.array([True])})
-
-
 # ---------------------------------------------------------------- infos
-
-
-def test_infos_are_merged_by_key_with_masks(vector_env_of):
-    envs = vector_env_of(
-        [
-            partial(InfoScriptEnv, [{"a": 1}, {"c": np.array([1, 2])}]),
-            partial(InfoScriptEnv, [{"a": 2, "b": 3}, {"c": np.array([3, 4])}]),
-        ]
-    )
-    assert_equal(
-        envs.reset()[1],
-        {"a": np.array([1, 2]), "_a": np.array([True, True]), "b": np.array([0, 3]), "_b": np.array([False, True])},
-    )
-    assert_equal(
-        envs.step(envs.action_space.sample())[4], {"c": np.array([[1, 2], [3, 4]]), "_c": np.array([True, True])}
-    )
-
-
-def test_infos_of_different_structure_are_merged(vector_env_of):
-    scripts = [
-        [{"a": 1, "b": 1.0}, {"episode": {"a": 1, "b": 1.0}}],
-        [{"c": None, "d": np.zeros(2)}, {"episode": {"a": 2, "b": 2.0}, "a": 1}],
-        [{"e": spaces.Discrete(3)}, {"a": 2}],
-    ]
-    envs = vector_env_of([partial(InfoScriptEnv, script) for script in scripts])
-    first = envs.reset()[1]
-    assert_equal(first["a"], np.array([1, 0, 0]))
-    assert_equal(first["b"], np.array([1.0, 0.0, 0.0]))
-    assert_equal(first["c"], np.array([None, None, None], object))
-    assert_equal(first["d"], np.zeros((3, 2)))
-    assert first["e"].tolist() == [None, None, spaces.Discrete(3)]
-    assert [first[f"_{key}"].tolist() for key in "abcde"] == [
-        [True, False, False],
-        [True, False, False],
-        [False, True, False],
-        [False, True, False],
-        [False, False, True],
-    ]
-    assert_equal(
-        envs.step(envs.action_space.sample())[4],
-        {
-            "episode": {
-                "a": np.array([1, 2, 0]),
-                "b": np.array([1.0, 2.0, 0.0]),
-                "_a": np.array([True, True, False]),
-                "_b": np.array([True, True, False]),
-            },
-            "_episode": np.array([True, True, False]),
-            "a": np.array([0, 1, 2]),
-            "_a": np.array([False, True, True]),
-        },
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 
 import gymnasium
@@ -17,7 +16,6 @@ from stepmill.testing.envs import SeedRecorder
 from stepmill.testing.gates import GATED_ACTION, GateEnv
 from tests.harness.gym_envs import (
     TESTED_SPACES,
-    CountToMaxEnv,
     RaisingWhenToldEnv,
     SampleEnv,
     WordEnv,
@@ -42,14 +40,6 @@ def test_it_is_a_gymnasium_vector_env(vector_env_of):
     assert "num_envs=4" in repr(envs)
 
 
-def test_spaces_are_those_of_one_env_and_their_batches(vector_env_of):
-    envs = vector_env_of(cartpoles(3))
-    assert isinstance(envs.single_observation_space, spaces.Box)
-    assert isinstance(envs.single_action_space, spaces.Discrete)
-    assert isinstance(envs.action_space, spaces.MultiDiscrete)
-    assert envs.observation_space.shape == (3, 4)
-
-
 @pytest.mark.parametrize("where", ["fork"])  # test_differential.py has any space on every backend
 @pytest.mark.parametrize("name", TESTED_SPACES)
 def test_any_space_serves_as_observation_and_as_action(vector_env_of, name):
@@ -62,17 +52,6 @@ def test_any_space_serves_as_observation_and_as_action(vector_env_of, name):
     assert observation in envs.observation_space
 
 
-def test_float16_observations_keep_their_dtype(vector_env_of):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        space = spaces.Box(-1.0, 1.0, (3,), np.float16)
-    envs = vector_env_of([partial(SampleEnv, space, spaces.Discrete(2))] * 2)
-    observations, _ = envs.reset(seed=0)
-    assert observations.dtype == np.float16
-    observations, *_ = envs.step(envs.action_space.sample())
-    assert observations.dtype == np.float16
-
-
 def test_custom_spaces_travel_as_tuples(vector_env_of):
     envs = vector_env_of([WordEnv] * 4)
     assert isinstance(envs.single_action_space, WordSpace)
@@ -83,14 +62,6 @@ def test_custom_spaces_travel_as_tuples(vector_env_of):
 
 
 # ---------------------------------------------------------------- metadata, rendering, calls, attributes
-
-
-@pytest.mark.parametrize("where", ["serial"])
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-@pytest.mark.parametrize("form", ["enum", "text"])
-def test_metadata_names_the_autoreset_mode(vector_env_of, mode, form):
-    envs = vector_env_of([CountToMaxEnv] * 2, autoreset_mode=mode if form == "enum" else mode.value)
-    assert envs.metadata["autoreset_mode"] is mode
 
 
 def test_metadata_of_the_envs_is_left_alone(vector_env_of):
@@ -289,23 +260,6 @@ def test_a_bad_reset_mask_is_refused_and_changes_nothing(vector_env_of, mask, na
     with pytest.raises((TypeError, ValueError), match=names):
         envs.reset(options={"reset_mask": mask})
     assert envs.step(np.array([0, 0, 0]))[0].shape == (3, 4)
-
-
-@pytest.mark.parametrize("where", ["thread"])
-@pytest.mark.parametrize(
-    "action",
-    [np.array([0, 1, 0]), np.array([0, 1, 0, 1, 0]), 0, np.array([[0, 1, 0, 1]])],
-    ids=["few", "many", "one", "2d"],
-)
-def test_a_wrong_number_of_actions_is_refused_and_changes_nothing(vector_env_of, action):
-    envs = vector_env_of(cartpoles(4))
-    twin = vector_env_of(cartpoles(4))
-    envs.reset(seed=0)
-    twin.reset(seed=0)
-    with pytest.raises((ValueError, TypeError)):
-        envs.step(action)
-    right = np.array([0, 1, 0, 1])
-    assert_equal(envs.step(right), twin.step(right))
 
 
 def test_a_list_of_seeds_of_the_wrong_length_is_refused(vector_env_of):

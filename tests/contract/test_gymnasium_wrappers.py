@@ -70,25 +70,6 @@ def test_episode_statistics_are_recorded(vector_env_of, mode):
     assert list(ours.length_queue) == list(theirs.length_queue)
 
 
-def test_wrappers_can_be_stacked(vector_env_of):
-    def wrap(envs):
-        return wrappers.NormalizeObservation(wrappers.RecordEpisodeStatistics(wrappers.ClipReward(envs, 0.0, 2.0)))
-
-    ours, theirs = _without_times(_play(wrap(vector_env_of(FIXED)))), _without_times(_play(wrap(SyncVectorEnv(FIXED))))
-    assert_equal(ours, theirs)
-
-
-def test_a_wrapper_forwards_attributes(vector_env_of):
-    envs = gymnasium.vector.VectorWrapper(vector_env_of(cartpoles(3)))
-    assert envs.num_envs == 3
-    assert envs.unwrapped.call("gravity") == (9.8,) * 3
-    envs.unwrapped.set_attr("gravity", [20.0, 21.0, 22.0])
-    assert envs.unwrapped.get_attr("gravity") == (20.0, 21.0, 22.0)
-    assert envs.metadata == envs.unwrapped.metadata
-    envs.close()
-    assert envs.closed
-
-
 def test_wrappers_of_one_env_work_inside_workers(vector_env_of):
     env_fns = [partial(_recorded_cartpole, i) for i in range(2)]
     ours, theirs = _without_times(_play(vector_env_of(env_fns), 60)), _without_times(_play(SyncVectorEnv(env_fns), 60))

@@ -153,14 +153,3 @@ def slow_step(step: Callable[..., Any]) -> Callable[..., Any]:
         return step(self, action)
 
     return slow
-
-
-def test_make_vec_with_render_mode_none_is_make_vec_without() -> None:
-    for arguments, backend in (
-        ({}, "serial"),
-        ({"render_mode": None}, "serial"),
-        ({"render_mode": "rgb_array"}, "process"),
-    ):
-        envs = stepmill.make_vec(TINY, num_envs=4, **arguments)
-        assert f"backend={backend!r}" in repr(envs)
-        envs.close()

@@ -98,11 +98,3 @@ def _image_env(script: dict[str, list[list[int]]], room: int) -> UnityEnv:
 def test_an_env_of_neither_generation_is_refused():
     with pytest.raises(stepmill.UsageError, match="neither get_steps"):
         UnityEnv(object())
-
-
-@pytest.mark.parametrize("ask", ["call", "call_async", "get_attr"])
-def test_a_closed_pool_says_so_to_whoever_asks_its_envs(pool_of, ask):
-    pool = pool_of([lambda: UnityEnv(ScriptedBehaviors({"walk": [[1]]}))] * 2)
-    pool.close()
-    with pytest.raises(stepmill.ClosedPoolError):
-        getattr(pool, ask)("counts")

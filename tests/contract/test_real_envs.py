@@ -44,10 +44,6 @@ def make(name: str) -> gymnasium.Env[Any, Any]:
     return gymnasium.make(name, **ENVS[name])
 
 
-def test_there_are_twenty() -> None:
-    assert len(ENVS) == 20
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.value)
 @pytest.mark.parametrize("name", ENVS)

@@ -70,6 +70,8 @@ def test_a_mapping_with_names_is_for_all_envs_and_copied_for_each(pool_of):
         ({7: {}}, r"envs \[7\], which this call does not reset"),
         ([{}], "got 1 options for 3 envs"),
         ("hard", "not a str"),
+        (5, "not an? int"),
+        (["a"] * 3, "the str 'a'"),
         ({1: "hard"}, "the str 'hard'"),
         ([None, None, 3], "the int 3"),
     ],

@@ -206,12 +206,3 @@ def test_make_vec_makes_the_spares_itself():
             envs.step(np.ones(2, np.int64))
     finally:
         envs.close()
-
-
-def test_stats_count_the_spares_that_were_used_and_waited_for():
-    with begun(named_pool(2, 1, backend="serial", env=partial(Named, length=1))) as pool:
-        pool.step([0, 0])
-        pool.step([0, 0])
-        stats = pool.stats()
-        assert stats.spares_used == 2
-        assert 0 <= stats.spares_waited <= 2

@@ -244,6 +244,7 @@ def test_used_spares_are_counted_by_env():
         pool.step([0, 0])
         stats = pool.stats()
     assert stats.spares.sum() == stats.spares_used == stats.totals["spares"] == 2
+    assert 0 <= stats.spares_waited <= 2
 
 
 def test_a_worker_that_steps_shows_which_env():

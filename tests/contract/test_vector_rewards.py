@@ -80,13 +80,6 @@ def test_rewards_have_a_dimension_of_objectives(where, mode):
     ]
 
 
-def test_a_pool_sums_each_objective_of_an_episode():
-    with begun(stepmill.Pool([TwoGoals] * 2, backend="serial")) as pool:
-        for _ in range(LENGTH):
-            batch = pool.step([1, 4])
-        assert batch.info["episode"]["r"].tolist() == [[6.0, -3.0], [6.0, -12.0]]
-
-
 def test_rewards_of_other_dtypes_are_float64():
     with begun(make_vector_env("serial", [functools.partial(TwoGoals, np.int64)])) as envs:
         assert envs.step([1])[1].dtype == np.float64

@@ -66,7 +66,14 @@ def test_each_worker_runs_on_its_cores(where):
         where, [SettingsEnv] * 2, workers={"affinity": lambda worker: None if worker else CORES[:1]}
     ) as pool:
         assert pool.call("cores") == (CORES[:1], CORES)
+    with make_pool(where, [SettingsEnv] * 2, num_workers=2, workers={"affinity": CORES[-1:]}) as pool:
+        assert pool.call("cores") == (CORES[-1:],) * 2
     assert sorted(os.sched_getaffinity(0)) == CORES
+
+
+def test_there_are_no_more_workers_than_cores_for_them():
+    with make_pool("fork", [SettingsEnv] * 4, workers={"affinity": CORES[:1]}, num_workers=None) as pool:
+        assert pool.num_workers == 1
 
 
 @pytest.mark.parametrize(
@@ -75,6 +82,11 @@ def test_each_worker_runs_on_its_cores(where):
         ({"workers": {"env": [{"A": 1}]}}, "workers.env=.* must map names"),
         ({"workers": {"env": []}}, "workers.env=.* must map names"),
         ({"workers": {"env": lambda worker: {"A": worker}}}, "workers.env={'A': 0} must map names"),
+        *(
+            ({"workers": {"affinity": cores}}, "must be a list of different core")
+            for cores in ([], [0, 0], [-1], "0", 0)
+        ),
+        ({"workers": {"affinity": [4096]}}, r"cores \[4096\], which this process may not use; it may use"),
         ({"workers": {"affinity": [[0], []]}}, r"workers.affinity=\[\] must be a list of different core numbers"),
         ({"workers": {"affinity": [[0], 1]}}, "must be a list of different core numbers"),
         ({"workers": {"affinity": lambda worker: [worker, worker]}}, r"workers.affinity=\[0, 0\] must be a list"),
@@ -84,6 +96,11 @@ def test_each_worker_runs_on_its_cores(where):
 def test_settings_that_cannot_be_are_refused(options, text):
     with pytest.raises(stepmill.UsageError, match=text):
         make_pool("fork", [SettingsEnv], **options)
+
+
+def test_the_serial_backend_has_nobody_to_pin():
+    with pytest.raises(stepmill.UsageError, match="the serial backend has none"):
+        make_pool("serial", [SettingsEnv], workers={"affinity": CORES[:1]})
 
 
 def test_the_threads_of_a_kernel_have_their_cores_together():

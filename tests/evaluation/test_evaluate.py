@@ -164,16 +164,6 @@ def test_a_run_that_was_killed_plays_only_what_is_missing(tmp_path):
     assert facts(stepmill.evaluate(policy, Walk, seeds=range(40), resume=path)) == facts(found)
 
 
-def test_a_file_of_another_evaluation_is_refused(tmp_path):
-    path = tmp_path / "eval.jsonl"
-    stepmill.evaluate(forward, Walk, seeds=[0], resume=path)
-    with pytest.raises(stepmill.UsageError, match="name another file"):
-        stepmill.evaluate(forward, Walk, tasks={"far": {"further": 9}}, seeds=[0], resume=path)
-    path.write_text("something else\n")
-    with pytest.raises(stepmill.UsageError, match="for this evaluation: Expecting value"):
-        stepmill.evaluate(forward, Walk, seeds=[0], resume=path)
-
-
 def test_a_policy_with_memory_knows_whose_rows_it_gets():
     counts = {}
 
@@ -251,11 +241,6 @@ def test_nonsense_is_refused(arguments, message):
     given = {"policy": forward, "env": Walk, "seeds": range(3), "num_envs": 2, **arguments}
     with pytest.raises(stepmill.UsageError, match=message):
         stepmill.evaluate(given.pop("policy"), given.pop("env"), **given)
-
-
-def test_wrong_actions_are_the_callers_mistake():
-    with pytest.raises(stepmill.UsageError):
-        stepmill.evaluate(lambda obs: np.zeros((len(obs), 7)), Walk, seeds=range(3))
 
 
 def test_it_prints_as_a_table_and_becomes_json(tmp_path):

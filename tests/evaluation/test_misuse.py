@@ -19,10 +19,19 @@ play = partial(stepmill.evaluate, num_envs=4, backend="serial", progress=False)
 
 
 @pytest.mark.parametrize(
-    "wrong", [lambda obs: np.zeros(32, int), lambda obs: 1, lambda obs: None, lambda obs: {"a": 1}]
+    "wrong",
+    [
+        lambda obs: np.zeros(32, int),
+        lambda obs: 1,
+        lambda obs: None,
+        lambda obs: {"a": 1},
+        lambda obs: np.zeros((len(obs), 7)),
+    ],
 )
 def test_a_policy_must_return_an_action_for_each_row(wrong):
-    with pytest.raises(stepmill.UsageError, match=r"the policy must return actions for \d rows of Discrete"):
+    with pytest.raises(
+        stepmill.UsageError, match=r"the policy must return actions for \d rows of Discrete|^actions have shape"
+    ):
         play(wrong, Walk, seeds=range(3))
 
 
@@ -184,16 +193,6 @@ def test_a_return_that_is_not_a_number_is_shown():
     assert "go [left]" in str(found)  # the name is not markup
 
 
-def test_the_first_faults_are_below_the_table():
-    class Broken(Walk):
-        def reset(self, *, seed=None, options=None):
-            raise RuntimeError("the motor is off")
-
-    text = str(play(forward, Broken, seeds=range(9), retries=0))
-    assert text.count("the motor is off") == 3
-    assert "seed 0: env 0 raised RuntimeError" in text
-
-
 def test_a_batch_may_be_smaller_than_the_number_of_envs():
     sizes = set()
 
@@ -258,4 +257,5 @@ def test_a_table_tells_some_faults_and_how_many_more_there_are():
 
     text = str(play(forward, Broken, seeds=range(5), retries=0))
     assert text.count("no gravity") == 3
+    assert "seed 0: env 0 raised ValueError" in text
     assert "and 2 more" in text

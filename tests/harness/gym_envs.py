@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -111,39 +110,6 @@ class CountToMaxEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         self.count += 1
         return self.count, action, self.count == self.max_count, False, {}
-
-
-class InfoScriptEnv(gymnasium.Env[Any, Any]):
-    """Returns the given infos, the first at resets, the others step by step."""
-
-    def __init__(self, infos: Sequence[dict[str, Any]]) -> None:
-        self.observation_space = spaces.Box(0, 1)
-        self.action_space = spaces.Box(0, 1)
-        self.infos = list(infos)
-        self._t = 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self._t = 0
-        return self.observation_space.sample(), self.infos[0]
-
-    def step(self, action: Any) -> Any:
-        self._t += 1
-        return self.observation_space.sample(), 0, self._t >= len(self.infos) - 1, False, self.infos[self._t]
-
-
-class FinalInfoEnv(gymnasium.Env[Any, Any]):
-    """Shows the action that it was given; action 3 ends the episode."""
-
-    def __init__(self) -> None:
-        self.observation_space = spaces.Discrete(4)
-        self.action_space = spaces.Discrete(4)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return 0, {"reset": True}
-
-    def step(self, action: Any) -> Any:
-        is_over = bool(action >= 3)
-        return (0 if is_over else action), 0, is_over, False, {"action": action}
 
 
 class RaisingWhenToldEnv(gymnasium.Env[Any, Any]):

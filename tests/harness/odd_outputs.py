@@ -167,6 +167,7 @@ class BadOutputEnv(CountingEnv):
         "lossy dtype": lambda s: ({**s[0], "count": np.full(3, 0.5)}, *s[1:]),
         "text": lambda s: ({**s[0], "count": np.array(["a", "b", "c"])}, *s[1:]),
         "object dtype": lambda s: ({**s[0], "count": np.array([None, {}, []], object)}, *s[1:]),
+        "dict for array": lambda s: ({**s[0], "count": {"a": 1}}, *s[1:]),
         "none leaf": lambda s: ({**s[0], "count": None}, *s[1:]),
         "missing key": lambda s: ({"count": s[0]["count"]}, *s[1:]),
         "array for dict": lambda s: (np.zeros(3, np.int64), *s[1:]),

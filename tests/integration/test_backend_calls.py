@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -15,7 +14,6 @@ import pytest
 
 import stepmill
 from stepmill.testing.envs import CountingEnv
-from stepmill.testing.faulty import RaisingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
 from stepmill.worker.messages import Request, RequestKind, Value
 from tests.harness.hangs import HANG_GUARD_S
@@ -65,17 +63,6 @@ class Unloadable:
 
 
 # ---- order --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_call_runs_after_the_commands_before_it_and_before_those_after(pool_of: PoolOf) -> None:
-    pool = begun(pool_of(counting_envs(4)))
-    counts = []
-    for step in range(5):
-        pool.send(np.zeros(4, np.int64))
-        counts.append(pool.call_async("num_steps"))
-        pool.recv(4)
-        assert counts[-1].result() == (step + 1,) * 4
-    assert [count.result()[0] for count in counts] == [1, 2, 3, 4, 5]
 
 
 def test_a_call_waits_for_the_step_that_runs(where: str, pool_of: PoolOf, gate: Gate) -> None:
@@ -236,27 +223,6 @@ def test_closing_from_another_thread_ends_the_wait_for_a_call(where: str, pool_o
 
 
 # ---- threads ------------------------------------------------------------------------------------------------------------
-
-
-def test_threads_build_in_parallel_in_threads_of_their_own() -> None:
-    met = threading.Barrier(4)
-    pool = make_pool("thread", [partial(_make_together, met)] * 4, num_workers=4)
-    places = pool.call("locate")
-    assert {pid for pid, _ in places} == {os.getpid()}
-    assert len({ident for _, ident in places} | {threading.get_ident()}) == 5
-    pool.close()
-
-
-def _make_together(met: threading.Barrier) -> CountingEnv:
-    met.wait(HANG_GUARD_S)
-    return CountingEnv()
-
-
-def test_constructors_that_raise_in_threads_are_all_told() -> None:
-    bad = partial(RaisingEnv, "init", error="exit")
-    with pytest.raises(stepmill.EnvError, match="env 1 raised SystemExit in construct") as caught:
-        make_pool("thread", [CountingEnv, bad, bad, CountingEnv], num_workers=2)
-    assert [getattr(other, "env_id", None) for other in caught.value.others] == [2]
 
 
 def test_a_constructor_that_hangs_in_a_thread_is_named_at_the_timeout(gate: Gate) -> None:

@@ -104,12 +104,6 @@ def test_an_engine_that_cannot_run_the_env_is_left_out_and_named(tmp_path):
     assert line in done.stderr.splitlines()  # beside Gymnasium's own warnings
 
 
-def test_bench_says_what_is_wrong(tmp_path):
-    done = run_bench("NoSuchEnv-v0", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "unknown env id" in done.stderr
-
-
 @pytest.mark.slow
 def test_ctrl_c_ends_bench_and_all_engines(tmp_path):
     with subprocess.Popen([*COMMAND, "CartPole-v1", "--rounds", "9999"], stderr=subprocess.PIPE, text=True) as running:

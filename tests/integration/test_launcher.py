@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -24,19 +23,14 @@ from stepmill.backends.process import ProcessBackend
 from stepmill.spec.options import Context
 from stepmill.testing.envs import CountingEnv, SlowEnv
 from stepmill.testing.faulty import DyingEnv, RaisingEnv
-from stepmill.testing.gates import Gate, wait_at
 from stepmill.worker.messages import WorkerPlan, WorkerSettings
 from tests.harness import leaks
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.scripts import run_file as run
 
 CONTEXTS = [Context.FORK, Context.FORKSERVER, Context.SPAWN]
+in_contexts = pytest.mark.parametrize("where", ["fork", "forkserver", "spawn"], indirect=True)
 EnvFn = Callable[[], object]
-
-
-def make_at_gate(path: Path) -> CountingEnv:
-    wait_at(path)
-    return CountingEnv()
 
 
 def plans_of(*workers: list[EnvFn]) -> list[WorkerPlan]:
@@ -66,21 +60,6 @@ def backend_of() -> Iterator[Callable[..., ProcessBackend]]:
         backend.close(1.5)
 
 
-@pytest.fixture
-def pool_in() -> Iterator[Callable[..., stepmill.Pool]]:
-    made: list[stepmill.Pool] = []
-
-    def make(context: Context, env_fns: list[EnvFn], num_workers: int = 1, **options: object) -> stepmill.Pool:
-        chosen = stepmill.PoolOptions(context=context, **options)  # type: ignore[arg-type]
-        made.append(stepmill.Pool(env_fns, backend="process", num_workers=num_workers, options=chosen))
-        return made[-1]
-
-    yield make
-    for pool in made:
-        pool.close()
-    made.clear()
-
-
 # ---- starting ---------------------------------------------------------------------------------------------------------
 
 
@@ -97,14 +76,6 @@ def test_every_worker_builds_its_envs_in_a_process_of_its_own(
     assert reports[0].specs[0] is reports[1].specs[0]  # equal specs are one object
     backend.close(1.5)
     assert leaks.wait_until_gone([report.pid for report in reports], timeout_s=0) == []
-
-
-def test_envs_are_built_in_parallel(backend_of: Callable[..., ProcessBackend]) -> None:
-    with Gate() as gate, ThreadPoolExecutor(1) as executor:
-        started = executor.submit(backend_of().start, plans_of(*[[functools.partial(make_at_gate, gate.path)]] * 4))
-        gate.wait_arrivals(4)  # all of them are under construction
-        gate.open(4)
-        assert len(started.result()) == 4
 
 
 def test_a_worker_is_not_ready_before_its_pidfd_is_here(
@@ -170,18 +141,6 @@ def test_a_constructor_that_hangs_is_named_at_the_timeout(backend_of: Callable[.
     assert time.monotonic() - began < HANG_GUARD_S
 
 
-def test_an_env_fn_that_cannot_travel_is_named_and_travels_by_fork(backend_of: Callable[..., ProcessBackend]) -> None:
-    lock = threading.Lock()
-
-    def make() -> CountingEnv:
-        with lock:
-            return CountingEnv()
-
-    with pytest.raises(stepmill.UsageError, match=r"env_fn of env 1 cannot be pickled.*context='fork'"):
-        backend_of(Context.FORKSERVER).start(plans_of([CountingEnv, make]))
-    backend_of(Context.FORK).start(plans_of([CountingEnv, make]))
-
-
 def test_an_env_fn_that_cannot_be_loaded_is_told(backend_of: Callable[..., ProcessBackend]) -> None:
     with pytest.raises(stepmill.EnvError, match=r"env_fn of env 0 cannot be rebuilt from its pickle: .*no such luck"):
         backend_of(Context.FORKSERVER).start(plans_of([Unloadable()]))  # type: ignore[list-item]
@@ -204,13 +163,6 @@ def test_an_env_whose_metadata_cannot_travel_is_named(
     assert caught.value.env_id == 2
 
 
-def test_an_env_fn_that_holds_what_cannot_be_rebuilt_is_named(backend_of: Callable[..., ProcessBackend]) -> None:
-    env_fn = functools.partial(HoldingEnv, TwoArgumentError(1, 2))
-    with pytest.raises(stepmill.EnvError, match=r"env_fn of env 1 cannot be rebuilt.*missing 1 required") as caught:
-        backend_of(Context.FORKSERVER).start(plans_of([CountingEnv, env_fn]))
-    assert caught.value.env_id == 1
-
-
 def test_a_start_that_is_interrupted_leaves_nothing(backend_of: Callable[..., ProcessBackend]) -> None:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -228,13 +180,14 @@ def test_a_start_that_is_interrupted_leaves_nothing(backend_of: Callable[..., Pr
 
 
 @pytest.mark.covers("X-7/threads")
+@in_contexts
 def test_environment_directory_and_path_are_the_learners_at_pool(
-    context: Context, pool_in: Callable[..., stepmill.Pool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    pool_of: Callable[..., stepmill.Pool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("STEPMILL_TEST", "from the learner")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path / "more"))
-    pool = pool_in(context, [ProbeEnv], workers={"env": {"STEPMILL_MORE": "from the options"}})
+    pool = pool_of([ProbeEnv], workers={"env": {"STEPMILL_MORE": "from the options"}})
     environ, directory, path = pool.call("look_around")[0]
     assert environ["STEPMILL_TEST"] == "from the learner"
     assert environ["STEPMILL_MORE"] == "from the options"
@@ -244,20 +197,22 @@ def test_environment_directory_and_path_are_the_learners_at_pool(
     assert "STEPMILL_MORE" not in os.environ
 
 
+@in_contexts
 def test_workers_draw_different_numbers_and_no_pool_disturbs_the_learners(
-    context: Context, pool_in: Callable[..., stepmill.Pool]
+    pool_of: Callable[..., stepmill.Pool],
 ) -> None:
     random.seed(5)
     expected = random.random()
     random.seed(5)
-    pool = pool_in(context, [ProbeEnv] * 2, num_workers=2)
+    pool = pool_of([ProbeEnv] * 2, num_workers=2)
     draws = pool.call("draw")
     assert len({number for pair in draws for number in pair}) == 4
     assert random.random() == expected
 
 
-def test_workers_have_an_empty_stdin_and_ignore_ctrl_c(context: Context, pool_in: Callable[..., stepmill.Pool]) -> None:
-    pool = pool_in(context, [ProbeEnv])
+@in_contexts
+def test_workers_have_an_empty_stdin_and_ignore_ctrl_c(pool_of: Callable[..., stepmill.Pool]) -> None:
+    pool = pool_of([ProbeEnv])
     assert pool.call("read_stdin") == ("",)
     os.kill(pool.call("locate")[0][0], signal.SIGINT)
     assert pool.call("is_deaf_child") == (False,)  # but programs that an env starts are not deaf to it
@@ -272,8 +227,9 @@ def test_exit_functions_of_the_learner_stay_with_the_learner(tmp_path: Path) -> 
     assert sorted(done.stdout.split()) == ["buffered", "end-of-learner", "end-of-worker", "finalized"]
 
 
-def test_an_env_may_have_processes_of_its_own(context: Context, pool_in: Callable[..., stepmill.Pool]) -> None:
-    pool = pool_in(context, [ProbeEnv])
+@in_contexts
+def test_an_env_may_have_processes_of_its_own(pool_of: Callable[..., stepmill.Pool]) -> None:
+    pool = pool_of([ProbeEnv])
     assert pool.call("ask_children") == ([1, 2],)
 
 

@@ -8,9 +8,8 @@ import textwrap
 
 import pytest
 
-from tests.harness import leaks
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.scripts import ROOT, run_file, run_source
+from tests.harness.scripts import run_file, run_source
 
 pytestmark = pytest.mark.orphans
 
@@ -124,46 +123,6 @@ def test_a_pool_may_live_in_a_daemonic_process(tmp_path, context):
     _assert_done(run_file(path))
 
 
-def test_envs_may_have_child_processes_of_their_own(tmp_path):
-    path = tmp_path / "children.py"
-    source = """
-        import multiprocessing
-        import operator
-        import stepmill
-        from stepmill.testing.envs import CountingEnv
-
-        class ParentEnv(CountingEnv):
-            def step(self, action):
-                with multiprocessing.get_context("fork").Pool(1) as helpers:
-                    reward = float(helpers.apply(operator.mul, (int(action), int(action))))
-                obs, _, *rest = super().step(action)
-                return obs, reward, *rest
-
-        pool = stepmill.Pool([ParentEnv] * 2, backend="process", num_workers=2)
-        pool.reset(seed=0)
-        assert pool.step([3, 4]).reward.tolist() == [9.0, 16.0]
-        pool.close()
-        print("done")
-    """
-    path.write_text(textwrap.dedent(source))
-    result = run_file(path)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == ["done"]
-
-
-@pytest.mark.covers("X-7/fresh")
-def test_a_worker_imports_neither_gymnasium_nor_torch_unless_an_env_does():
-    source = """
-        import sys
-        import stepmill
-        assert not {"gymnasium", "torch", "rich", "click"} & set(sys.modules), sorted(sys.modules)
-        import stepmill.spec.options, stepmill.worker.env_host, stepmill.slab.layout
-        assert not {"gymnasium", "torch", "rich", "click"} & set(sys.modules), sorted(sys.modules)
-        print("done")
-    """
-    _assert_done(run_source(source))
-
-
 @pytest.mark.covers("X-14")
 def test_two_pools_at_once_and_many_one_after_another():
     source = """
@@ -188,13 +147,3 @@ def test_two_pools_at_once_and_many_one_after_another():
         print("done")
     """
     _assert_done(run_source(source))
-
-
-def test_an_interpreter_without_the_repository_on_its_path_can_import_it(tmp_path):
-    code = "import stepmill; print(stepmill.__version__)"
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=HANG_GUARD_S, check=True
-    )
-    assert result.stdout.strip()
-    assert ROOT.exists()
-    assert leaks.descendants() == []

@@ -171,6 +171,7 @@ def test_a_vectorization_mode_of_gymnasium_chooses_the_backend(mode, backend, as
         ({"num_envs": 2, "vectorization_mode": "async"}, "process"),
         ({"num_envs": 2, "wrappers": [gymnasium.Wrapper]}, "process"),
         ({"num_envs": 2, "render_mode": "rgb_array"}, "process"),
+        ({"num_envs": 2, "render_mode": None}, "serial"),
         ({"num_envs": 2, "id": "Acrobot-v1"}, "process"),
         ({"num_envs": 2, "options": stepmill.PoolOptions(backend="thread")}, "thread"),
     ],

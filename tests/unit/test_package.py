@@ -50,6 +50,7 @@ def test_importing_the_package_loads_neither_numpy_nor_another_library():
     assert not modules_after("import stepmill") & {*HEAVY, "numpy", "stepmill._native"}
 
 
+@pytest.mark.covers("X-7/fresh")
 def test_a_worker_starts_light():
     loaded = modules_after("import stepmill.worker.env_host, stepmill.worker.launcher")
     assert not loaded & (HEAVY - {"cloudpickle"})

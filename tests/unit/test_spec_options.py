@@ -29,19 +29,6 @@ from stepmill.spec.records import Record, default_of
 from tests.harness.scripts import ROOT
 
 
-def test_the_defaults_are_those_of_the_documentation():
-    options = PoolOptions()
-    assert (options.backend, options.context, options.seeding) == ("auto", None, "continue")
-    assert (options.start.timeout_s, options.workers.call_timeout_s, options.tuning.slots) == (120, 120, 4)
-    assert (options.restarts.max_restarts, options.restarts.restart_window_s, options.restarts.replay_log_bytes) == (
-        10,
-        60,
-        64 << 20,
-    )
-    assert options.copy is False
-    assert options.episode_stats is None
-
-
 def test_strings_and_foreign_enums_become_our_enums():
     options = PoolOptions(
         backend="thread", context="spawn", seeding="fixed", autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP
@@ -79,6 +66,7 @@ def test_numpy_numbers_become_python_numbers():
         ({"backend": "ray", "context": "fork"}, r"cannot fork this program on other machines"),
         ({"context": "thread"}, r"context='thread' is not one of 'forkserver'"),
         ({"autoreset_mode": "Never"}, r"autoreset_mode='Never' is not one of 'NextStep'"),
+        ({"seeding": "lucky"}, r"seeding='lucky' is not one of"),
         ({"num_workers": -1}, r"num_workers=-1 must be a whole number, 0 or more, or None"),
         ({"num_workers": True}, r"num_workers=True must be a whole number"),
         ({"num_workers": 1.5}, r"num_workers=1.5 must be a whole number"),
