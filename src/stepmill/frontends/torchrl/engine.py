@@ -325,7 +325,7 @@ class Engine:
             self.infos[key] = fresh
 
     def _copy_flags(self) -> None:
-        # The arrays of the last step belong to a tensordict that was returned (T-B4).
+        # The arrays of the last step belong to a tensordict that was returned.
         self.terminated, self.truncated = self.terminated.copy(), self.truncated.copy()
 
     def step_ids(self, actions: Any, ids: NDArray[np.int64], mask: Mask | None = None) -> Rows:
