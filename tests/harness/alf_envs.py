@@ -54,6 +54,10 @@ def zeros(spec: Any) -> Any:
     return map_nest(lambda leaf: np.zeros(leaf.shape, leaf.dtype.rpartition(".")[2])[()], spec)
 
 
+def actions(num: int, value: float = 1.0) -> Any:
+    return np.full(num, value, np.float32)
+
+
 class AlfCounter:
     """Counts: observation [4] float32 = (env_id it was made with, episodes, t, action), reward t, episodes of `length`.
 

@@ -1,9 +1,12 @@
-"""Runs one program with the original and with ours."""
+"""Tests and programs that run with the original and with ours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import pytest
 
 from tests.originals.rows import ORIGINAL, OURS
 
@@ -16,3 +19,21 @@ def assert_same_with_either(program: Callable[[Any], Any], maker: Callable[[str]
         found.append(program(make))
         make.close()
     assert found[0] == found[1]
+
+
+def fixture_of(maker: Callable[[str], Any]) -> Any:
+    """Return a fixture `make`: the maker of the side under test, which is closed at the end."""
+
+    @pytest.fixture
+    def make(whose: str) -> Iterator[Any]:
+        made = maker(whose)
+        yield made
+        made.close()
+
+    return make
+
+
+def raises(whose: str, *, ours: Any = (), original: Any = ()) -> Any:
+    """Expect the exception of that side; () is none."""
+    expected = ours if whose == OURS else original
+    return pytest.raises(expected) if expected else contextlib.nullcontext()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 from functools import partial
 
 import numpy as np
@@ -14,22 +13,9 @@ import stepmill
 from stepmill.frontends.alf import FastParallelEnvironment
 from stepmill.testing.gates import Gate
 from tests.harness import leaks
-from tests.harness.alf_envs import FIRST, AlfCounter, GatedAlf, ProgressAlf, RandomAlf, TimeStep, assert_same
+from tests.harness.alf_envs import FIRST, AlfCounter, GatedAlf, ProgressAlf, actions
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.pools import keep_closed
 from tests.harness.scripts import run_source
-
-
-@pytest.fixture
-def env_of():
-    yield from keep_closed(
-        lambda constructors, **arguments: FastParallelEnvironment(constructors, **{"as_tensors": False, **arguments})
-    )
-
-
-def actions(num, value=1.0):
-    return np.full(num, value, np.float32)
-
 
 # ---- calls ------------------------------------------------------------------------------------------------------------
 
@@ -209,13 +195,6 @@ def test_envs_are_closed_when_the_program_ends(tmp_path):
     assert (tmp_path / "closed").read_bytes() == b".."
 
 
-@pytest.mark.covers("A-1")
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_start_methods_are_fork_and_spawn(env_of, start_method):
-    env = env_of([AlfCounter] * 2, start_method=start_method)
-    assert env.reset().step_type.tolist() == [FIRST, FIRST]
-
-
 @pytest.mark.covers("A-1", "A-25")
 def test_threads_of_a_process_are_as_asked_for_and_other_start_methods_are_refused(env_of, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
@@ -239,21 +218,3 @@ def test_threads_and_start_method_may_be_given_by_position_as_in_alf():
         FastParallelEnvironment([AlfCounter], False, False, True, 0, 1, "fork", "name")
     with pytest.raises(TypeError, match="start_method given by position and by name"):
         FastParallelEnvironment([AlfCounter], False, False, True, 0, 1, "fork", start_method="fork")
-
-
-def test_the_serial_backend_gives_the_same(env_of):
-    options = stepmill.PoolOptions(backend="serial")
-    env, reference = env_of([RandomAlf] * 2, options=options), env_of([RandomAlf] * 2)
-    for one in (env, reference):
-        one.seed([0, 1])
-    one, other = env.reset(), reference.reset()
-    for _ in range(50):
-        assert_same(one, other)
-        one, other = env.step(one.prev_action), reference.step(other.prev_action)
-
-
-def test_time_steps_pickle(env_of):
-    env = env_of([AlfCounter])
-    time_step = env.reset()
-    copy = pickle.loads(pickle.dumps(TimeStep(*time_step)))
-    assert_same(copy, TimeStep(*time_step))

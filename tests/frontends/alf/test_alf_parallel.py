@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.frontends.alf import BatchEnvironmentWrapper, FastParallelEnvironment
+from stepmill.frontends.alf import BatchEnvironmentWrapper
 from tests.harness.alf_envs import (
     FIRST,
     LAST,
@@ -20,21 +20,9 @@ from tests.harness.alf_envs import (
     NestedAlf,
     RandomAlf,
     Reference,
+    actions,
     assert_same,
 )
-from tests.harness.pools import keep_closed
-
-
-@pytest.fixture
-def env_of():
-    yield from keep_closed(
-        lambda constructors, **arguments: FastParallelEnvironment(constructors, **{"as_tensors": False, **arguments})
-    )
-
-
-def actions(num, value=1.0):
-    return np.full(num, value, np.float32)
-
 
 # ---- what it returns --------------------------------------------------------------------------------------------------
 
@@ -141,18 +129,6 @@ def test_the_first_step_and_the_first_look_reset(env_of):
     assert other.current_time_step() is newest
 
 
-@pytest.mark.covers("A-10")
-def test_the_step_after_last_ignores_its_action_and_returns_first(env_of):
-    env = env_of([partial(AlfCounter, length=2), partial(AlfCounter, length=3)])
-    env.reset()
-    steps = [env.step(actions(2, 10 + i)) for i in range(5)]
-    assert [time_step.step_type.tolist() for time_step in steps] == [[1, 1], [2, 1], [0, 2], [1, 0], [2, 1]]
-    assert steps[2].prev_action.tolist() == [0, 12]
-    assert steps[2].reward.tolist() == [0, 3]
-    assert steps[2].discount.tolist() == [1, 0]
-    assert steps[2].observation[0].tolist() == [0, 2, 0, 0]
-
-
 @pytest.mark.covers("A-B11")
 def test_a_discount_says_whether_the_end_was_a_time_limit():
     from stepmill.envs.alf import AlfEnvMaker
@@ -188,16 +164,6 @@ def test_an_explicit_reset_takes_the_early_one_and_does_not_repeat_it(env_of, tm
     time_step = env.reset()
     assert time_step.observation[0].tolist() == [0, 2, 0, 0]
     assert (tmp_path / "resets").read_bytes() == b".."
-
-
-@pytest.mark.covers("A-15")
-def test_reset_restarts_all_episodes(env_of):
-    env = env_of([AlfCounter] * 2)
-    env.reset()
-    env.step(actions(2))
-    time_step = env.reset()
-    assert time_step.step_type.tolist() == [FIRST, FIRST]
-    assert time_step.observation[:, 1:3].tolist() == [[2, 0], [2, 0]]
 
 
 @pytest.mark.parametrize("how", ["raise", "kill"])

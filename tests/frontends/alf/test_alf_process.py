@@ -11,20 +11,17 @@ import stepmill
 from stepmill.frontends.alf import BatchEnvironmentWrapper, ProcessEnvironment
 from stepmill.testing.gates import Gate
 from tests.harness.alf_envs import AlfCounter, FaultyAlf, GatedAlf, NestedAlf, RandomAlf, assert_same
+from tests.harness.pools import keep_closed
 
 
 @pytest.fixture
 def env_of():
-    made = []
-
     def make(constructor, **arguments):
-        made.append(ProcessEnvironment(constructor, **arguments))
-        made[-1].start()
-        return made[-1]
+        env = ProcessEnvironment(constructor, **arguments)
+        env.start()
+        return env
 
-    yield make
-    for env in made:
-        env.close()
+    yield from keep_closed(make)
 
 
 @pytest.mark.covers("A-21")

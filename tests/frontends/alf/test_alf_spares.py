@@ -12,25 +12,11 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.frontends.alf import BatchEnvironmentWrapper, FastParallelEnvironment
+from stepmill.frontends.alf import BatchEnvironmentWrapper
 from stepmill.spec.tree import map_nest
 from tests.harness import leaks
-from tests.harness.alf_envs import LAST, AlfCounter, GatedAlf, RandomAlf, Reference, Spec, assert_same
+from tests.harness.alf_envs import LAST, AlfCounter, GatedAlf, RandomAlf, Reference, Spec, actions, assert_same
 from tests.harness.hangs import HANG_GUARD_S
-from tests.harness.pools import keep_closed
-
-
-@pytest.fixture
-def env_of():
-    def make(constructors, num_spares, **arguments):
-        chosen = {"as_tensors": False, **arguments}
-        return FastParallelEnvironment(constructors, num_spare_envs_for_reload=num_spares, **chosen)
-
-    yield from keep_closed(make)
-
-
-def actions(num, value=1.0):
-    return np.full(num, value, np.float32)
 
 
 class SpareReference(Reference):
@@ -66,7 +52,7 @@ class SpareReference(Reference):
         return self._stacked(rows)
 
 
-@pytest.mark.covers("A-12", "A-13", "A-14")
+@pytest.mark.covers("A-12", "A-13", "A-14", "A-15")
 @pytest.mark.parametrize("num_workers", [None, 2])
 def test_finished_envs_queue_up_in_the_order_of_slots(env_of, num_workers):
     lengths = [1, 3, 2, 2, 1]
@@ -114,15 +100,6 @@ def test_reset_does_not_wait_for_spares(env_of, gate):
     gate.wait_arrivals(2)
     assert env.step(actions(2)).step_type.tolist() == [1, 1]
     gate.open(2)
-
-
-@pytest.mark.covers("A-15", "A-12")
-def test_reset_gives_the_slots_their_own_envs_back(env_of):
-    env = env_of([partial(AlfCounter, length=1)] * 4, 2)
-    env.reset()
-    env.step(actions(2))
-    assert env.step(actions(2)).observation[:, 0].tolist() == [2, 3]
-    assert env.reset().observation[:, 0].tolist() == [0, 1]
 
 
 @pytest.mark.covers("A-B6", "A-20", "A-24")

@@ -199,7 +199,7 @@ def test_without_torch_there_are_arrays_and_wanting_tensors_says_what_to_install
         FastParallelEnvironment([AlfCounter], as_tensors=True, options=options)
 
 
-@pytest.mark.covers("A-26", "A-5")
+@pytest.mark.covers("A-26", "A-5", "A-1")
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_classes_of_a_function_are_the_same_from_every_worker(start_method):
     class Pair(NamedTuple):

@@ -32,12 +32,6 @@ def test_a_loop_that_never_reads_ready_obs_goes_on_after_each_reset(
     assert sum(len(resets) for resets in manager.resets) >= 10
 
 
-@pytest.mark.covers("D-6", "D-38")
-def test_random_action_waits_as_ready_obs_does(cls: Any, launched: MakeManager) -> None:
-    manager = launched(cls)
-    assert all(len(manager.step(manager.random_action())) > 0 for _ in range(30))
-
-
 @pytest.mark.covers("D-8", "D-38")
 def test_a_step_is_accepted_as_soon_as_the_reset_is_over(cls: Any, launched: MakeManager) -> None:
     manager = launched(cls, length=1)

@@ -17,6 +17,7 @@ from stepmill.spec.errors import EnvTimeout, RecvTimeout, UsageError, WorkerDied
 from stepmill.testing.gates import Gate
 from tests.frontends.di_engine.envs import ding_envs
 from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.pools import keep_closed
 
 pytestmark = pytest.mark.covers("D-31/interface")
 
@@ -30,17 +31,13 @@ def kind(request: pytest.FixtureRequest) -> Any:
 def supervise(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Make supervisors; they are closed at the end."""
     monkeypatch.setattr(trees, "_library", lambda: None)
-    made: list[Any] = []
 
     def make_one(
         kind: Any = ChildType.THREAD, num_envs: int = 2, length: int = 3, gate: str = "", **settings: Any
     ) -> Any:
-        made.append(EnvSupervisor(kind, ding_envs(num_envs, length, gate=gate), **settings))
-        return made[-1]
+        return EnvSupervisor(kind, ding_envs(num_envs, length, gate=gate), **settings)
 
-    yield make_one
-    for one in made:
-        one.close()
+    yield from keep_closed(make_one)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepmill.frontends.mlagents import ManagerOptions, SubprocessEnvManager
-from stepmill.testing.gates import Gate
+from tests.harness.pools import keep_closed
 from tests.harness.unity_envs import ScriptedBehaviors, ScriptedGroups
 
 GENERATIONS = {"behaviors": ScriptedBehaviors, "groups": ScriptedGroups}
@@ -23,21 +23,8 @@ def script(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def manager_of() -> Iterator[Callable[..., SubprocessEnvManager]]:
     """Build managers; further keywords are ManagerOptions. Workers are forked, which is fastest."""
-    made = []
 
     def build(factory: Any, n_env: int = 1, engine: Any = None, **options: Any) -> SubprocessEnvManager:
-        options.setdefault("context", "fork")
-        made.append(SubprocessEnvManager(factory, engine, n_env, options=ManagerOptions(**options)))
-        return made[-1]
+        return SubprocessEnvManager(factory, engine, n_env, options=ManagerOptions(**{"context": "fork", **options}))
 
-    yield build
-    for manager in reversed(made):
-        manager.close()
-    made.clear()
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    """A gate at which envs wait."""
-    with Gate() as gate:
-        yield gate
+    yield from keep_closed(build)

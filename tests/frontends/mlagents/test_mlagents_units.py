@@ -35,14 +35,6 @@ def test_the_rate_of_restarts_is_limited_per_worker_and_window():
     clock.now = 61.0
     assert quota.take(0)
     assert quota.counts == [2, 1]
-
-
-@pytest.mark.covers("U-14")
-def test_restarts_in_a_lifetime_are_limited_and_minus_one_is_no_limit():
-    worn = RestartQuota(RestartLimits(2, -1), 1)
-    assert [worn.take(0) for _ in range(3)] == [True, True, False]
-    free = RestartQuota(RestartLimits(-1, -1), 1)
-    assert all(free.take(0) for _ in range(50))
     assert RestartLimits() == RestartLimits(10, 1, 60.0)
 
 

@@ -16,6 +16,7 @@ from stepmill.testing.gates import Gate
 from tests.harness import leaks
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.plain_envs import LENGTH, NewEnv, OldEnv, SlowToMake
+from tests.harness.pools import keep_closed
 from tests.harness.scripts import run_source
 
 FORK = stepmill.PoolOptions(context="fork")
@@ -23,49 +24,22 @@ FORK = stepmill.PoolOptions(context="fork")
 
 @pytest.fixture
 def multi_of():
-    made = []
+    def make(*env_fns, num_workers=None, **arguments):
+        return MultiEnv(create_subprocess_envs(env_fns, options=FORK, num_workers=num_workers), **arguments)
 
-    def make(*env_fns, **arguments):
-        envs = create_subprocess_envs(env_fns, options=FORK, num_workers=arguments.pop("num_workers", None))
-        made.append(MultiEnv(envs, **arguments))
-        return made[-1]
-
-    yield make
-    for multi_env in made:
-        multi_env.close()
+    yield from keep_closed(make)
 
 
 @pytest.fixture
 def one_of():
-    made = []
-
     def make(env_fn, *, is_ready=True):
         env = SubprocessEnv(env_fn, options=FORK)
-        made.append(env)
-        if is_ready:
-            env.start()
-            env.initialize()
-        return env
+        return _started(env) if is_ready else env
 
-    yield make
-    for env in made:
-        env.close()
+    yield from keep_closed(make)
 
 
 # ---- one env ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.covers("M-1")
-def test_envs_made_together_are_built_at_the_same_time_and_ready_when_returned(gate):
-    envs = [SubprocessEnv(partial(SlowToMake, gate.path, i), options=FORK) for i in range(2)]
-    for env in envs:
-        env.start()
-    gate.wait_arrivals(2)  # both constructors run, and nobody has waited for either
-    gate.open(2)
-    made = create_subprocess_envs([partial(SlowToMake, gate.path.parent / "gone", i) for i in range(2)], options=FORK)
-    assert [env.action_space for env in made] == [("any", "python", "value")] * 2
-    for env in (*envs, *made):
-        env.close()
 
 
 @pytest.mark.covers("M-1")
@@ -82,9 +56,7 @@ def test_create_subprocess_envs_has_all_constructors_run_before_it_waits_for_one
 
 @pytest.mark.covers("M-5", "M-13")
 def test_a_subprocess_env_is_a_gymnasium_env_and_takes_wrappers():
-    env = SubprocessEnv(partial(gymnasium.make, "CartPole-v1", max_episode_steps=3), options=FORK)
-    env.start()
-    env.initialize()
+    env = _started(SubprocessEnv(partial(gymnasium.make, "CartPole-v1", max_episode_steps=3), options=FORK))
     here = gymnasium.make("CartPole-v1", max_episode_steps=3)
     assert isinstance(env, gymnasium.Env)
     assert env.unwrapped is env
@@ -245,9 +217,7 @@ def test_each_use_out_of_turn_has_its_own_words(one_of):
 
 @pytest.mark.covers("M-4")
 def test_spaces_are_read_while_the_env_is_busy(gate):
-    env = SubprocessEnv(partial(OldEnv, gate=gate.path), options=FORK)
-    env.start()
-    env.initialize()
+    env = _started(SubprocessEnv(partial(OldEnv, gate=gate.path), options=FORK))
     env.reset()
     shared, index = env.pool_position
     shared.send(["wait"], [index], is_driven=False)
@@ -301,13 +271,6 @@ def test_an_env_with_five_values_gives_five(one_of):
     assert env.render("rgb_array") == [0, "no mode"]
 
 
-@pytest.mark.covers("M-5")
-def test_a_four_valued_result_may_be_any_python_values(one_of):
-    env = one_of(OldEnv)
-    env.reset()
-    assert env.step((1, "two", b"three"))[1] == (1, "two", b"three")
-
-
 # ---- many envs --------------------------------------------------------------------------------------------------------
 
 
@@ -328,9 +291,7 @@ def test_results_are_lists_in_the_order_of_the_envs(multi_of):
 @pytest.mark.covers("M-7", "M-B8")
 def test_envs_in_another_order_and_of_several_makers_keep_their_places():
     together = create_subprocess_envs([partial(OldEnv, i) for i in range(3)], options=FORK)
-    alone = SubprocessEnv(partial(OldEnv, 3), options=FORK)
-    alone.start()
-    alone.initialize()
+    alone = _started(SubprocessEnv(partial(OldEnv, 3), options=FORK))
     local = OldEnv(4)
     with MultiEnv([local, together[2], alone, together[0]]) as multi_env:
         assert [obs["who"] for obs in multi_env.reset()] == ["env 4", "env 2", "env 3", "env 0"]

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +35,14 @@ from tests.originals.alf.sides import (
     counters,
     env_class,
 )
+from tests.originals.either import fixture_of, raises
 from tests.originals.pages import ROOT
 from tests.originals.processes import check_fails, check_returns
 from tests.originals.rows import ORIGINAL, OURS, Rows
 
 pytestmark = MARKS
 row = Rows("alf")
-
-
-@pytest.fixture
-def make(whose: str) -> Iterator[Maker]:
-    """Make parallel environments, which are closed at the end."""
-    maker = Maker(whose)
-    yield maker
-    maker.close()
-
-
-def raises(whose: str, *, ours: Any = (), original: Any = ()) -> Any:
-    """Expect the exception of that side; () is none."""
-    expected = ours if whose == OURS else original
-    return pytest.raises(expected) if expected else contextlib.nullcontext()
+make = fixture_of(Maker)
 
 
 # ---- arguments -------------------------------------------------------------------------------------------

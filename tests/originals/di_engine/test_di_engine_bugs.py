@@ -6,16 +6,11 @@ import importlib
 import importlib.util
 import multiprocessing
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from stepmill.frontends import di_engine
-from stepmill.testing.faulty import OddSignatureError
-from tests.frontends.di_engine.envs import ding_envs
-from tests.originals.di_engine.sides import close_all
-from tests.originals.rows import ORIGINAL, OURS
 
 HAS_DING = importlib.util.find_spec("ding") is not None
 LONG_S = 3.0
@@ -36,15 +31,6 @@ def managers(request: pytest.FixtureRequest) -> Any:
     if request.param == "ours":
         return di_engine
     return importlib.import_module("ding.envs.env_manager.subprocess_env_manager")
-
-
-@pytest.fixture
-def sync(managers: Any) -> Iterator[Any]:
-    """A launched manager of two envs."""
-    cls = managers.SyncSubprocessEnvManager
-    manager = cls(ding_envs(2), cls.default_config())
-    yield manager
-    close_all([manager], OURS if managers is di_engine else ORIGINAL)
 
 
 @pytest.mark.covers("D-B1", "D-10")
@@ -81,18 +67,3 @@ def test_wait_ends_at_its_timeout(managers: Any) -> None:
 def _answer_later(connection: Any) -> None:
     time.sleep(LONG_S)
     connection.send("late")
-
-
-@pytest.mark.covers("D-B5")
-def test_an_exception_with_a_constructor_of_its_own_arrives(sync: Any) -> None:
-    sync.launch()
-    with pytest.raises(OddSignatureError, match="code 7: odd"):
-        sync.step({0: 1, 1: "odd"})
-
-
-@pytest.mark.covers("D-B10")
-def test_a_list_of_seeds_is_not_changed(sync: Any) -> None:
-    seeds = [3, 4]
-    sync.seed(seeds)
-    sync.launch()
-    assert seeds == [3, 4]

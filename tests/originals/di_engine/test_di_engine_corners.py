@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import pickle
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,17 +13,13 @@ import pytest
 from stepmill.frontends import di_engine
 from tests.frontends.di_engine.envs import DingEnv, ding_envs
 from tests.originals.di_engine.sides import ASYNC, MARKS, SUBPROCESS, Maker, class_of, close_all, until
+from tests.originals.either import fixture_of
 from tests.originals.rows import ORIGINAL, OURS
 
 pytestmark = MARKS
 
 
-@pytest.fixture
-def make(whose: str) -> Iterator[Maker]:
-    """Make managers, which are closed at the end."""
-    maker = Maker(whose)
-    yield maker
-    maker.close()
+make = fixture_of(Maker)
 
 
 @pytest.mark.parametrize("name", ["BaseEnvManager", SUBPROCESS])

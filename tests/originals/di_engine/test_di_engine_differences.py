@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import types
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,19 +40,13 @@ from tests.originals.di_engine.sides import (
     opened_later,
     until,
 )
+from tests.originals.either import fixture_of
 from tests.originals.pages import ROOT
 from tests.originals.rows import ORIGINAL, OURS, Rows
 
 pytestmark = MARKS
 row = Rows("di_engine")
-
-
-@pytest.fixture
-def make(whose: str) -> Iterator[Maker]:
-    """Make managers, which are closed at the end."""
-    maker = Maker(whose)
-    yield maker
-    maker.close()
+make = fixture_of(Maker)
 
 
 # ---- arguments -------------------------------------------------------------------------------------------
@@ -121,6 +114,7 @@ row("`AsyncSubprocessEnvManager.wait(")(test_di_engine_bugs.test_wait_ends_at_it
 
 
 @row("`seed([...])`")
+@pytest.mark.covers("D-B10")
 def test_a_list_of_seeds_is_copied(make: Any, whose: str) -> None:
     manager = make(SUBPROCESS, ding_envs(2))
     seeds = [3, 4]
@@ -364,6 +358,7 @@ def test_envs_that_raise_in_a_step(make: Any, whose: str) -> None:
 
 
 @row("An env raises in a step")
+@pytest.mark.covers("D-B5")
 def test_an_exception_with_a_constructor_of_its_own(make: Any, whose: str) -> None:
     manager = make(SUBPROCESS, ding_envs(1))
     manager.launch()

@@ -5,12 +5,10 @@ A test marked `row` shows the row that begins with the text. The last test fails
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import stepmill
 from stepmill.frontends.mlagents import EngineConfig, EnvironmentCommand, UnityCommunicationException
 from stepmill.testing.gates import Gate, wait_at
 from tests.frontends.mlagents.parts import BatchPolicy, Policy, deciding, die, once, raise_, wait
+from tests.originals.either import fixture_of, raises
 from tests.originals.mlagents import test_mlagents_programs, test_mlagents_trainers
 from tests.originals.mlagents.sides import (
     MANAGER,
@@ -40,20 +39,7 @@ from tests.originals.rows import ORIGINAL, OURS, Rows
 
 pytestmark = MARKS
 row = Rows("mlagents")
-
-
-@pytest.fixture
-def make(whose: str) -> Iterator[Maker]:
-    """Make managers, which are closed at the end."""
-    maker = Maker(whose)
-    yield maker
-    maker.close()
-
-
-def raises(whose: str, *, ours: Any = (), original: Any = ()) -> Any:
-    """Expect the exception of that side; () is none."""
-    expected = ours if whose == OURS else original
-    return pytest.raises(expected) if expected else contextlib.nullcontext()
+make = fixture_of(Maker)
 
 
 # ---- arguments -------------------------------------------------------------------------------------------

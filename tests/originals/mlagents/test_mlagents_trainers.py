@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from stepmill.frontends.mlagents import ManagerOptions, SubprocessEnvManager
+from tests.harness.pools import keep_closed
 from tests.harness.unity_envs import ScriptedBehaviors
-from tests.originals.mlagents.sides import MARKS, class_of
+from tests.originals.mlagents.sides import MARKS, class_of, run_options
 from tests.originals.pages import run_page, run_training
 from tests.originals.rows import ORIGINAL
 from tests.originals.signatures import check_listed, check_protected, differences
@@ -20,22 +21,13 @@ pytestmark = MARKS
 
 
 @pytest.fixture
-def settings() -> Any:
-    return importlib.import_module("mlagents.trainers.settings")
-
-
-@pytest.fixture
-def manager_of(settings: Any) -> Iterator[Callable[..., Any]]:
+def manager_of() -> Iterator[Callable[..., Any]]:
     """Build managers of scripted envs from ML-Agents' own RunOptions."""
-    made = []
 
-    def make(num: int, cls: type[SubprocessEnvManager] = SubprocessEnvManager) -> Any:
-        made.append(cls(lambda worker_id, channels: ScriptedBehaviors(), settings.RunOptions(), num))
-        return made[-1]
+    def make(num: int) -> Any:
+        return SubprocessEnvManager(lambda worker_id, channels: ScriptedBehaviors(), run_options(), num)
 
-    yield make
-    for manager in made:
-        manager.close()
+    yield from keep_closed(make)
 
 
 # "CLASS.METHOD(PARAMETER): how it differs", and words of the row of the page that says so.
@@ -84,33 +76,6 @@ def test_the_timers_of_workers_are_among_mlagents_own_once_it_is_closed(manager_
     assert root["is_parallel"]
     # A worker that is in the middle of a step when it is closed sends no timers: this one is idle.
     assert sum(child["count"] for name, child in root["children"].items() if name.endswith("step")) == 3
-
-
-@pytest.mark.covers("U-15/policies")
-def test_a_take_step_of_a_subclass_is_called_for_each_worker(manager_of: Any) -> None:
-    asked: list[int] = []
-
-    class Noted(SubprocessEnvManager):
-        def _take_step(self, last_step: Any) -> dict[str, Any]:
-            asked.append(last_step.worker_id)
-            return super()._take_step(last_step)
-
-    manager = manager_of(2, Noted)
-    manager.reset()
-    manager.get_steps()
-    assert sorted(asked) == [0, 1]
-
-
-@pytest.mark.covers("U-6/order", "U-7")
-def test_a_reset_gives_one_step_per_worker_and_samplers_of_the_trainers_are_taken(
-    manager_of: Any, settings: Any
-) -> None:
-    manager = manager_of(3)
-    sampler = settings.UniformSettings(min_value=1.0, max_value=2.0)
-    manager.reset(config={"wind": sampler, "gravity": settings.ConstantSettings(seed=0, value=9.0)})
-    assert [step.worker_id for step in manager.first_step_infos] == [0, 1, 2]
-    assert all(step.brain_name_to_action_info == {} for step in manager.first_step_infos)
-    assert set(manager.training_behaviors) == set(manager.first_step_infos[0].current_all_step_result)
 
 
 @pytest.mark.covers("U-5")
