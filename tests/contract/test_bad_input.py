@@ -93,12 +93,6 @@ def test_the_message_names_the_leaf_of_an_action(pool_of):
 
 
 @ONE_BACKEND
-@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.uint8, np.uint32])
-def test_actions_of_a_smaller_kind_of_integer_are_welcome(counting_pool, dtype):
-    assert counting_pool.step(np.array([1, 2, 3], dtype)).reward.tolist() == [1.0, 2.0, 3.0]
-
-
-@ONE_BACKEND
 def test_actions_may_lie_in_memory_in_any_way(counting_pool):
     wide = np.arange(12).reshape(3, 4)
     swapped = np.array([4, 5, 6], ">i8")
@@ -231,13 +225,6 @@ def test_a_batch_size_must_lie_between_one_and_the_number_of_envs(batch_size):
         stepmill.Pool(counting_envs(3), backend="serial", batch_size=batch_size)
 
 
-@ONE_BACKEND
-def test_set_attr_with_a_wrong_number_of_values_is_refused(counting_pool):
-    with pytest.raises(stepmill.UsageError, match="3"):
-        counting_pool.set_attr("weight", [1.0, 2.0])
-    assert counting_pool.get_attr("weight") == (1.0, 1.0, 1.0)
-
-
 # ---------------------------------------------------------------- after close, other threads, forked children
 
 
@@ -261,13 +248,6 @@ def test_everything_but_close_is_refused_after_close(pool_of):
     ):
         with pytest.raises(stepmill.ClosedPoolError):
             use()
-
-
-def test_a_with_block_closes_the_pool(pool_of):
-    with pool_of(counting_envs(2)) as pool:
-        pool.reset(seed=0)
-    with pytest.raises(stepmill.ClosedPoolError):
-        pool.step([0, 0])
 
 
 @pytest.mark.parametrize("where", ["thread", "fork"])

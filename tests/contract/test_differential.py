@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from stepmill.testing.compare import find_difference
 from stepmill.testing.sampled import SampledEnv, all_leaves_space
 from tests.harness import spaces
-from tests.harness.effort import examples
+from tests.harness.effort import every_second, examples
 from tests.harness.pools import BACKENDS, make_vector_env
 from tests.harness.trace import MASK, RESET, STEP, Story, compare_with_gymnasium, stories
 
@@ -111,11 +111,12 @@ def test_backends_and_numbers_of_workers_agree_bit_for_bit(mode):
             assert not find_difference(trace, reference, f"{where} with {num_workers} workers")
 
 
-@pytest.mark.parametrize("where", list(BACKENDS))
-def test_a_gymnasium_env_plays_the_same_episodes_as_under_gymnasium(where):
+@pytest.mark.covers("G-6")
+@pytest.mark.parametrize(("where", "mode"), every_second(BACKENDS, [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]))
+def test_a_gymnasium_env_plays_the_same_episodes_as_under_gymnasium(where, mode):
     env_fns = [partial(gymnasium.make, "CartPole-v1")] * 3
-    ours = make_vector_env(where, env_fns)
-    theirs = gymnasium.vector.SyncVectorEnv(env_fns)
+    ours = make_vector_env(where, env_fns, autoreset_mode=mode)
+    theirs = gymnasium.vector.SyncVectorEnv(env_fns, autoreset_mode=mode)
     theirs.action_space.seed(4)
     assert not find_difference(ours.reset(seed=42), theirs.reset(seed=42), "reset")
     for i in range(150):

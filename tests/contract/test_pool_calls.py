@@ -28,14 +28,6 @@ def test_a_function_is_called_with_the_env(pool_of):
     assert pool.call(name_of, "a ", end="!", env_ids=[2, 0]) == ("a CountingEnv!",) * 2
 
 
-def test_attributes_are_set_for_all_or_for_each(pool_of):
-    pool = pool_of(counting_envs(3))
-    pool.set_attr("weight", 2.5)
-    assert pool.get_attr("weight") == (2.5, 2.5, 2.5)
-    pool.set_attr("weight", [1, 2, 3])
-    assert pool.get_attr("weight") == (1, 2, 3)
-
-
 def test_functions_read_and_set_what_takes_more_than_an_attribute(pool_of):
     pool = begun(pool_of([CountingEnv] * 3))
 

@@ -20,15 +20,17 @@ WHERE = ["serial", "thread", "fork"]
 class Reused(gymnasium.Env[Any, Any]):
     """Returns its own objects in each observation and info, and changes them in place. An episode has two steps."""
 
-    observation_space = spaces.Box(0, 9, (1,), np.float32)
     action_space = spaces.Discrete(2)
+    observation_space = spaces.Dict(mark=spaces.Box(0, 9, (1,), np.uint8), said=spaces.Sequence(action_space))
 
     def __init__(self) -> None:
-        self.obs, self.array, self.items, self.time = np.zeros(1, np.float32), np.zeros(1), [0, [0]], 0
+        self.array, self.items, self.time = np.zeros(1), [0, [0]], 0
+        self.obs: dict[str, Any] = {"mark": np.zeros(1, np.uint8), "said": []}
         self.info: dict[str, Any] = {"array": self.array, "deep": {"a": self.array}, "list": self.items, "odd": {self}}
 
     def _put(self) -> tuple[Any, dict[str, Any]]:
-        self.obs[:] = self.array[:] = self.items[0] = self.items[1][0] = self.info["number"] = self.time
+        self.obs["mark"][:], self.obs["said"][:] = self.time, range(self.time)
+        self.array[:] = self.items[0] = self.items[1][0] = self.info["number"] = self.time
         return self.obs, self.info
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -57,13 +59,16 @@ def _check(info: Any, time: int) -> None:
 
 @pytest.mark.parametrize("kind", [Reused, ReusedInCoroutines])
 @pytest.mark.parametrize("where", WHERE)
-def test_a_final_info_has_the_values_of_the_last_step(where, kind):
+def test_a_final_observation_and_its_info_have_the_values_of_the_last_step(where, kind):
     with make_pool(where, [kind] * 2, autoreset_mode="SameStep") as pool:
         pool.reset()
-        pool.step([0, 0])
-        info = pool.step([0, 0]).info
-        _check(info, 0)
-        _check(info["final_info"], 2)
+        for _ in range(2):
+            pool.step([0, 0])
+            obs, *_, info = pool.step([0, 0])
+            assert (obs["mark"].tolist(), [*obs["said"]]) == ([[0], [0]], [[], []])
+            assert [[*map(list, final.values())] for final in info["final_obs"]] == [[[2], [0, 1]]] * 2
+            _check(info, 0)
+            _check(info["final_info"], 2)
 
 
 @pytest.mark.parametrize("where", WHERE)

@@ -92,45 +92,6 @@ class SampleEnv(gymnasium.Env[Any, Any]):
         return self.observation_space.sample(), 0, False, False, {}
 
 
-class CountToMaxEnv(gymnasium.Env[Any, Any]):
-    """Counts from its seed, or from 0, to `max_count`; the reward is the action."""
-
-    max_count = 10
-
-    def __init__(self) -> None:
-        self.observation_space = spaces.Discrete(12)
-        self.action_space = spaces.Discrete(5)
-        self.count = 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.count = seed if seed is not None else 0
-        return self.count, {}
-
-    def step(self, action: Any) -> Any:
-        self.count += 1
-        return self.count, action, self.count == self.max_count, False, {}
-
-
-class RaisingWhenToldEnv(gymnasium.Env[Any, Any]):
-    """Raises in a reset with seed 1, and in steps with actions of 1 or more."""
-
-    def __init__(self) -> None:
-        self.observation_space = spaces.Box(0, 1, (1,))
-        self.action_space = spaces.Discrete(10)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        if seed == 1:
-            raise ValueError("Error in reset")
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> Any:
-        if action >= 1:
-            raise ValueError(f"Error in step with {action}")
-        return self.observation_space.sample(), 0, False, False, {}
-
-
 class WordSpace(gymnasium.Space[str]):
     """A space that Gymnasium does not know."""
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from stepmill.testing.sampled import DTYPES
 
-INTEGERS = tuple(dtype for dtype in DTYPES if np.issubdtype(dtype, np.integer))
 FLOATS = tuple(dtype for dtype in DTYPES if np.issubdtype(dtype, np.floating))
 SHAPES = [(), (1,), (3,), (2, 2), (1, 2, 3), (0,), (2, 0)]
 # Of at least 16 KiB for two envs, so that they are lent and not copied.

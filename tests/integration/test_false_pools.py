@@ -34,7 +34,6 @@ from tests.harness.pools import begun, counting_envs, make_pool
 HEADER = _native.counter_formats()["header"]
 PLACES: dict[str, int] = dict(zip(HEADER["names"], HEADER["offsets"], strict=True))
 COMMAND = [sys.executable, "-m", "stepmill", "top"]
-ENVIRONMENT = {**os.environ, "COLUMNS": "160", "LINES": "50"}
 
 
 @cache

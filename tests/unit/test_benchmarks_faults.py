@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.faults import SCENARIOS, SUBJECTS, Outcome, load, main, run_scenario, store, to_block
+from benchmarks.faults import SCENARIOS, SUBJECTS, Outcome, load, run_scenario, store, to_block
 
 STEPMILL = SUBJECTS[0]
 
@@ -53,10 +53,6 @@ def test_results_that_are_stored_give_the_same_table(tmp_path: Path):
     results["gym-async"]["wait"] = Outcome(cpu_percent=0.0)
     store(results, tmp_path / "faults.json")
     assert load(tmp_path / "faults.json") == results
-
-
-def test_the_table_of_the_page_is_that_of_its_results():
-    main(["--check"])
 
 
 def test_there_is_nothing_to_read_before_the_first_run(tmp_path: Path):

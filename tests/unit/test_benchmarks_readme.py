@@ -148,7 +148,3 @@ def test_pages_without_marks_are_left_alone(pages):
     with pytest.raises(ValueError, match="no <!-- ratios:begin -->"):
         readme.main([run_file(pages)])
     assert (readme.README.read_text(), readme.PAGE.read_text()) == ("no marks", before)
-
-
-def test_the_pages_follow_from_the_values_that_were_measured():
-    assert readme.main(["--check"]) == 0

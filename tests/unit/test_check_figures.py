@@ -62,7 +62,3 @@ def test_results_may_be_a_cell_of_the_bench_or_a_table_between_marks(find):
 
 def test_a_name_without_results_is_reported(find):
     assert find(PAGE + "\n<!-- measured: ping -->\n7 ms.\n") == ["page.md:7: there are no results of ping"]
-
-
-def test_every_number_of_the_pages_has_a_result():
-    assert check_figures.main() == 0

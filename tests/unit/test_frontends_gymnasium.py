@@ -365,6 +365,9 @@ def test_everything_is_refused_while_a_step_is_pending(cartpoles):
     with pytest.raises(NothingPendingError, match="no reset is pending"):
         envs.reset_wait()
     assert envs.step_wait()[0].shape == (2, 4)
+    envs.reset_async()
+    with pytest.raises(PendingCallError, match="while a reset is pending; call reset_wait"):
+        envs.step_async(np.array([0, 1]))
 
 
 @pytest.mark.parametrize("name", ["step", "reset", "close"])

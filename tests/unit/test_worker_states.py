@@ -68,18 +68,6 @@ class FakeBackend:
     def end_worker(self, worker: int) -> None:
         """Do nothing, because no process runs."""
 
-    def start(self, plans: object) -> list[WorkerReport]:
-        raise NotImplementedError
-
-    def attach(self, slab: object, ring: object) -> None:
-        raise NotImplementedError
-
-    def call(self, requests: object) -> list[Any]:
-        raise NotImplementedError
-
-    def close(self, timeout_s: float) -> None:
-        raise NotImplementedError
-
     def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
         self.is_decided.wait(ENDED_S)
         if not self.can_restart:
@@ -182,25 +170,6 @@ def test_a_transition_that_is_not_in_the_table_is_refused_and_changes_nothing(
         worker.supervisor._move(worker.supervisor.records[0], new)
 
     assert worker.supervisor.records[0].state is old
-
-
-def test_a_worker_that_restarts_cannot_be_restarted_again(worker: OneWorker) -> None:
-    worker.begin_restart()
-
-    with pytest.raises(EngineBug, match="from RESTARTING to RESTARTING"):
-        worker.begin_restart()
-
-    assert worker.state.calls == ["BeginRestart"]
-
-
-@pytest.mark.parametrize("old", [SERVING, DEAD_UNREPORTED, DEAD_REPORTED], ids=lambda state: state.name)
-def test_only_a_worker_that_restarts_can_begin_to_serve(worker: OneWorker, old: WorkerState) -> None:
-    worker.prepare(old)
-
-    with pytest.raises(EngineBug, match=f"from {old.name} to SERVING"):
-        worker.supervisor.serve(worker.supervisor.records[0])
-
-    assert worker.supervisor.num_restarts == 0
 
 
 def test_a_restart_that_fails_is_tried_again_while_the_limit_allows_it(worker: OneWorker) -> None:
@@ -311,31 +280,26 @@ class MeetingBackend(FakeBackend):
         return WorkerReport(worker, 2, ())
 
 
-@pytest.mark.parametrize("is_beside_loop", [False, True])
-def test_restarts_leave_one_of_two_cores_to_an_event_loop(
-    monkeypatch: pytest.MonkeyPatch, is_beside_loop: bool
+@pytest.mark.parametrize(
+    ("num_cores", "is_beside_loop", "is_remote", "num_met"),
+    [(2, False, False, 2), (2, True, False, 0), (1, False, True, 2)],
+    ids=["each has a core", "an event loop has one", "on other machines"],
+)
+def test_as_many_restarts_run_at_once_as_there_are_cores_for_them(
+    monkeypatch: pytest.MonkeyPatch, num_cores: int, is_beside_loop: bool, is_remote: bool, num_met: int
 ) -> None:
-    monkeypatch.setattr(_native, "usable_cores", lambda: 2)
-    state, backend = FakeState(), MeetingBackend(0.2 if is_beside_loop else HANG_GUARD_S)
+    monkeypatch.setattr(_native, "usable_cores", lambda: num_cores)
+    state, backend = FakeState(), MeetingBackend(HANG_GUARD_S if num_met else 0.2)
+    if is_remote:
+        backend.traits = BackendTraits(nodes=cast("Any", backend))  # type: ignore[attr-defined]
     supervisor = WorkerSupervisor([WorkerPlan(w, (w,), ()) for w in range(2)], cast("Any", backend), PoolOptions())
     supervisor.attach(cast("Any", state))
     if is_beside_loop:
         supervisor.leave_core_free()
+
     for worker in range(2):
         supervisor.plan_restart(BeginRestart(worker, 0, Remedy.RAISE, {}))
         supervisor.start_restart(worker)
     supervisor.join()
-    assert backend.num_met == (0 if is_beside_loop else 2)
 
-
-def test_restarts_on_other_machines_do_not_wait_for_cores_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_native, "usable_cores", lambda: 1)
-    state, backend = FakeState(), MeetingBackend(HANG_GUARD_S)
-    backend.traits = BackendTraits(nodes=cast("Any", backend))  # type: ignore[attr-defined]
-    supervisor = WorkerSupervisor([WorkerPlan(w, (w,), ()) for w in range(2)], cast("Any", backend), PoolOptions())
-    supervisor.attach(cast("Any", state))
-    for worker in range(2):
-        supervisor.plan_restart(BeginRestart(worker, 0, Remedy.RAISE, {}))
-        supervisor.start_restart(worker)
-    supervisor.join()
-    assert backend.num_met == 2
+    assert backend.num_met == num_met
