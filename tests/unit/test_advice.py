@@ -80,55 +80,6 @@ def test_an_option_that_is_not_given_is_advised_where_it_gains_seconds(
 
 
 @pytest.mark.parametrize(
-    ("num_threads", "options", "others_s", "queued_s", "is_advised"),
-    [
-        (2, {}, 50.0, 40.0, True),
-        (2, {"num_workers": 2}, 50.0, 40.0, False),
-        (1, {}, 50.0, 40.0, False),
-        (0, {}, 50.0, 40.0, False),  # PyTorch is not imported
-        (2, {}, 35.0, 40.0, False),  # the threads may have computed what the program ran in between
-        (3, {}, 70.0, 40.0, False),
-        (3, {}, 80.0, 40.0, True),
-        (2, {}, 50.0, 10.0, False),  # the workers had cores
-    ],
-)
-def test_one_thread_is_advised_where_those_of_pytorch_spin_on_the_cores_of_workers(
-    measured: PoolStats,
-    num_threads: int,
-    options: Any,
-    others_s: float,
-    queued_s: float,
-    is_advised: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    modules = {name: each for name, each in sys.modules.items() if name != "torch"}
-    if num_threads:
-        modules["torch"] = SimpleNamespace(get_num_threads=lambda: num_threads)  # type: ignore[assignment]
-    monkeypatch.setattr(sys, "modules", modules)
-    stats = stats_of(measured, step_s=60.0, wait_s=70.0)
-    stats = replace(stats, learner=replace(stats.learner, elsewhere_s=30.0))
-    found = advice.advise_threads(stats, stepmill.PoolOptions(**options), others_s, queued_s)
-    assert (found is not None) == is_advised
-    assert found is None or (found[0] == "GOMP_SPINCOUNT" and "num_workers=2 ends this advice" in found[1])
-
-
-def test_the_time_of_other_threads_does_not_count_that_of_the_one_that_uses_the_pool() -> None:
-    def spin() -> None:
-        end_s = time.thread_time() + LOAD_S
-        while time.thread_time() < end_s:
-            pass
-
-    own = threading.get_native_id()
-    before_s = advice.others_s(own)
-    spin()
-    assert advice.others_s(own) - before_s < LOAD_S
-    thread = threading.Thread(target=spin)
-    thread.start()
-    thread.join()
-    assert advice.others_s(own) - before_s >= LOAD_S
-
-
-@pytest.mark.parametrize(
     ("options", "load_s", "elapsed_s", "is_advised"),
     [
         ({}, 3.0, 20.0, True),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 from contextlib import suppress
 
 from stepmill.backends.base import traits_of
@@ -81,66 +80,22 @@ def advise_context(load_s: float, elapsed_s: float, options: PoolOptions) -> tup
     )
 
 
-def advise_threads(stats: PoolStats, options: PoolOptions, others_s: float, queued_s: float) -> tuple[str, str] | None:
-    """Return the advice about PyTorch's threads, which spin for milliseconds after an operation, also while the program waits for envs.
-
-    Args:
-        others_s: the seconds in which threads of the program used a core, without the thread that made the pool.
-        queued_s: the seconds in which workers waited for a core.
-    """
-    num_threads = getattr(sys.modules.get("torch"), "get_num_threads", int)()
-    spun_s = others_s - (num_threads - 1) * stats.learner.elsewhere_s  # the rest may be the operations themselves
-    gain_s = min(spun_s, queued_s / len(stats.workers))
-    if num_threads < 2 or options.num_workers is not None or not _is_worth_it(gain_s, stats.elapsed_s):
-        return None
-    return "GOMP_SPINCOUNT", (
-        f"PyTorch's threads used a core for {spun_s:.1f} s while the program waited for workers, which waited {queued_s:.1f} s for a core; "
-        "with the environment variable GOMP_SPINCOUNT=50000 they spin for a shorter time; with OMP_NUM_THREADS=1 not at all, and small "
-        "networks learn faster, but the last bits of what PyTorch computes change "
-        f"(num_workers={len(stats.workers)} ends this advice)"
-    )
-
-
 def _is_worth_it(gain_s: float, elapsed_s: float) -> bool:
     """Return whether a pool that has existed for `elapsed_s` would have gained enough for advice."""
     return gain_s > max(MIN_GAIN_S, 0.1 * elapsed_s)
 
 
-class Adviser:
-    """Logs the advice about a pool. It is made before the pool starts, by the thread that will use the pool.
-
-    Args:
-        options: the options that the program gave.
-    """
-
-    def __init__(self, options: PoolOptions) -> None:
-        self._options = options
-        self._thread = threading.get_native_id()
-        self._others_before_s = others_s(self._thread)
-
-    def give(self, runtime: PoolRuntime) -> None:
-        """Log the advice about a pool that is about to close, unless this program has had it."""
-        traits, options = traits_of(runtime.backend), self._options
-        if traits.nodes is not None or not (traits.has_processes or options.backend is BackendName.AUTO):
-            return
-        with suppress(StepmillError, OSError, ValueError), defer_signals():  # another thread closes the pool
-            stats = read_stats(runtime)
-            asleep_s, queued_s = _times_of(stats)
-            found = (
-                advise_context(runtime.load_s, stats.elapsed_s, options)
-                or advise_threads(stats, options, others_s(self._thread) - self._others_before_s, queued_s)
-                or advise(stats, options, asleep_s, queued_s)
-            )
-            if found is not None and found[0] not in _given:
-                _given.add(found[0])
-                _log.warning("%s", found[1])
-
-
-def others_s(thread: int) -> float:
-    """Return the seconds in which threads of the program other than this one used a core, or 0 if the kernel does not say."""
-    with suppress(OSError, ValueError), open(f"/proc/self/task/{thread}/schedstat", encoding="ascii") as file:
-        return time.process_time() - int(file.read().split()[0]) * 1e-9
-    return 0.0
+def give_advice(runtime: PoolRuntime, options: PoolOptions) -> None:
+    """Log the advice about a pool that is about to close, unless this program has had it."""
+    traits = traits_of(runtime.backend)
+    if traits.nodes is not None or not (traits.has_processes or options.backend is BackendName.AUTO):
+        return
+    with suppress(StepmillError, OSError, ValueError), defer_signals():  # another thread closes the pool
+        stats = read_stats(runtime)
+        found = advise_context(runtime.load_s, stats.elapsed_s, options) or advise(stats, options, *_times_of(stats))
+        if found is not None and found[0] not in _given:
+            _given.add(found[0])
+            _log.warning("%s", found[1])
 
 
 def _times_of(stats: PoolStats) -> tuple[float, float]:

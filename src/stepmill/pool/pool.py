@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from stepmill.pool.advice import Adviser
+from stepmill.pool.advice import give_advice
 from stepmill.pool.arguments import check_timeouts, checked_batch_size, checked_fns, checked_num_envs
 from stepmill.pool.auto_backend import choose_backend
 from stepmill.pool.call_log import Name
@@ -67,8 +67,7 @@ class Pool(CloseAtEnd):
         **keywords: Unpack[OptionKeywords],
     ) -> None:
         self._env_fns = env_fns = checked_fns(env_fns)
-        given = merge_options(options, keywords)
-        self._adviser = Adviser(given)
+        self._given = given = merge_options(options, keywords)
         choice = choose_backend(env_fns, given)
         self.options = replace(given, backend=choice, context=context_of(given))
         self._num_spares = self.options.resets.spare_envs
@@ -367,7 +366,7 @@ class Pool(CloseAtEnd):
         check_timeouts(timeout_s=timeout_s)
         runtime = getattr(self, "_runtime", None)  # None if the start failed
         if runtime is not None and not self._resources.is_closed:
-            self._adviser.give(runtime)
+            give_advice(runtime, self._given)
         self._resources.close(min(float(timeout_s), 1e6))  # a wait without end is too long for a lock
         self._finalizer.detach()
 

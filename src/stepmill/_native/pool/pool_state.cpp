@@ -72,6 +72,7 @@ PoolState::PoolState(std::shared_ptr<Slab> slab, nb::dict settings)
       is_batched_(nb::cast<bool>(settings["batched"])),
       lease_bytes_(slab_->plan.lease_bytes),
       spin_ns_(nb::cast<std::uint64_t>(settings["spin_ns"])),
+      openmp_(num_workers_),
       make_info_(settings["make_info"]),
       describe_unreadable_(settings["describe_unreadable"]),
       unpickler_(settings["unpickler"]),

@@ -13,6 +13,7 @@
 #include "pool/decisions.hpp"
 #include "pool/env_table.hpp"
 #include "pool/episode_log.hpp"
+#include "pool/openmp_threads.hpp"
 #include "pool/spare_queue.hpp"
 #include "pool/unclaimed_results.hpp"
 #include "shared/leases.hpp"
@@ -298,6 +299,7 @@ class PoolState {
     std::size_t lease_bytes_;
     std::uint64_t spin_ns_;
     SpinPolicy spin_policy_;
+    OpenMpThreads openmp_;
     CallSampler send_sampler_, run_sampler_, gather_sampler_;
     UnclaimedTime unclaimed_time_;
     std::vector<nb::object> event_types_, decision_types_;  // by Event, by Decision::Kind

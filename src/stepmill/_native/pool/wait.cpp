@@ -127,7 +127,8 @@ bool PoolState::abort_commands_of_dead_workers(const Ids& ids) {
     return is_any;
 }
 
-// Spins if the spin policy permits it, first with the GIL, then without; then parks for at most PARENT_SLICE_NS.
+// Spins if the spin policy permits it, first with the GIL, then without; then parks for at most PARENT_SLICE_NS. If the last wait was long,
+// OpenMP's threads do not spin meanwhile.
 void PoolState::wait_for_bell(std::uint32_t seen, std::uint64_t until_ns) {
     PoolControl& pool = *slab_->pool;
     const std::uint64_t began = now_ns();
@@ -137,6 +138,7 @@ void PoolState::wait_for_bell(std::uint32_t seen, std::uint64_t until_ns) {
     if (!is_rung) {
         PyThreadState* thread = PyEval_SaveThread();
         if (may_spin) is_rung = spin_for(pool, PARENT, pool.shared.bell, seen, spin_ns_, lost_ns);
+        if (!is_rung && spin_policy_.waited_ns() >= openmp_.worthwhile_ns()) openmp_.end_idle();
         const std::uint64_t now = now_ns();
         if (!is_rung) park(pool.shared.bell, pool.own.parked, seen, until_ns > now ? std::min(PARENT_SLICE_NS, until_ns - now) : 0);
         PyEval_RestoreThread(thread);

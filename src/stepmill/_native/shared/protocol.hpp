@@ -349,6 +349,7 @@ inline bool spin_for(PoolControl& pool, std::uint32_t worker, const Word& bell, 
 // yielded. A spinning thread has no claim to a core; a sleeping thread that is woken has.
 class SpinPolicy {
  public:
+    std::uint64_t waited_ns() const noexcept { return waited_ns_; }  // of the last wait
     bool may_spin(std::uint64_t spin_ns, std::uint64_t now) const noexcept { return waited_ns_ < spin_ns && now >= rests_until_ns_; }
     // Envs of this pool keep the core for less than a spin, otherwise no thread would spin: a loss of two spins is due to another program.
     void record_wait(std::uint64_t waited_ns, std::uint64_t lost_ns, std::uint64_t spin_ns, std::uint64_t now) noexcept {

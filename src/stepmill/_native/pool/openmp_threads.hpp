@@ -1,0 +1,34 @@
+// The OpenMP threads of the program, such as PyTorch's. After each parallel region they spin for some milliseconds (libgomp: 300,000 rounds),
+// and hold cores which workers need while the program waits for these.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace stepmill {
+
+class OpenMpThreads {
+   public:
+    explicit OpenMpThreads(std::uint32_t num_workers);
+
+    // Ends the threads of the calling thread's parallel regions if they and the workers are more than the cores. The next region starts
+    // as many, so that it computes the same bits. Needs no GIL.
+    void end_idle() noexcept;
+
+    // How long a wait must be, by thread: it then gains more than the start of a thread costs.
+    std::uint64_t worthwhile_ns() const noexcept { return num_threads_ * 200'000; }
+
+   private:
+    struct Runtime {
+        int (*pause)(int kind);
+        int (*max_threads)();
+    };
+    void find_runtimes() noexcept;
+
+    std::uint32_t num_workers_, num_calls_ = 0, num_cores_ = 0;
+    std::uint64_t num_threads_ = 1;
+    bool is_left_alone_;  // the user has decided how OpenMP's threads wait
+    std::vector<Runtime> runtimes_;
+};
+
+}  // namespace stepmill
