@@ -41,6 +41,14 @@ def test_a_clone_that_is_not_built_says_what_to_run(tmp_path):
     assert answer.returncode == 1
 
 
+def test_the_docstring_of_a_package_lists_its_modules():
+    for path in (ROOT / "src" / "stepmill").rglob("*.py"):
+        if path.parent.name in ("stepmill", "kernels"):  # docs/ARCHITECTURE.md lists their modules
+            continue
+        docstring = path.with_name("__init__.py").read_text(encoding="utf-8").split('"""')[1]
+        assert re.search(rf"\b{path.stem}\b", docstring) or path.stem == "__init__", path
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'Pond'"):
         _ = stepmill.Pond
