@@ -7,6 +7,10 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
+from tests.harness.pools import keep_closed
+
 NEEDS = {
     "jax": "jax",
     "envpool": "envpool",
@@ -20,3 +24,9 @@ if sys.version_info >= (3, 15):  # dm-env and PettingZoo have no wheels yet, as 
     NEEDS |= {"test_dm_env.py": "dm_env", "test_keywords.py": "dm_env", "test_pettingzoo.py": "pettingzoo"}
 
 collect_ignore = [str(Path(__file__).parent / folder) for folder, module in NEEDS.items() if find_spec(module) is None]
+
+
+@pytest.fixture
+def made():
+    """Closes at the end of the test what it is given: `env = made(Env())`."""
+    yield from keep_closed(lambda one: one)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from functools import partial
 from unittest import TestCase
 
@@ -134,16 +132,6 @@ def test_after_a_fault_the_next_step_begins_an_episode(env_of):
     with pytest.raises(stepmill.EnvError, match="a deliberate failure"):
         env.step(0)
     assert env.step(0).first()
-
-
-def test_a_killed_worker_is_reported_and_restarted(env_of):
-    env = env_of(CountingEnv, "fork")
-    env.reset()
-    os.kill(env._pool.stats().workers[0].pid, signal.SIGKILL)
-    with pytest.raises(stepmill.WorkerDied, match="SIGKILL"):
-        env.step(0)
-    assert env.step(0).first()
-    assert env.step(0).mid()
 
 
 def test_an_action_of_another_structure_changes_nothing(env_of):

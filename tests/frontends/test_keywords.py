@@ -22,12 +22,11 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_options_are_keywords_and_there_are_statistics(make):
-    env = make(backend="serial", on_fault="truncate", options=stepmill.PoolOptions(tuning={"slots": 2}))
+def test_options_are_keywords_and_there_are_statistics(made, make):
+    env = made(make(backend="serial", on_fault="truncate", options=stepmill.PoolOptions(tuning={"slots": 2})))
     options = getattr(env, "_pool", env).options
     assert (options.backend, options.on_fault, options.tuning.slots) == ("serial", "truncate", 2)
     assert env.stats().steps == 0
-    env.close()
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from functools import partial
 
 import gymnasium
@@ -78,14 +76,6 @@ class Careless(Tag):
         if self.t == 2 and self.part == "info":
             infos["a_1"] = ["t", 2]
         return obs, *outcome, infos
-
-
-@pytest.fixture
-def made():
-    envs = []
-    yield lambda env: envs.append(env) or env
-    for env in envs:
-        env.close()
 
 
 def ones(env):
@@ -243,17 +233,6 @@ def test_an_env_that_failed_is_reported_and_can_be_reset(made, monkeypatch):
     env.reset()
     assert env.state().tolist() == [0, 0]
     assert len(env.agents) == 3
-
-
-def test_a_killed_worker_is_reported_and_restarted(made):
-    env = made(StepmillParallelEnv(Tag, **WHERE["fork"]))
-    env.reset()
-    os.kill(env._pool.stats().workers[0].pid, signal.SIGKILL)
-    with pytest.raises(stepmill.WorkerDied, match="SIGKILL"):
-        env.step({"a_0": 0, "a_1": 0, "a_2": 0})
-    assert env.agents == []
-    env.reset()
-    assert env.step(ones(env))[1] == {"a_0": 1, "a_1": 1, "a_2": 1}
 
 
 def test_the_state_has_the_space_of_the_env_if_there_is_one(made):

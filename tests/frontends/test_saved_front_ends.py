@@ -272,13 +272,12 @@ def test_a_rollout_goes_on_from_a_position_that_one_of_its_envs_is_given() -> No
         np.testing.assert_array_equal(seen[0][0], saved.obs[0])
 
 
-def test_front_ends_with_a_state_of_their_own_are_refused() -> None:
+def test_front_ends_with_a_state_of_their_own_are_refused(made) -> None:
     from stepmill.frontends.multi_env import MultiEnv, create_subprocess_envs
 
-    envs = MultiEnv(create_subprocess_envs([make]))
+    envs = made(MultiEnv(create_subprocess_envs([make])))
     with pytest.raises(stepmill.UsageError, match="a MultiEnv has no pool that can be saved"):
         stepmill.save(envs, None)
-    envs.close()
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])

@@ -233,20 +233,6 @@ def test_code_that_numba_finds_by_types_or_computed_names_or_caches_wrongly_is_n
         digest_of(even)  # Numba's cache of such functions makes the next process crash
 
 
-@pytest.mark.slow
-def test_a_global_that_is_assigned_again_is_seen_by_the_compiled_functions_that_a_kernel_calls(folder: Path) -> None:
-    physics = types.ModuleType("physics")
-    exec("import numba\nGAIN = 1.0\n@numba.njit\ndef pull(x):\n    return x * GAIN", physics.__dict__)
-    pull: Any = physics.pull
-
-    def step(state: Any, action: Any, rng: Any, obs: Any) -> Any:
-        return pull(1.0) + physics.pull(1.0), False, False
-
-    for gain in (1.0, 7.0):
-        vars(physics)["GAIN"] = gain
-        assert reward_of(step) == 2.0 * gain
-
-
 CALLEES = """
 from collections import namedtuple
 import numba

@@ -18,6 +18,7 @@ pytest.importorskip("numba")
 pytest.importorskip("mujoco")
 
 from tests.harness.pools import begun
+from tests.kernels.test_mujoco import _break_simulation
 from tests.kernels.test_snapshots import _memory, _with_memory
 
 NUM_ENVS = 4
@@ -137,10 +138,6 @@ def test_a_simulation_that_has_diverged_can_be_restored() -> None:
         pool.recv(NUM_ENVS - 1)
         stepmill.restore(pool, snapshot)
         np.testing.assert_array_equal(_play(pool, actions), expected)
-
-
-def _break_simulation(env: Any) -> None:
-    env.outside.data.qvel[0] = np.nan
 
 
 def test_a_model_whose_memory_mujoco_does_not_save_has_no_snapshots(tmp_path: Path) -> None:

@@ -133,14 +133,6 @@ def test_large_observations_are_lent_and_stay_as_they_are() -> None:
         assert first.base is not None
 
 
-def test_some_envs_are_reset_while_others_go_on() -> None:
-    with begun(stepmill.Pool([walk] * 3, backend="kernel", autoreset_mode="Disabled")) as pool:
-        for _ in range(3):
-            pool.step(np.ones(3, np.int64))
-        assert pool.reset(env_ids=[1]).obs[:, 2].tolist() == [0.0]
-        assert pool.step(np.ones(3, np.int64)).obs[:, 2].tolist() == [4.0, 1.0, 4.0]
-
-
 def test_methods_and_fields_of_the_state_can_be_reached() -> None:
     with begun(stepmill.Pool([walk] * 2, backend="kernel")) as pool:
         places = pool.get_attr("place")

@@ -25,10 +25,10 @@ def _equal(ours, theirs) -> bool:
 
 
 @pytest.mark.parametrize("env_id", IDS)
-def test_data_and_statistics_are_those_of_its_vector_env(env_id):
+def test_data_and_statistics_are_those_of_its_vector_env(made, env_id):
     env_fns = [functools.partial(mo_gymnasium.make, env_id)] * 3
-    theirs = MORecordEpisodeStatistics(MOSyncVectorEnv(env_fns), gamma=0.9)
-    ours = MORecordEpisodeStatistics(stepmill.VectorEnv(env_fns, backend="process", num_workers=2), gamma=0.9)
+    theirs = made(MORecordEpisodeStatistics(MOSyncVectorEnv(env_fns), gamma=0.9))
+    ours = made(MORecordEpisodeStatistics(stepmill.VectorEnv(env_fns, backend="process", num_workers=2), gamma=0.9))
     assert _equal(ours.reset(seed=3)[0], theirs.reset(seed=3)[0])
     ours.action_space.seed(1)
     num_ends = 0
@@ -41,8 +41,6 @@ def test_data_and_statistics_are_those_of_its_vector_env(env_id):
         for key in ("r", "dr", "l") if "episode" in other[4] else ():
             assert _equal(mine[4]["episode"][key], other[4]["episode"][key])
     assert num_ends
-    ours.close()
-    theirs.close()
 
 
 def test_a_linear_reward_is_a_number():

@@ -82,13 +82,12 @@ class ClaimsToBeNew(Pair, gymnasium.Env):
 
 @pytest.mark.covers("M-12", "M-5", "M-15/wrappers")
 @pytest.mark.parametrize("env_fn", [Pair, ClaimsToBeNew])
-def test_subprocess_envs_of_old_envs_work_in_wrappers(env_fn):
-    multi_env = MultiEnv([gymnasium.Wrapper(env) for env in create_subprocess_envs([env_fn] * 2, options=FORK)])
+def test_subprocess_envs_of_old_envs_work_in_wrappers(made, env_fn):
+    multi_env = made(MultiEnv([gymnasium.Wrapper(env) for env in create_subprocess_envs([env_fn] * 2, options=FORK)]))
     assert multi_env.reset() == [[0, None]] * 2
     assert multi_env.step([1, 1]) == ([[1, None]] * 2, [1, 1], [False] * 2, [{"t": 1}] * 2)
     if env_fn is Pair:
         assert multi_env.reset(seed=[5, 6]) == [[0, 5], [0, 6]]
-    multi_env.close()
 
 
 def _doubled(step):
@@ -169,8 +168,8 @@ def test_where_gym_was_imported_a_subprocess_env_is_its_env_too():
 
 
 @pytest.mark.covers("M-2", "M-B7/start")
-def test_start_returns_before_the_env_is_made_and_both_steps_may_be_repeated(gate):
-    env = SubprocessEnv(partial(SlowToMake, gate.path), options=FORK)
+def test_start_returns_before_the_env_is_made_and_both_steps_may_be_repeated(made, gate):
+    env = made(SubprocessEnv(partial(SlowToMake, gate.path), options=FORK))
     env.start()
     gate.wait_arrivals()
     env.start()
@@ -178,7 +177,6 @@ def test_start_returns_before_the_env_is_made_and_both_steps_may_be_repeated(gat
     env.initialize()
     env.initialize()
     assert env.reset()["t"] == 0
-    env.close()
 
 
 @pytest.mark.covers("M-3")
@@ -216,8 +214,8 @@ def test_each_use_out_of_turn_has_its_own_words(one_of):
 
 
 @pytest.mark.covers("M-4")
-def test_spaces_are_read_while_the_env_is_busy(gate):
-    env = _started(SubprocessEnv(partial(OldEnv, gate=gate.path), options=FORK))
+def test_spaces_are_read_while_the_env_is_busy(made, gate):
+    env = made(_started(SubprocessEnv(partial(OldEnv, gate=gate.path), options=FORK)))
     env.reset()
     shared, index = env.pool_position
     shared.send(["wait"], [index], is_driven=False)
@@ -225,7 +223,6 @@ def test_spaces_are_read_while_the_env_is_busy(gate):
     assert env.observation_space == "space of OldEnv 0"  # the env stands at the gate
     gate.open()
     assert shared.recv([index])[0][index][1][1] == "wait"
-    env.close()
 
 
 @pytest.mark.covers("M-11")

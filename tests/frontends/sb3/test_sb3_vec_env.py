@@ -31,6 +31,7 @@ from stepmill import PoolOptions
 from stepmill.frontends.sb3 import SB3VecEnv
 from stepmill.spec.errors import EnvError, UsageError, WorkerDied
 from tests.frontends.guides import run_guide
+from tests.harness.pools import keep_closed
 
 tqdm.tqdm.get_lock()  # starts multiprocessing's resource tracker, which stays, before a test counts
 
@@ -80,18 +81,16 @@ def make(num, **arguments):
 
 
 @pytest.fixture(params=BACKENDS)
-def sb3_env_of(request):
-    made = []
+def backend(request):
+    return request.param
 
+
+@pytest.fixture
+def sb3_env_of(backend):
     def build(env_fns, **arguments):
-        workers = 0 if request.param == "serial" else 2
-        made.append(SB3VecEnv(env_fns, backend=request.param, num_workers=workers, **arguments))
-        return made[-1]
+        return SB3VecEnv(env_fns, backend=backend, num_workers=0 if backend == "serial" else 2, **arguments)
 
-    build.backend = request.param
-    yield build
-    for each in made:
-        each.close()
+    yield from keep_closed(build)
 
 
 def same(left, right):
@@ -199,23 +198,21 @@ def test_actions_are_a_sequence_with_one_per_env_as_for_the_librarys_own(kind, a
             assert np.array_equal(theirs, ours)
 
 
-def test_too_few_actions_are_refused():
-    envs = SB3VecEnv([lambda: Nested(NESTS["dict"])] * 2, backend="serial")
+def test_too_few_actions_are_refused(made):
+    envs = made(SB3VecEnv([lambda: Nested(NESTS["dict"])] * 2, backend="serial"))
     envs.reset()
     with pytest.raises(UsageError, match="1 actions for 2 envs"):
         envs.step([NESTS["dict"].sample()])
     with pytest.raises(UsageError, match="does not have the structure of the action space: KeyError"):
         envs.step([{"push": np.zeros(2)}] * 2)
-    envs.close()
 
 
 @pytest.mark.parametrize("algorithm", [PPO, A2C])
-def test_policies_train_on_actions_of_many_bits_which_are_floats(algorithm):
-    envs = SB3VecEnv([lambda: IdentityEnvMultiBinary(4)] * 2, backend="serial")
+def test_policies_train_on_actions_of_many_bits_which_are_floats(made, algorithm):
+    envs = made(SB3VecEnv([lambda: IdentityEnvMultiBinary(4)] * 2, backend="serial"))
     assert algorithm("MlpPolicy", envs, n_steps=32, device="cpu").learn(64).num_timesteps >= 64
     with pytest.raises(UsageError, match="actions have numbers that int8 cannot hold"):
         envs.step(np.full((2, 4), 0.5, np.float32))
-    envs.close()
 
 
 def test_a_serial_envs_own_space_is_seeded_with_the_action_space():
@@ -229,11 +226,11 @@ def test_a_serial_envs_own_space_is_seeded_with_the_action_space():
     assert first_observations() == first_observations()
 
 
-def test_the_envs_are_at_hand_on_the_serial_backend_and_elsewhere_named_as_unreachable(sb3_env_of):
+def test_the_envs_are_at_hand_on_the_serial_backend_and_elsewhere_named_as_unreachable(sb3_env_of, backend):
     envs = sb3_env_of(make(2))
     with pytest.warns(UserWarning, match="already wrapped with a `Monitor`"):
         wrapped = VecMonitor(envs)
-    if sb3_env_of.backend == "serial":
+    if backend == "serial":
         assert [type(each) for each in wrapped.envs] == [Monitor, Monitor]
         envs.envs[1].unwrapped.note = "own"
         assert envs.get_attr("note") == ["hello", "own"]
@@ -286,15 +283,6 @@ def test_methods_and_attributes_reach_the_envs_at_the_indices(sb3_env_of):
             envs.get_attr("note", indices=indices)
     with pytest.raises(EnvError, match="KeyError"):
         envs.env_method("fail")
-
-
-@pytest.mark.parametrize("backend", ["serial", "process"])
-def test_functions_that_return_one_env_raise_the_class_that_dummy_vec_env_raises(backend):
-    env = gymnasium.make("CartPole-v1")
-    workers = {"num_workers": 1} if backend == "process" else {}
-    with pytest.raises(ValueError, match="envs 0 and 1 are one object") as caught:
-        SB3VecEnv([lambda: env] * 2, backend=backend, **workers)
-    assert isinstance(caught.value, EnvError)
 
 
 def test_frames_come_from_every_env_and_are_tiled(sb3_env_of):
@@ -351,13 +339,12 @@ def test_make_vec_env_takes_the_class_and_gives_the_same_training(tmp_path):
     assert curves[2] == curves[0]
 
 
-def test_a_killed_worker_is_an_error_and_under_truncate_a_marked_end_of_the_episode():
-    envs = SB3VecEnv(make(2), num_workers=2, options=PoolOptions(context="fork"))
+def test_a_killed_worker_is_an_error_and_under_truncate_a_marked_end_of_the_episode(made):
+    envs = made(SB3VecEnv(make(2), num_workers=2, options=PoolOptions(context="fork")))
     envs.reset()
     with pytest.raises(WorkerDied, match="SIGKILL"):
         envs.step(np.array([0, 2]))
-    envs.close()
-    envs = SB3VecEnv(make(2), num_workers=2, options=PoolOptions(context="fork", on_fault="truncate"))
+    envs = made(SB3VecEnv(make(2), num_workers=2, options=PoolOptions(context="fork", on_fault="truncate")))
     envs.reset()
     obs, reward, done, infos = envs.step(np.array([0, 2]))
     assert done.tolist() == [False, True]
@@ -367,7 +354,6 @@ def test_a_killed_worker_is_an_error_and_under_truncate_a_marked_end_of_the_epis
     assert infos[1]["TimeLimit.truncated"]
     assert infos[1]["terminal_observation"]["t"].tolist() == [0]
     assert envs.step(np.array([0, 0]))[0]["t"].tolist() == [[2], [1]]
-    envs.close()
 
 
 def test_misuse_is_refused(sb3_env_of):

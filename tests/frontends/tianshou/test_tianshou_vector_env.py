@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from functools import partial
 
 import gymnasium
@@ -17,16 +15,17 @@ from tianshou.env import DummyVectorEnv
 import stepmill
 from stepmill import PoolOptions
 from stepmill.frontends.tianshou import StepmillVectorEnv
-from stepmill.spec.errors import UsageError, WorkerDied
+from stepmill.spec.errors import UsageError
 from stepmill.testing import CountingEnv
 from stepmill.testing.gates import GATED_ACTION, GateEnv
 from tests.frontends.guides import run_guide
+from tests.harness.pools import keep_closed
 
 BACKENDS = ["serial", "thread", "process"]
 
 
 class Counter(gymnasium.Env):
-    """Counts its steps and ends after three; action 2 kills the process."""
+    """Counts its steps and ends after three."""
 
     action_space = gymnasium.spaces.Discrete(3)
 
@@ -41,8 +40,6 @@ class Counter(gymnasium.Env):
         return self._obs(), {"seed": seed, "options": options}
 
     def step(self, action):
-        if action == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
         self.t += 1
         return self._obs(), float(action), self.t == 3, False, {"t": self.t}
 
@@ -56,17 +53,12 @@ class Counter(gymnasium.Env):
 
 @pytest.fixture(params=BACKENDS)
 def envs_of(request):
-    made = []
-
     def build(env_fns, **arguments):
-        workers = 0 if request.param == "serial" else 2
-        made.append(StepmillVectorEnv(env_fns, backend=request.param, num_workers=workers, **arguments))
-        return made[-1]
+        return StepmillVectorEnv(
+            env_fns, backend=request.param, num_workers=0 if request.param == "serial" else 2, **arguments
+        )
 
-    yield build
-    for each in made:
-        if not each.is_closed:
-            each.close()
+    yield from keep_closed(build)
 
 
 def same(left, right):
@@ -137,15 +129,21 @@ def test_attributes_are_read_and_set_by_id(envs_of):
     assert envs.get_env_attr("note", 1) == [["x"]]
     envs.reset()
     assert envs.render() == ["frame 0"] * 3
+
+
+def test_methods_of_a_closed_env_are_refused():
+    envs = StepmillVectorEnv([Counter], backend="serial")
     envs.close()
     assert envs.is_closed
     with pytest.raises(AssertionError, match="close"):
         envs.reset()
 
 
-def test_async_steps_return_the_envs_that_are_done_and_keep_the_rest(gate):
+def test_async_steps_return_the_envs_that_are_done_and_keep_the_rest(made, gate):
     fns = [partial(GateEnv, gate.path)] * 4
-    envs = StepmillVectorEnv(fns, wait_num=3, backend="process", num_workers=4, options=PoolOptions(context="fork"))
+    envs = made(
+        StepmillVectorEnv(fns, wait_num=3, backend="process", num_workers=4, options=PoolOptions(context="fork"))
+    )
     envs.reset()
     *_, infos = envs.step(np.array([GATED_ACTION, 0, 0, 0]))
     assert sorted(info["env_id"] for info in infos) == [1, 2, 3]
@@ -161,19 +159,19 @@ def test_async_steps_return_the_envs_that_are_done_and_keep_the_rest(gate):
     assert envs.ready_id[-1] == 0
     *_, infos = envs.step(np.zeros(4, np.int64), [3, 1, 0, 2])
     assert envs.ready_id == [info["env_id"] for info in infos]
-    envs.close()
 
 
-def test_a_timeout_returns_with_fewer_but_with_one(gate):
+def test_a_timeout_returns_with_fewer_but_with_one(made, gate):
     fns = [partial(GateEnv, gate.path)] * 2
-    envs = StepmillVectorEnv(fns, timeout=0.05, backend="process", num_workers=2, options=PoolOptions(context="fork"))
+    envs = made(
+        StepmillVectorEnv(fns, timeout=0.05, backend="process", num_workers=2, options=PoolOptions(context="fork"))
+    )
     envs.reset()
     *_, infos = envs.step(np.array([GATED_ACTION, 0]))
     assert [info["env_id"] for info in infos] == [1]
     gate.open()
     *_, infos = envs.step(None)
     assert [info["env_id"] for info in infos] == [0]
-    envs.close()
 
 
 class Zeros(Policy):
@@ -245,17 +243,6 @@ def test_each_env_has_an_action_space_with_a_generator_of_its_own(envs_of):
     drawn = [[[space.sample() for _ in range(20)] for space in each.action_space] for each in both]
     assert drawn[0] == drawn[1]
     both[1].close()
-
-
-def test_a_killed_worker_is_named_and_a_reset_brings_its_envs_back():
-    envs = StepmillVectorEnv([Counter] * 2, num_workers=2, options=PoolOptions(context="fork"))
-    envs.reset()
-    with pytest.raises(WorkerDied, match="SIGKILL"):
-        envs.step(np.array([0, 2]))
-    obs, _ = envs.reset()
-    assert obs[:, 0].tolist() == [0, 0]
-    assert envs.step(np.array([0, 0]))[0][:, 0].tolist() == [1, 1]
-    envs.close()
 
 
 def test_misuse_is_refused(envs_of):

@@ -48,22 +48,20 @@ def gated():
 
 @pytest.mark.covers("T-12", "G-16/cases")
 @pytest.mark.parametrize("where", BACKENDS)
-def test_torchrls_own_checker_passes(where):
-    env = make(3, 5, where)
+def test_torchrls_own_checker_passes(made, where):
+    env = made(make(3, 5, where))
     check_env_specs(env)
-    env.close()
 
 
-def test_the_number_of_envs_has_the_name_of_torchrl():
-    env = make(3, 5, "serial")
+def test_the_number_of_envs_has_the_name_of_torchrl(made):
+    env = made(make(3, 5, "serial"))
     assert env.num_envs == env.num_workers == 3
-    env.close()
 
 
 @pytest.mark.covers("T-12")
 @pytest.mark.parametrize("where", BACKENDS)
-def test_results_carry_what_was_sent_and_which_env_they_are_of(where):
-    env = make(4, 9, where)
+def test_results_carry_what_was_sent_and_which_env_they_are_of(made, where):
+    env = made(make(4, 9, where))
     td = begin(env)
     env.async_step_send(act(td[[3, 1]], 30, 10), env_index=[3, 1])
     result = env.async_step_recv(2)
@@ -81,13 +79,12 @@ def test_results_carry_what_was_sent_and_which_env_they_are_of(where):
     one = env.async_step_recv(env_index=2)
     assert one.batch_size == ()
     assert one["next", "observation"].tolist() == [2, 0, 1]
-    env.close()
 
 
 @pytest.mark.covers("T-12")
 @pytest.mark.parametrize("where", BACKENDS)
-def test_a_step_that_ends_an_episode_can_bring_the_next_one_along(where):
-    env = make(2, 1, where)
+def test_a_step_that_ends_an_episode_can_bring_the_next_one_along(made, where):
+    env = made(make(2, 1, where))
     td = begin(env)
     env.async_step_and_maybe_reset_send(act(td, 1, 2))
     stepped, following = env.async_step_and_maybe_reset_recv(2)
@@ -98,7 +95,6 @@ def test_a_step_that_ends_an_episode_can_bring_the_next_one_along(where):
     assert not following["done"].any()
     assert "begun" not in set(stepped["next"].keys())
     assert env.num_resets == [2, 1]
-    env.close()
 
 
 @pytest.mark.covers("X-2", "T-12")
@@ -180,31 +176,29 @@ def test_a_busy_env_refuses_a_second_task_until_its_result_is_taken(gated):
 
 
 @pytest.mark.covers("T-12")
-def test_steps_and_resets_at_once_are_received_apart():
-    env = make(3, 9)
+def test_steps_and_resets_at_once_are_received_apart(made):
+    env = made(make(3, 9))
     td = begin(env)
     env.async_step_send(act(td[:2], 4, 5), env_index=[0, 1])
     env.async_reset_send(env_index=2)
     assert env.async_reset_recv()["observation"].tolist() == [[2, 1, 0]]
     assert env.async_step_recv(2)["next", "reward"].flatten().tolist() == [4, 5]
-    env.close()
 
 
 @pytest.mark.covers("X-3")
-def test_what_was_received_is_never_written_again():
-    env = make(2, 99)
+def test_what_was_received_is_never_written_again(made):
+    env = made(make(2, 99))
     td = begin(env)
     kept = []
     for _ in range(6):
         env.async_step_send(act(td.select("observation", "done"), 1, 1))
         kept.append(env.async_step_recv(2))
     assert [each["next", "observation"][0, 2].item() for each in kept] == [1, 2, 3, 4, 5, 6]
-    env.close()
 
 
 @pytest.mark.parametrize("where", BACKENDS)
-def test_an_env_that_raises_is_named_and_the_others_lose_nothing(where):
-    env = AsyncStepmillEnv([RaisingEnv, CountingEnv], **BACKENDS[where], categorical_action_encoding=True)
+def test_an_env_that_raises_is_named_and_the_others_lose_nothing(made, where):
+    env = made(AsyncStepmillEnv([RaisingEnv, CountingEnv], **BACKENDS[where], categorical_action_encoding=True))
     td = begin(env)
     env.async_step_send(act(td, 1, 8))
     with pytest.raises(stepmill.EnvError) as caught:
@@ -213,20 +207,18 @@ def test_an_env_that_raises_is_named_and_the_others_lose_nothing(where):
     assert env.async_step_recv(1)["next", "reward"].flatten().tolist() == [8]
     env.async_reset_send(env_index=[0])
     assert env.async_reset_recv()["env_index"].tolist() == [0]
-    env.close()
 
 
 @pytest.mark.covers("T-12", "T-B1")
-def test_envpools_envs_answer_one_by_one():
+def test_envpools_envs_answer_one_by_one(made):
     task = EnvPoolTask("CartPole-v1", {"num_threads": 2}, is_async=True, has_infos=False)
-    env = AsyncStepmillEnv([task] * 6, backend="envpool", categorical_action_encoding=True)
+    env = made(AsyncStepmillEnv([task] * 6, backend="envpool", categorical_action_encoding=True))
     td = begin(env)
     env.async_step_send(act(td, 1, 0, 1, 0, 1, 0))
     seen = []
     while len(seen) < 6:
         seen += env.async_step_recv(1, max_get=2, timeout=60)["env_index"].tolist()
     assert sorted(seen) == list(range(6))
-    env.close()
 
 
 def test_arguments_that_make_no_sense_are_refused():

@@ -38,21 +38,20 @@ def test_torchrls_own_checker_passes(where, is_categorical):
 
 
 @pytest.mark.parametrize("where", BACKENDS)
-def test_a_rollout_has_the_last_observation_of_an_episode_and_the_first_of_the_next(where):
-    env = counting(2, 3, where)
+def test_a_rollout_has_the_last_observation_of_an_episode_and_the_first_of_the_next(made, where):
+    env = made(counting(2, 3, where))
     td = env.rollout(7, break_when_any_done=False)
     assert td.batch_size == (2, 7)
     assert td["next", "observation"][0, :, 1:].tolist() == [[0, 1], [0, 2], [0, 3], [1, 1], [1, 2], [1, 3], [2, 1]]
     assert td["observation"][0, :, 1:].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [2, 0]]
     assert td["next", "terminated"][0].flatten().tolist() == [False, False, True, False, False, True, False]
     assert td["next", "observation"][1, :, 1:].tolist() == [[0, 1], [0, 2], [0, 3], [0, 4], [1, 1], [1, 2], [1, 3]]
-    env.close()
 
 
 @pytest.mark.covers("T-11", "T-B3")
 @pytest.mark.parametrize("where", BACKENDS)
-def test_step_and_maybe_reset_resets_once_and_clears_the_flags(where):
-    env = counting(3, 2, where)
+def test_step_and_maybe_reset_resets_once_and_clears_the_flags(made, where):
+    env = made(counting(3, 2, where))
     td = env.reset()
     for _ in range(2):
         stepped, td = env.step_and_maybe_reset(act(env, td, 1, 1, 1))
@@ -63,12 +62,11 @@ def test_step_and_maybe_reset_resets_once_and_clears_the_flags(where):
     assert env.num_resets == [2, 1, 1]
     stepped, td = env.step_and_maybe_reset(act(env, td, 5, 6, 7))
     assert stepped["next", "reward"].flatten().tolist() == [5, 6, 7]  # no step is spent on a reset
-    env.close()
 
 
 @pytest.mark.covers("T-B3")
-def test_a_masked_reset_after_the_end_resets_once_and_a_step_without_one_is_refused():
-    env = counting(2, 1)
+def test_a_masked_reset_after_the_end_resets_once_and_a_step_without_one_is_refused(made):
+    env = made(counting(2, 1))
     td = env.reset()
     td = env.step(act(env, td, 1, 1))
     with pytest.raises(stepmill.UsageError, match=r"episodes of envs \[0\] are over"):
@@ -77,13 +75,12 @@ def test_a_masked_reset_after_the_end_resets_once_and_a_step_without_one_is_refu
     again = env.reset(td["next"].exclude("reward").set("_reset", mask))
     assert obs_of(again) == [[0, 1, 0], [1, 0, 1]]
     assert env.num_resets == [2, 1]
-    env.close()
 
 
 @pytest.mark.covers("T-4", "T-B4")
 @pytest.mark.parametrize("where", BACKENDS)
-def test_a_partial_reset_leaves_other_rows_and_whatever_was_returned_alone(where):
-    env = counting(3, 1, where)
+def test_a_partial_reset_leaves_other_rows_and_whatever_was_returned_alone(made, where):
+    env = made(counting(3, 1, where))
     td = env.reset()
     stepped = env.step(act(env, td, 1, 1, 1)).clone(False)
     kept = stepped["next"]
@@ -95,12 +92,11 @@ def test_a_partial_reset_leaves_other_rows_and_whatever_was_returned_alone(where
     assert obs_of(again) == [[0, 2, 0], [1, 1, 0], [2, 0, 1]]
     assert obs_of(kept) == [[0, 0, 1], [1, 0, 1], [2, 0, 1]]  # the terminal observation is still there
     assert kept["done"].flatten().tolist() == [True, False, False]
-    env.close()
 
 
 @pytest.mark.covers("T-B4")
-def test_a_partial_reset_keeps_the_flags_of_those_it_does_not_reset():
-    env = counting(2, 1)
+def test_a_partial_reset_keeps_the_flags_of_those_it_does_not_reset(made):
+    env = made(counting(2, 1))
     td = env.reset()
     td = act(env, td, 1, 1)
     env.step(td)
@@ -108,22 +104,20 @@ def test_a_partial_reset_keeps_the_flags_of_those_it_does_not_reset():
     td = env.step(act(env, td.exclude("next"), 1, 1))
     again = env.reset(TensorDict({"_reset": torch.tensor([True, False])}, [2]))
     assert again["done"].flatten().tolist() == [False, True]
-    env.close()
 
 
 @pytest.mark.covers("T-14")
 @pytest.mark.parametrize("where", BACKENDS)
-def test_before_any_full_reset_rows_that_were_not_reset_hold_zeros(where):
-    env = counting(3, 3, where)
+def test_before_any_full_reset_rows_that_were_not_reset_hold_zeros(made, where):
+    env = made(counting(3, 3, where))
     td = env.reset(TensorDict({"_reset": torch.tensor([False, True, False])}, [3]))
     zero = env.observation_spec.zero()
     assert obs_of(td) == [obs_of(zero)[0], [1, 0, 0], obs_of(zero)[2]]
-    env.close()
 
 
 @pytest.mark.covers("T-7", "T-B2")
-def test_observations_and_actions_of_any_depth_keep_their_keys():
-    env = StepmillEnv([Nested] * 2, backend="serial", categorical_action_encoding=True)
+def test_observations_and_actions_of_any_depth_keep_their_keys(made):
+    env = made(StepmillEnv([Nested] * 2, backend="serial", categorical_action_encoding=True))
     leaves = {("a", "x"), ("a", "y"), ("b", "x"), ("b", "c", "x"), ("pair", "0"), ("pair", "1")}
     assert set(env.observation_spec.keys(True, True)) == leaves
     td = env.rand_action(env.reset())
@@ -136,12 +130,11 @@ def test_observations_and_actions_of_any_depth_keep_their_keys():
     torch.testing.assert_close(following["a", "x"], td["action", "push", "0"])
     assert following["pair", "0"].tolist() == td["action", "push", "1"].tolist()
     assert following["a", "y"].tolist() == [11, 11]
-    env.close()
 
 
 @pytest.mark.covers("T-B6")
-def test_one_hot_actions_reach_the_env_as_their_numbers():
-    env = StepmillEnv([Nested] * 2, backend="serial")
+def test_one_hot_actions_reach_the_env_as_their_numbers(made):
+    env = made(StepmillEnv([Nested] * 2, backend="serial"))
     td = env.rand_action(env.reset())
     td["action", "turn"] = torch.eye(5)[[1, 3]]  # of floats, as a policy gives them
     td["action", "keys"] = torch.tensor([[0, 1, 0, 0, 0, 0, 1], [1, 0, 0, 1, 0, 0, 0]])
@@ -152,13 +145,12 @@ def test_one_hot_actions_reach_the_env_as_their_numbers():
     td["action", "turn"] = torch.tensor([[1, 0], [0, 1]])
     with pytest.raises(stepmill.UsageError, match="one-hot action has shape"):
         env.step(td)
-    env.close()
 
 
 @pytest.mark.covers("T-8", "T-B7")
 @pytest.mark.parametrize("where", BACKENDS)
-def test_seeds_per_env_and_per_reset_build_nothing_anew(where):
-    env = StepmillEnv([stepmill.testing.SeedRecorder] * 3, **BACKENDS[where])
+def test_seeds_per_env_and_per_reset_build_nothing_anew(made, where):
+    env = made(StepmillEnv([stepmill.testing.SeedRecorder] * 3, **BACKENDS[where]))
     pids = [worker.pid for worker in env.stats().workers]
     following = env.set_seed(10)
     assert isinstance(following, int)
@@ -170,7 +162,6 @@ def test_seeds_per_env_and_per_reset_build_nothing_anew(where):
     assert [row[0] for row in obs_of(env.reset())] == [7, -1, 8]
     assert [row[0] for row in obs_of(env.reset(seed=30))] == [30, 31, 32]
     assert [worker.pid for worker in env.stats().workers] == pids
-    env.close()
 
 
 @pytest.mark.covers("T-8")
@@ -191,19 +182,17 @@ def test_the_same_seed_gives_the_same_rollout_and_another_another():
 
 
 @pytest.mark.covers("T-6")
-def test_a_wrong_batch_size_is_an_error_and_results_need_no_gradient():
-    env = counting(3, 9)
+def test_a_wrong_batch_size_is_an_error_and_results_need_no_gradient(made):
+    env = made(counting(3, 9))
     with pytest.raises(RuntimeError):
         env.step(TensorDict({"action": torch.tensor([1, 2])}, [2]))
     weight = torch.ones(3, requires_grad=True)
-    spaced = StepmillEnv([Nested] * 3, backend="serial", categorical_action_encoding=True)
+    spaced = made(StepmillEnv([Nested] * 3, backend="serial", categorical_action_encoding=True))
     td = spaced.rand_action(spaced.reset())
     td["action", "push", "0"] = td["action", "push", "0"] * weight[:, None]
     following = spaced.step(td)["next"]
     assert not following["a", "x"].requires_grad
     assert not following.is_shared()
-    env.close()
-    spaced.close()
 
 
 @pytest.mark.covers("T-9/reopen")
@@ -249,19 +238,18 @@ def test_moving_to_a_device_moves_specs_and_data(is_open_before):
 
 
 @pytest.mark.covers("T-10")
-def test_rand_step_and_the_representation():
-    env = counting(2, 9)
+def test_rand_step_and_the_representation(made):
+    env = made(counting(2, 9))
     td = env.rand_step(env.reset())
     assert td["next", "observation"].shape == (2, 3)
     assert env.rand_step()["next", "done"].shape == (2, 1)
     assert repr(env) == "StepmillEnv(num_workers=2, device=cpu)"
-    env.close()
 
 
 @pytest.mark.covers("T-B6")
 @pytest.mark.parametrize("where", BACKENDS)
-def test_frame_skip_repeats_the_action_until_the_end(where):
-    env = counting(2, 3, where, frame_skip=2)
+def test_frame_skip_repeats_the_action_until_the_end(made, where):
+    env = made(counting(2, 3, where, frame_skip=2))
     assert type(env) is StepmillEnv
     td = env.reset()
     stepped, td = env.step_and_maybe_reset(act(env, td, 1, 10))
@@ -271,43 +259,39 @@ def test_frame_skip_repeats_the_action_until_the_end(where):
     assert obs_of(stepped["next"]) == [[0, 0, 3], [1, 0, 4]]
     assert stepped["next", "reward"].flatten().tolist() == [1, 20]  # env 0 ended after one
     assert obs_of(td) == [[0, 1, 0], [1, 1, 0]]
-    env.close()
 
 
-def test_a_partial_step_leaves_other_envs_where_they_are():
-    env = counting(3, 9)
+def test_a_partial_step_leaves_other_envs_where_they_are(made):
+    env = made(counting(3, 9))
     td = act(env, env.reset(), 1, 2, 3).set("_step", torch.tensor([True, False, True]))
     following = env.step(td)["next"]
     assert obs_of(following) == [[0, 0, 1], [1, 0, 0], [2, 0, 1]]
     assert following["reward"].flatten().tolist() == [1, 0, 3]
-    env.close()
 
 
 @pytest.mark.parametrize("where", BACKENDS)
-def test_an_env_that_raises_is_named_and_a_reset_goes_on(where):
-    env = StepmillEnv([CountingEnv, RaisingEnv], **BACKENDS[where], categorical_action_encoding=True)
+def test_an_env_that_raises_is_named_and_a_reset_goes_on(made, where):
+    env = made(StepmillEnv([CountingEnv, RaisingEnv], **BACKENDS[where], categorical_action_encoding=True))
     td = act(env, env.reset(), 1, 1)
     with pytest.raises(stepmill.EnvError) as caught:
         env.step(td)
     assert caught.value.env_id == 1
     td = env.reset()
     assert env.step(act(env, td, 1, 1))["next", "reward"].flatten().tolist() == [1, 1]
-    env.close()
 
 
-def test_infos_of_a_fixed_shape_come_along_too():
+def test_infos_of_a_fixed_shape_come_along_too(made):
     pytest.importorskip("numba")
     taxis = [stepmill.kernels.find("Taxi-v4")] * 2
-    env = StepmillEnv(taxis, backend="kernel", info_specs={"prob": Unbounded((), dtype=torch.float64)})
+    env = made(StepmillEnv(taxis, backend="kernel", info_specs={"prob": Unbounded((), dtype=torch.float64)}))
     assert env.reset()["info", "prob"].tolist() == [1, 1]
     assert env.rand_step(env.reset())["next", "info", "prob"].tolist() == [1, 1]
-    env.close()
 
 
 @pytest.mark.covers("T-B5")
 @pytest.mark.parametrize("where", BACKENDS)
-def test_infos_come_along_where_they_are_asked_for(where):
-    env = counting(3, 2, where, info_specs={"t": Unbounded((), dtype=torch.int64)})
+def test_infos_come_along_where_they_are_asked_for(made, where):
+    env = made(counting(3, 2, where, info_specs={"t": Unbounded((), dtype=torch.int64)}))
     check_env_specs(env, break_when_any_done="both")
     td = env.reset()
     for _ in range(2):
@@ -316,7 +300,6 @@ def test_infos_come_along_where_they_are_asked_for(where):
     assert td["info", "t"].tolist() == [2, 2, 2]  # CountingEnv's reset has no such info
     view = env[1:]
     assert view.step(act(view, td[1:].clone(), 1, 1))["next", "info", "t"].tolist() == [3, 3]
-    env.close()
 
 
 def test_envs_from_a_pool_of_ones_own():
@@ -351,14 +334,13 @@ def test_what_cannot_be_a_tensor_is_refused_by_name():
 
 @pytest.mark.covers("T-11")
 @pytest.mark.parametrize("where", BACKENDS)
-def test_it_works_in_torchrls_collectors(where):
-    env = counting(2, 3, where)
+def test_it_works_in_torchrls_collectors(made, where):
+    env = made(counting(2, 3, where))
     collector = Collector(env, None, frames_per_batch=20, total_frames=60)
     frames = [td["next", "observation"][0, :, 2].tolist() for td in collector]
     assert [len(each) for each in frames] == [10, 10, 10]
     assert frames[0] == [1, 2, 3, 1, 2, 3, 1, 2, 3, 1]
     collector.shutdown()
-    env.close()
 
 
 def test_large_observations_are_lent_and_outlive_the_env():

@@ -14,10 +14,9 @@ def make():
     return gymnasium.make("CartPole-v1")
 
 
-def test_options_are_keywords():
-    env = StepmillEnv([make] * 2, backend="serial", tuning={"slots": 2}, run_type_checks=True)
+def test_options_are_keywords(made):
+    env = made(StepmillEnv([make] * 2, backend="serial", tuning={"slots": 2}, run_type_checks=True))
     assert (env.pool.options.backend, env.pool.options.tuning.slots, env.run_type_checks) == ("serial", 2, True)
-    env.close()
 
 
 def test_mistakes_are_answered_in_words():
@@ -38,21 +37,20 @@ def test_a_pool_cannot_have_options_any_more():
 
 
 @pytest.mark.covers("T-16")
-def test_arguments_of_parallel_env_that_are_options_here_do_what_they_say():
-    env = StepmillEnv([make] * 2, mp_start_method="fork", num_sub_threads=3, num_workers=1, backend="process")
+def test_arguments_of_parallel_env_that_are_options_here_do_what_they_say(made):
+    env = made(StepmillEnv([make] * 2, mp_start_method="fork", num_sub_threads=3, num_workers=1, backend="process"))
     assert (env.pool.options.context, env.pool.options.workers.threads) == ("fork", 3)
     assert env.create_env_kwargs == [{}, {}]
-    env.close()
-    env = StepmillEnv([make], serial_for_single=True, daemon=True, metadata_from_workers=True, use_buffers=None)
+    env = made(StepmillEnv([make], serial_for_single=True, daemon=True, metadata_from_workers=True, use_buffers=None))
     assert env.pool.options.backend == "serial"
-    env.close()
-    env = StepmillEnv(
-        [make] * 2, serial_for_single=True, shared_memory=True, memmap=False, pin_memory=False, backend="process"
+    env = made(
+        StepmillEnv(
+            [make] * 2, serial_for_single=True, shared_memory=True, memmap=False, pin_memory=False, backend="process"
+        )
     )
     assert env.pool.options.backend != "serial"
     with pytest.raises(UsageError, match="the workers have been started; give use_buffers to StepmillEnv"):
         env.configure_parallel(use_buffers=True)
-    env.close()
 
 
 @pytest.mark.covers("T-16")

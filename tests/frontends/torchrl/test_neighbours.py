@@ -29,8 +29,8 @@ def obs_of(td):
 
 @pytest.mark.covers("T-12")
 @pytest.mark.parametrize("where", BACKENDS)
-def test_attributes_and_methods_fan_out_to_the_envs(where):
-    env = counting(3, 9, where)
+def test_attributes_and_methods_fan_out_to_the_envs(made, where):
+    env = made(counting(3, 9, where))
     env.reset()
     assert list(env.identity) == [0, 1, 2]
     assert env.identity == [0, 1, 2]
@@ -41,12 +41,11 @@ def test_attributes_and_methods_fan_out_to_the_envs(where):
     assert not hasattr(env, "no_such_thing")
     with pytest.raises(AttributeError, match="neither StepmillEnv nor its envs"):
         env.no_such_thing  # noqa: B018
-    env.close()
 
 
 @pytest.mark.covers("T-12")
-def test_an_indexed_view_is_a_live_env():
-    env = counting(4, 3)
+def test_an_indexed_view_is_a_live_env(made):
+    env = made(counting(4, 3))
     env.reset()
     view = env[2:]
     check_env_specs(view)
@@ -63,11 +62,10 @@ def test_an_indexed_view_is_a_live_env():
     assert [row[0] for row in obs_of(td["next"])] == [3, 1]
     assert td["next", "reward"].flatten().tolist() == [7, 8]
     assert repr(env[1]) == "EnvView(env_ids=[1], device=cpu)"
-    env.close()
 
 
-def test_a_view_repeats_actions_as_the_whole_env_does():
-    env = counting(3, 3, frame_skip=2)
+def test_a_view_repeats_actions_as_the_whole_env_does(made):
+    env = made(counting(3, 3, frame_skip=2))
     env.reset()
     view = env[[2, 0]]
     td = view.step(act(view, view.reset(), 1, 10))
@@ -77,40 +75,36 @@ def test_a_view_repeats_actions_as_the_whole_env_does():
     assert [row[2] for row in obs_of(td["next"])] == [4, 3]
     assert td["next", "reward"].flatten().tolist() == [2, 10]  # env 0 ended after one
     assert td["next", "done"].flatten().tolist() == [False, True]
-    env.close()
 
 
 @pytest.mark.covers("T-12")
-def test_a_view_steps_the_envs_of_its_mask():
-    env = counting(3, 9)
+def test_a_view_steps_the_envs_of_its_mask(made):
+    env = made(counting(3, 9))
     env.reset()
     view = env[[2, 0]]
     td = act(view, view.reset(), 5, 6).set("_step", torch.tensor([False, True]))
     following = view.step(td)["next"]
     assert obs_of(following) == [[2, 1, 0], [0, 1, 1]]
     assert following["reward"].flatten().tolist() == [0, 6]
-    env.close()
 
 
-def test_a_reset_of_a_failed_env_takes_no_result_of_another():
+def test_a_reset_of_a_failed_env_takes_no_result_of_another(made):
     fns = [partial(RaisingEnv, phase=Phase.STEP, at=2), CountingEnv]
-    env = StepmillEnv(fns, backend="serial", categorical_action_encoding=True)
+    env = made(StepmillEnv(fns, backend="serial", categorical_action_encoding=True))
     td = env.step(act(env, env.reset(), 1, 1))["next"]
     with pytest.raises(stepmill.EnvError):
         env.step(act(env, td.clone(), 1, 1))
     failed = td.clone().set("_reset", torch.tensor([[True], [False]]))
     assert obs_of(env.reset(failed, list_of_kwargs=[{"seed": 5}, {}])) == [[0, 0, 0], [0, 0, 1]]
-    env.close()
 
 
 @pytest.mark.covers("T-12")
-def test_each_env_has_reset_arguments_of_its_own():
-    env = StepmillEnv([stepmill.testing.SeedRecorder] * 3, backend="serial")
+def test_each_env_has_reset_arguments_of_its_own(made):
+    env = made(StepmillEnv([stepmill.testing.SeedRecorder] * 3, backend="serial"))
     td = env.reset(list_of_kwargs=[{"seed": 5}, {}, {"seed": 8, "options": {"a": 1}}])
     assert [row[0] for row in obs_of(td)] == [5, -1, 8]
     with pytest.raises(stepmill.UsageError, match="2 entries for 3 envs"):
         env.reset(list_of_kwargs=[{}, {}])
-    env.close()
 
 
 class Bounded(gymnasium.Env):
@@ -137,9 +131,9 @@ class Bounded(gymnasium.Env):
 
 
 @pytest.mark.covers("T-12")
-def test_envs_of_different_bounds_and_numbers_of_choices_have_each_its_own_spec():
+def test_envs_of_different_bounds_and_numbers_of_choices_have_each_its_own_spec(made):
     fns = [partial(Bounded, 1, 3), partial(Bounded, 5, 2), partial(Bounded, 9, 7)]
-    env = StepmillEnv(fns, backend="serial", categorical_action_encoding=True)
+    env = made(StepmillEnv(fns, backend="serial", categorical_action_encoding=True))
     check_env_specs(env)
     assert env.observation_spec["x"].space.high[:, 0].tolist() == [1, 5, 9]
     assert env.full_action_spec["action", "pick"].space.high.tolist() == [2, 1, 6]
@@ -147,7 +141,6 @@ def test_envs_of_different_bounds_and_numbers_of_choices_have_each_its_own_spec(
     check_env_specs(env[1:])
     assert env[2].full_action_spec["action", "keys"].space.high.tolist() == [[6, 2]]
     assert env[2].rand_action()["action", "pick"] <= 6
-    env.close()
 
 
 @pytest.mark.covers("T-12")
@@ -196,13 +189,12 @@ def test_the_environments_deadline_gives_way_to_options_and_to_backends_without_
 
 
 @pytest.mark.covers("T-12")
-def test_a_dead_worker_is_named_as_torchrls_users_know_it():
+def test_a_dead_worker_is_named_as_torchrls_users_know_it(made):
     fns = [CountingEnv, lambda: DyingEnv(at=2)]
-    env = StepmillEnv(fns, **{**BACKENDS["process"], "categorical_action_encoding": True})
+    env = made(StepmillEnv(fns, **{**BACKENDS["process"], "categorical_action_encoding": True}))
     td = env.step(act(env, env.reset(), 1, 1))
     with pytest.raises(RuntimeError, match=r"Cannot proceed, worker 1 dead\.") as caught:
         env.step(act(env, td["next"].exclude("reward"), 1, 1))
     assert isinstance(caught.value, stepmill.WorkerDied)
     assert caught.value.env_ids == (1,)
     assert env.reset()["done"].sum() == 0
-    env.close()

@@ -37,7 +37,7 @@ def test_parallel_env_takes_torchrls_arguments():
 
 
 @pytest.mark.covers("T-17")
-def test_a_pickled_env_is_closed_and_its_copy_has_the_present_arguments_and_device():
+def test_a_pickled_env_is_closed_and_its_copy_has_the_present_arguments_and_device(made):
     class Limited(ParallelEnv):
         def __init__(self, num_steps):
             function = lambda **kwargs: gymnasium.make("CartPole-v1", **kwargs)  # noqa: E731
@@ -53,10 +53,9 @@ def test_a_pickled_env_is_closed_and_its_copy_has_the_present_arguments_and_devi
         False,
         "cpu:1",
     )
-    again = pickle.loads(cloudpickle.dumps(copied.to("cpu")))
+    again = made(pickle.loads(cloudpickle.dumps(copied.to("cpu"))))
     truncated = again.rollout(4, break_when_any_done=False)["next", "truncated"]
     assert truncated.squeeze(-1).tolist() == [[False, False, True, False], [False, False, False, True]]
-    again.close()
 
 
 @pytest.mark.covers("T-17")
@@ -73,9 +72,9 @@ def test_arguments_that_do_not_fit_are_refused_by_name():
 
 
 @pytest.mark.covers("T-17")
-def test_seeds_of_parallel_env_are_torchrls():
+def test_seeds_of_parallel_env_are_torchrls(made):
     set_gym_backend("gymnasium").set()
-    env = ParallelEnv(3, lambda: GymEnv("CartPole-v1"), backend="serial")
+    env = made(ParallelEnv(3, lambda: GymEnv("CartPole-v1"), backend="serial"))
     for is_static in (False, True):
         seed, expected = 7, []
         for single in (GymEnv("CartPole-v1") for _ in range(3)):
@@ -88,7 +87,6 @@ def test_seeds_of_parallel_env_are_torchrls():
     assert env.set_seed(None) is None
     with pytest.raises(UsageError, match="-1"):
         env.set_seed(-1)
-    env.close()
 
 
 @pytest.mark.covers("T-17")

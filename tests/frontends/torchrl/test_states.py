@@ -85,27 +85,25 @@ def levels(env: Any) -> list[int]:
 
 @pytest.mark.covers("T-12")
 @pytest.mark.parametrize("where", BACKENDS)
-def test_what_envs_keep_is_saved_by_worker_and_loaded_again(where):
-    env = keeping(3, where)
+def test_what_envs_keep_is_saved_by_worker_and_loaded_again(made, where):
+    env = made(keeping(3, where))
     env.load_state_dict({f"worker{i}": {"Keeping": {"level": 4 + i}} for i in range(3)})
     assert levels(env) == [4, 5, 6]
     saved = env.state_dict()
     assert saved == {f"worker{i}": {"Keeping": {"level": 4 + i}} for i in range(3)}
-    env.close()
 
-    other = keeping(3, where, cls=AsyncStepmillEnv)
+    other = made(keeping(3, where, cls=AsyncStepmillEnv))
     other.load_state_dict(saved)
     assert levels(other) == [4, 5, 6]
     other.load_state_dict(saved["worker1"])  # the state of one, for all
     assert levels(other) == [5, 5, 5]
     other.load_state_dict({})
     assert levels(other) == [5, 5, 5]
-    other.close()
 
 
 @pytest.mark.covers("T-12")
 @pytest.mark.parametrize("where", BACKENDS)
-def test_running_statistics_of_wrappers_are_saved_as_tensors(where):
+def test_running_statistics_of_wrappers_are_saved_as_tensors(made, where):
     options = {**BACKENDS[where], "categorical_action_encoding": True}
     env = StepmillEnv([normalized] * 2, **options)
     env.rollout(20, break_when_any_done=False)
@@ -117,7 +115,7 @@ def test_running_statistics_of_wrappers_are_saved_as_tensors(where):
     assert set(saved["worker1"]) == {"NormalizeReward.return_rms", "NormalizeObservation.obs_rms"}
     assert float(saved["worker0"]["NormalizeObservation.obs_rms"]["count"]) > 20
 
-    other = StepmillEnv([normalized] * 2, **options)
+    other = made(StepmillEnv([normalized] * 2, **options))
     other.load_state_dict(saved)
     for name, part in other.state_dict()["worker1"].items():
         for key, value in part.items():
@@ -125,7 +123,6 @@ def test_running_statistics_of_wrappers_are_saved_as_tensors(where):
     other.rollout(5)  # they go on from there
     again = other.state_dict()["worker0"]["NormalizeObservation.obs_rms"]
     assert again["count"] > saved["worker0"]["NormalizeObservation.obs_rms"]["count"]
-    other.close()
 
 
 @pytest.mark.covers("T-12")
@@ -147,8 +144,8 @@ def test_what_was_saved_or_loaded_is_nobody_elses():
 
 @pytest.mark.covers("T-12", "G-5")
 @pytest.mark.parametrize("on_fault", ["truncate", "replay"])
-def test_a_worker_that_is_started_again_is_given_what_was_loaded(on_fault):
-    env = keeping(2, "process", options=under(on_fault))
+def test_a_worker_that_is_started_again_is_given_what_was_loaded(made, on_fault):
+    env = made(keeping(2, "process", options=under(on_fault)))
     env.load_state_dict({"Keeping": {"level": 3}})
     td = env.reset()
     env.load_state_dict({"worker0": {"Keeping": {"level": 7}}}, strict=False)  # in the middle of an episode
@@ -157,12 +154,11 @@ def test_a_worker_that_is_started_again_is_given_what_was_loaded(on_fault):
         warnings.simplefilter("ignore", RuntimeWarning)  # under replay it dies again, which causes a warning
         assert act(env, td, DIE, 1)["truncated"].flatten().tolist() == [True, False]
     assert levels(env) == [7, 3]
-    env.close()
 
 
 @pytest.mark.covers("T-12", "G-5")
-def test_an_episode_that_is_played_again_knows_what_was_loaded_in_its_middle():
-    env = keeping(2, "process", options=under("replay"))
+def test_an_episode_that_is_played_again_knows_what_was_loaded_in_its_middle(made):
+    env = made(keeping(2, "process", options=under("replay")))
     td = env.reset()
     act(env, td, 1, 1)
     env.load_state_dict({"Keeping": {"level": 7}})
@@ -173,13 +169,12 @@ def test_an_episode_that_is_played_again_knows_what_was_loaded_in_its_middle():
     assert after["reward"].flatten().tolist() == before["reward"].flatten().tolist() == [7001, 7001]
     assert not after["truncated"].any()
     assert [row[2] for row in after["observation"].tolist()] == [3, 3]
-    env.close()
 
 
 @pytest.mark.covers("T-12")
-def test_reading_a_state_leaves_no_mark_so_that_an_episode_can_be_played_again_without_processes():
+def test_reading_a_state_leaves_no_mark_so_that_an_episode_can_be_played_again_without_processes(made):
     options = stepmill.PoolOptions(on_fault="replay", seeding="per_episode")
-    env = keeping(2, "thread", options=options)
+    env = made(keeping(2, "thread", options=options))
     env.load_state_dict({"Keeping": {"level": 2}})
     td = env.reset(seed=0)
     act(env, td, 1, 1)
@@ -188,12 +183,11 @@ def test_reading_a_state_leaves_no_mark_so_that_an_episode_can_be_played_again_w
     after = act(env, td, 1, FAIL_ONCE)
     assert not after["truncated"].any()
     assert [row[2] for row in after["observation"].tolist()] == [2, 2]
-    env.close()
 
 
 @pytest.mark.covers("T-12")
-def test_a_state_that_does_not_fit_is_refused_before_any_env_is_given_it():
-    env = keeping(2)
+def test_a_state_that_does_not_fit_is_refused_before_any_env_is_given_it(made):
+    env = made(keeping(2))
     for state, words in (
         ({"worker0": {"Keeping": {"level": 1}}}, r"missing \['worker1'\]"),
         ({"worker0": {"Keeping": {"level": 1}}, "worker1": {"Other": {}}}, r"env 1: missing \['Keeping'\], unexpected"),
@@ -208,7 +202,6 @@ def test_a_state_that_does_not_fit_is_refused_before_any_env_is_given_it():
     assert levels(env) == [0, 1]
     with pytest.raises(stepmill.EnvError, match="no level below 0"):
         env.load_state_dict({"Keeping": {"level": -1}})
-    env.close()
 
 
 class Bonus(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -269,18 +262,17 @@ def test_spares_are_given_again_what_was_loaded_for_all():
 
 
 @pytest.mark.covers("T-12")
-def test_a_view_saves_and_loads_its_own_envs():
-    env = keeping(4)
+def test_a_view_saves_and_loads_its_own_envs(made):
+    env = made(keeping(4))
     env.load_state_dict({f"worker{i}": {"Keeping": {"level": i}} for i in range(4)})
     assert env[2:].state_dict() == {"worker0": {"Keeping": {"level": 2}}, "worker1": {"Keeping": {"level": 3}}}
     env[[3, 0]].load_state_dict(env[1:3].state_dict())
     assert levels(env) == [2, 1, 2, 1]
-    env.close()
 
 
 @pytest.mark.covers("T-12")
-def test_collectors_and_modules_can_save_an_env_that_keeps_something():
-    env = keeping(2)
+def test_collectors_and_modules_can_save_an_env_that_keeps_something(made):
+    env = made(keeping(2))
     collector = Collector(env, None, frames_per_batch=4, total_frames=8)
     saved = collector.state_dict()
     collector.load_state_dict(saved, strict=False)  # without a policy to load
@@ -288,7 +280,6 @@ def test_collectors_and_modules_can_save_an_env_that_keeps_something():
     holder = torch.nn.Module()
     holder.env = env
     assert holder.state_dict() == {}
-    env.close()
 
 
 @pytest.mark.covers("T-12")
@@ -311,8 +302,8 @@ def test_new_keyword_arguments_hold_from_the_next_reset_of_all_envs(where):
 
 
 @pytest.mark.covers("T-12")
-def test_envs_that_all_end_at_once_begin_again_with_the_new_arguments():
-    env = keeping(2, create_env_kwargs={"length": 2})
+def test_envs_that_all_end_at_once_begin_again_with_the_new_arguments(made):
+    env = made(keeping(2, create_env_kwargs={"length": 2}))
     td = env.reset()
     env.update_kwargs({"level": 5})
     rewards = []
@@ -321,12 +312,11 @@ def test_envs_that_all_end_at_once_begin_again_with_the_new_arguments():
         rewards.append(stepped["next", "reward"].flatten().tolist())
     assert rewards == [[1, 1], [1, 1], [5001, 5001]]
     assert [row[2] for row in td["observation"].tolist()] == [1, 1]
-    env.close()
 
 
 @pytest.mark.covers("T-12", "G-5")
-def test_a_worker_that_is_started_again_makes_its_envs_with_the_new_arguments():
-    env = keeping(2, "process", options=under("truncate"))
+def test_a_worker_that_is_started_again_makes_its_envs_with_the_new_arguments(made):
+    env = made(keeping(2, "process", options=under("truncate")))
     env.update_kwargs({"level": 6})
     td = env.reset()
     assert act(env, td, DIE, 1)["truncated"].flatten().tolist() == [True, False]
@@ -334,36 +324,33 @@ def test_a_worker_that_is_started_again_makes_its_envs_with_the_new_arguments():
     env.load_state_dict({"Keeping": {"level": 8}})
     env.update_kwargs({"length": 9})
     assert levels(env) == [8, 8]  # what was loaded is given to the new envs, too
-    env.close()
 
 
-def test_workers_need_no_torch_for_any_of_it():
-    env = StepmillEnv([CountingEnv] * 2, backend="process", num_workers=1, create_env_kwargs={"length": 4})
+def test_workers_need_no_torch_for_any_of_it(made):
+    env = made(StepmillEnv([CountingEnv] * 2, backend="process", num_workers=1, create_env_kwargs={"length": 4}))
     env.load_state_dict(env.state_dict())
     assert env.length == [4, 4]
     assert env.pool.get_attr(_has_torch, env_ids=[0]) == (False,)
-    env.close()
 
 
 _has_torch = eval("lambda env: 'torch' in __import__('sys').modules")  # of no module: this one would load torch there
 
 
 @pytest.mark.covers("T-12")
-def test_arguments_are_copied_for_each_env_and_never_changed():
+def test_arguments_are_copied_for_each_env_and_never_changed(made):
     mine = {"tags": ["a"]}
-    env = keeping(2, create_env_kwargs=mine)
+    env = made(keeping(2, create_env_kwargs=mine))
     env.pool.call(lambda env: env.unwrapped.tags.append("b"), env_ids=[0])
     assert env.tags == [["a", "b"], ["a"]]
     env.update_kwargs({"level": 1})
     env.reset()
     assert env.tags == [["a"], ["a"]]
     assert mine == {"tags": ["a"]}
-    env.close()
 
 
 @pytest.mark.covers("T-12")
-def test_arguments_that_make_no_such_env_are_refused_and_can_be_put_right():
-    env = StepmillEnv([Wide] * 2, backend="serial", categorical_action_encoding=True)
+def test_arguments_that_make_no_such_env_are_refused_and_can_be_put_right(made):
+    env = made(StepmillEnv([Wide] * 2, backend="serial", categorical_action_encoding=True))
     with pytest.raises(stepmill.UsageError, match="got 1 and 2"):
         env.update_kwargs([{}])
     env.update_kwargs({"width": 50})
@@ -372,24 +359,21 @@ def test_arguments_that_make_no_such_env_are_refused_and_can_be_put_right():
     env.update_kwargs({"width": 100, "nonsense": 1})
     with pytest.raises(stepmill.EnvError, match="nonsense"):
         env.reset()
-    env.close()
     given = stepmill.Pool([CountingEnv], backend="serial", options=stepmill.PoolOptions(autoreset_mode="Disabled"))
-    env = StepmillEnv(given)
+    env = made(StepmillEnv(given))
     with pytest.raises(stepmill.UsageError, match="make a new pool"):
         env.update_kwargs({"length": 3})
-    env.close()
 
 
 @pytest.mark.covers("T-12", "T-1")
-def test_envs_by_name_take_new_arguments_too():
-    env = MultiThreadedEnv(2, CountingEnv, create_env_kwargs=[{"length": 3}, {"length": 4}], backend="serial")
+def test_envs_by_name_take_new_arguments_too(made):
+    env = made(MultiThreadedEnv(2, CountingEnv, create_env_kwargs=[{"length": 3}, {"length": 4}], backend="serial"))
     env.reset()
     assert env.length == [3, 4]
     env.update_kwargs({"length": 8})
     env.reset()
     assert env.length == [8, 8]
-    env.close()
-    env = MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs={"num_threads": 1, "seed": 1})
+    env = made(MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs={"num_threads": 1, "seed": 1}))
     first = env.reset()["observation"]
     env.update_kwargs({"seed": 5})
     second = env.reset()["observation"]
@@ -399,4 +383,3 @@ def test_envs_by_name_take_new_arguments_too():
     assert env.state_dict() == {"worker0": {}, "worker1": {}}
     with pytest.raises(stepmill.UsageError, match="one mapping"):
         env.update_kwargs([{"seed": 5}, {"seed": 6}])
-    env.close()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.collectors import Collector
 from torchrl.data import Unbounded
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import check_env_specs
@@ -32,34 +31,31 @@ def make_pool(task_id="CartPole-v1", num_envs=4, **kwargs):
 @pytest.mark.covers("T-B9")
 @pytest.mark.parametrize("task_id", TASKS)
 @pytest.mark.parametrize("is_categorical", [True, False])
-def test_torchrls_own_checker_passes_on_every_task(task_id, is_categorical):
-    env = MultiThreadedEnv(3, task_id, create_env_kwargs=THREADS, categorical_action_encoding=is_categorical)
+def test_torchrls_own_checker_passes_on_every_task(made, task_id, is_categorical):
+    env = made(MultiThreadedEnv(3, task_id, create_env_kwargs=THREADS, categorical_action_encoding=is_categorical))
     check_env_specs(env, break_when_any_done="both", seed=3)
-    env.close()
 
 
 @pytest.mark.covers("T-1", "T-13")
 @pytest.mark.parametrize("batch_size", [4, 2])
-def test_an_existing_pool_is_wrapped_synchronous_or_not(batch_size):
-    env = MultiThreadedEnvWrapper(make_pool(batch_size=batch_size))
+def test_an_existing_pool_is_wrapped_synchronous_or_not(made, batch_size):
+    env = made(MultiThreadedEnvWrapper(make_pool(batch_size=batch_size)))
     check_env_specs(env)
     assert env.batch_size == (4,)
     assert repr(env) == "MultiThreadedEnvWrapper(num_workers=4, device=cpu)"
-    env.close()
 
 
 @pytest.mark.covers("T-1", "T-10")
-def test_a_task_is_made_by_name_with_arguments_that_stay_the_callers():
+def test_a_task_is_made_by_name_with_arguments_that_stay_the_callers(made):
     kwargs = {"num_threads": 2, "frame_skip": 4}
     before = copy.deepcopy(kwargs)
-    env = MultiThreadedEnv(2, "ALE/Pong-v5", create_env_kwargs=kwargs, device="cpu", disable_env_checker=True)
+    env = made(MultiThreadedEnv(2, "ALE/Pong-v5", create_env_kwargs=kwargs, device="cpu", disable_env_checker=True))
     assert isinstance(env, EnvBase)
     assert kwargs == before
     assert repr(env) == "MultiThreadedEnv(env=Pong-v5, num_workers=2, device=cpu)"
     assert env.rollout(3, break_when_any_done=False)["observation"].shape == (2, 3, 4, 84, 84)
     assert (env.config["num_envs"], env.config["max_num_players"]) == (2, 1)
     assert env.create_env_kwargs == kwargs
-    env.close()
 
 
 @pytest.mark.covers("T-2")
@@ -83,8 +79,8 @@ def test_wrong_arguments_have_the_errors_that_users_know(monkeypatch):
 
 
 @pytest.mark.covers("T-3")
-def test_specs_are_batched_and_on_the_device():
-    env = MultiThreadedEnv(3, "CartPole-v1", create_env_kwargs=THREADS, categorical_action_encoding=True)
+def test_specs_are_batched_and_on_the_device(made):
+    env = made(MultiThreadedEnv(3, "CartPole-v1", create_env_kwargs=THREADS, categorical_action_encoding=True))
     assert env.observation_spec["observation"].shape == (3, 4)
     assert env.action_spec.shape == (3,)
     assert env.reward_spec.shape == (3,)
@@ -94,15 +90,13 @@ def test_specs_are_batched_and_on_the_device():
         assert env.full_done_spec[key].shape == (3,)
         assert env.full_done_spec[key].dtype is torch.bool
     assert env.observation_spec.device == torch.device("cpu")
-    env.close()
-    several = MultiThreadedEnv(3, "CheetahRun-v1", create_env_kwargs=THREADS)
+    several = made(MultiThreadedEnv(3, "CheetahRun-v1", create_env_kwargs=THREADS))
     assert set(several.observation_spec.keys()) == {"position", "velocity"}
-    several.close()
 
 
 @pytest.mark.covers("T-4", "T-B4")
-def test_a_masked_reset_resets_those_and_shows_the_newest_of_the_rest():
-    env = MultiThreadedEnv(4, "CartPole-v1", create_env_kwargs=THREADS, categorical_action_encoding=True)
+def test_a_masked_reset_resets_those_and_shows_the_newest_of_the_rest(made):
+    env = made(MultiThreadedEnv(4, "CartPole-v1", create_env_kwargs=THREADS, categorical_action_encoding=True))
     td = env.reset()
     stepped = env.step(td.set("action", torch.tensor([1, 1, 1, 1])))
     before = stepped["next"].clone()
@@ -112,12 +106,13 @@ def test_a_masked_reset_resets_those_and_shows_the_newest_of_the_rest():
     assert (again["observation"][mask] != before["observation"][mask]).any()
     assert not again["done"].any()
     assert torch.equal(stepped["next", "observation"], before["observation"])
-    env.close()
 
 
 @pytest.mark.covers("T-11", "T-B3")
-def test_an_episode_that_ended_is_reset_once_and_no_step_is_lost_on_it():
-    env = MultiThreadedEnv(4, "CartPole-v1", create_env_kwargs={**THREADS, "seed": 1}, categorical_action_encoding=True)
+def test_an_episode_that_ended_is_reset_once_and_no_step_is_lost_on_it(made):
+    env = made(
+        MultiThreadedEnv(4, "CartPole-v1", create_env_kwargs={**THREADS, "seed": 1}, categorical_action_encoding=True)
+    )
     theirs = make_pool(seed=1)
     obs, _ = theirs.reset()
     td = env.reset()
@@ -134,7 +129,6 @@ def test_an_episode_that_ended_is_reset_once_and_no_step_is_lost_on_it():
             theirs._reset(ended)
             fresh = theirs.recv(reset=True)[0]
             assert torch.equal(td["observation"][ended.tolist()], torch.from_numpy(fresh))
-    env.close()
 
 
 @pytest.mark.covers("T-5/four", "T-5/five", "T-5/others")
@@ -169,14 +163,13 @@ def _shortened(values):
 
 
 @pytest.mark.covers("T-6")
-def test_too_few_actions_are_an_error_and_results_are_not_shared():
-    env = MultiThreadedEnv(3, "Pendulum-v1", create_env_kwargs=THREADS)
+def test_too_few_actions_are_an_error_and_results_are_not_shared(made):
+    env = made(MultiThreadedEnv(3, "Pendulum-v1", create_env_kwargs=THREADS))
     td = env.step(TensorDict({"action": env.action_spec.rand()}, [3]))  # before any reset: it begins with one
     assert not td.is_shared()
     assert not td["next", "observation"].requires_grad
     with pytest.raises(RuntimeError):
         env.step(TensorDict({"action": env.action_spec.rand()[:2]}, [2]))
-    env.close()
 
 
 @pytest.mark.covers("T-8", "T-B7")
@@ -201,37 +194,25 @@ def test_seeds_make_runs_that_repeat():
 
 
 @pytest.mark.covers("T-8")
-def test_a_seed_for_a_wrapped_pool_is_ignored_and_said_so(monkeypatch):
+def test_a_seed_for_a_wrapped_pool_is_ignored_and_said_so(made, monkeypatch):
     logged = []
     monkeypatch.setattr("stepmill.frontends.torchrl.threaded.logger.info", lambda text, *_: logged.append(text))
-    env = MultiThreadedEnvWrapper(make_pool(seed=3))
+    env = made(MultiThreadedEnvWrapper(make_pool(seed=3)))
     env.set_seed(9)
     assert torch.equal(env.reset()["observation"], torch.from_numpy(make_pool(seed=3).reset()[0]))
     assert "ignores seed" in logged[0]
-    env.close()
-
-
-@pytest.mark.covers("T-9/reopen")
-def test_closing_and_resetting_opens_it_again():
-    env = MultiThreadedEnv(3, "Pendulum-v1", create_env_kwargs=THREADS)
-    env.reset()
-    env.rand_step()
-    assert not env.is_closed
-    env.close()
-    assert env.is_closed
-    env.reset()
-    assert not env.is_closed
-    env.close()
 
 
 @pytest.mark.covers("T-B5")
-def test_rows_are_of_the_env_that_they_say_and_infos_are_there_for_who_asks():
+def test_rows_are_of_the_env_that_they_say_and_infos_are_there_for_who_asks(made):
     env = MultiThreadedEnv(3, "CartPole-v1", create_env_kwargs=THREADS)
     assert env.env_id == [0, 1, 2]
     env.close()
     specs = {"elapsed_step": Unbounded((), dtype=torch.int32)}
-    env = MultiThreadedEnv(
-        3, "CartPole-v1", create_env_kwargs=THREADS, info_specs=specs, categorical_action_encoding=True
+    env = made(
+        MultiThreadedEnv(
+            3, "CartPole-v1", create_env_kwargs=THREADS, info_specs=specs, categorical_action_encoding=True
+        )
     )
     check_env_specs(env, break_when_any_done="both")
     td = env.reset()
@@ -240,19 +221,20 @@ def test_rows_are_of_the_env_that_they_say_and_infos_are_there_for_who_asks():
     again = env.reset(TensorDict({"_reset": torch.tensor([False, True, True])}, [3]))
     assert again["info", "elapsed_step"].tolist() == [1, 0, 0]
     assert stepped["next", "info", "elapsed_step"].tolist() == [1, 1, 1]
-    env.close()
 
 
 @pytest.mark.covers("T-B6")
-def test_every_keyword_argument_works():
-    env = MultiThreadedEnv(
-        2,
-        "CartPole-v1",
-        create_env_kwargs={**THREADS, "seed": 2},
-        categorical_action_encoding=False,
-        disable_env_checker=True,
-        frame_skip=3,
-        allow_done_after_reset=True,
+def test_every_keyword_argument_works(made):
+    env = made(
+        MultiThreadedEnv(
+            2,
+            "CartPole-v1",
+            create_env_kwargs={**THREADS, "seed": 2},
+            categorical_action_encoding=False,
+            disable_env_checker=True,
+            frame_skip=3,
+            allow_done_after_reset=True,
+        )
     )
     assert type(env) is MultiThreadedEnv
     assert env.action_spec.shape == (2, 2)
@@ -263,45 +245,40 @@ def test_every_keyword_argument_works():
         obs = theirs.step(np.array([1, 0]))[0]
     assert torch.equal(stepped["next", "observation"], torch.from_numpy(obs))
     assert stepped["next", "reward"].tolist() == [3, 3]
-    env.close()
 
 
 @pytest.mark.covers("T-17")
-def test_integer_actions_are_the_default():
-    env = MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs=THREADS)
+def test_integer_actions_are_the_default(made):
+    env = made(MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs=THREADS))
     assert env.step(env.reset().set("action", torch.tensor([0, 1])))["next", "reward"].tolist() == [1, 1]
     with pytest.raises(
         stepmill.UsageError, match=r"shape \(2, 2\) instead of \(2,\).*categorical_action_encoding=False"
     ):
         env.step(env.reset().set("action", torch.tensor([[0, 1], [1, 0]])))
-    env.close()
 
 
 @pytest.mark.covers("T-17")
-def test_attributes_are_those_of_the_pool():
+def test_attributes_are_those_of_the_pool(made):
     given = make_pool(num_envs=3)
-    env = MultiThreadedEnvWrapper(given)
+    env = made(MultiThreadedEnvWrapper(given))
     assert env._env is given
     assert env.spec is given.spec
     assert env.action_space == given.action_space
     assert (env.config["num_envs"], env.frame_skip) == (3, 1)
     with pytest.raises(AttributeError, match="'absent'"):
         env.absent  # noqa: B018
-    env.close()
-    with_python = MultiThreadedEnv(2, CountingEnv, backend="serial")
+    with_python = made(MultiThreadedEnv(2, CountingEnv, backend="serial"))
     assert not hasattr(with_python, "_env")
-    with_python.close()
 
 
 @pytest.mark.covers("T-B8")
-def test_actions_of_other_dtypes_and_strides_are_cast():
-    env = MultiThreadedEnv(2, "Pendulum-v1", create_env_kwargs={**THREADS, "seed": 2})
+def test_actions_of_other_dtypes_and_strides_are_cast(made):
+    env = made(MultiThreadedEnv(2, "Pendulum-v1", create_env_kwargs={**THREADS, "seed": 2}))
     wide = torch.tensor([[0.5, 9.0], [-0.5, 9.0]], dtype=torch.float64)
     strided = env.step(env.reset(seed=2).set("action", wide[:, :1]))["next", "observation"]
     plain = env.step(env.reset(seed=2).set("action", torch.tensor([[0.5], [-0.5]])))["next", "observation"]
     assert torch.equal(strided, plain)
-    env.close()
-    discrete = MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs=THREADS, categorical_action_encoding=True)
+    discrete = made(MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs=THREADS, categorical_action_encoding=True))
     for action in (
         torch.tensor([1, 0]),
         torch.tensor([[1, 7], [0, 7]])[:, :1],
@@ -311,54 +288,41 @@ def test_actions_of_other_dtypes_and_strides_are_cast():
         assert discrete.step(discrete.reset().set("action", action))["next", "reward"].tolist() == [1, 1]
     with pytest.raises(stepmill.UsageError, match="numbers that int64 cannot hold"):
         discrete.step(discrete.reset().set("action", torch.tensor([0.5, 1.0])))
-    discrete.close()
 
 
 @pytest.mark.covers("T-B1")
 @pytest.mark.parametrize("backend", ["serial", "thread", "process"])
-def test_the_same_class_runs_python_envs(backend):
+def test_the_same_class_runs_python_envs(made, backend):
     options = stepmill.PoolOptions(context="fork") if backend == "process" else None
-    env = MultiThreadedEnv(3, "CartPole-v1", backend=backend, options=options, categorical_action_encoding=True)
+    env = made(MultiThreadedEnv(3, "CartPole-v1", backend=backend, options=options, categorical_action_encoding=True))
     check_env_specs(env)
     assert repr(env) == "MultiThreadedEnv(env=CartPole-v1, num_workers=3, device=cpu)"
-    env.close()
-    env = MultiThreadedEnv(2, CountingEnv, create_env_kwargs={"length": 9}, backend=backend, options=options)
+    env = made(MultiThreadedEnv(2, CountingEnv, create_env_kwargs={"length": 9}, backend=backend, options=options))
     assert env.length == [9, 9]
-    env.close()
 
 
 @pytest.mark.covers("T-B1")
-def test_any_stepmill_pool_is_wrapped():
+def test_any_stepmill_pool_is_wrapped(made):
     options = stepmill.PoolOptions(autoreset_mode="Disabled")
-    env = MultiThreadedEnvWrapper(stepmill.Pool([CountingEnv] * 2, backend="serial", options=options))
+    env = made(MultiThreadedEnvWrapper(stepmill.Pool([CountingEnv] * 2, backend="serial", options=options)))
     check_env_specs(env)
-    env.close()
-
-
-def test_it_works_in_torchrls_collectors():
-    env = MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs=THREADS)
-    collector = Collector(env, None, frames_per_batch=20, total_frames=60)
-    assert [td.batch_size for td in collector] == [(2, 10)] * 3
-    collector.shutdown()
-    env.close()
 
 
 @pytest.mark.covers("T-1", "T-15")
-def test_a_pool_that_was_made_for_gym_is_wrapped_as_in_torchrls_example():
+def test_a_pool_that_was_made_for_gym_is_wrapped_as_in_torchrls_example(made):
     pool = envpool.make("CartPole-v1", env_type="gym", num_envs=4, gym_reset_return_info=True)
-    env = MultiThreadedEnvWrapper(pool)
+    env = made(MultiThreadedEnvWrapper(pool))
     assert env.config["num_envs"] == env.num_workers == 4
     env.reset()
     assert env.rand_step()["next", "observation"].shape == (4, 4)
     assert env.rollout(3, break_when_any_done=False).shape == (4, 3)
     with pytest.raises(AttributeError, match="create_env_kwargs"):
         _ = env.create_env_kwargs
-    env.close()
 
 
 @pytest.mark.covers("T-4", "T-14", "T-15")
-def test_obs_is_the_newest_observation_of_each_env():
-    env = MultiThreadedEnv(3, "CartPole-v1", create_env_kwargs=THREADS)
+def test_obs_is_the_newest_observation_of_each_env(made):
+    env = made(MultiThreadedEnv(3, "CartPole-v1", create_env_kwargs=THREADS))
     assert env.obs["observation"].tolist() == [[0.0] * 4] * 3
     first = env.reset()["observation"]
     assert torch.equal(env.obs["observation"], first)
@@ -366,13 +330,11 @@ def test_obs_is_the_newest_observation_of_each_env():
     assert torch.equal(env.obs["observation"], stepped)
     assert env.obs.batch_size == (3,)
     assert not torch.equal(first, stepped)
-    env.close()
 
 
 @pytest.mark.covers("T-15")
-def test_config_of_another_backend_is_that_of_the_envs():
-    env = MultiThreadedEnv(2, CountingEnv, create_env_kwargs=[{"length": 3}, {"length": 4}], backend="serial")
+def test_config_of_another_backend_is_that_of_the_envs(made):
+    env = made(MultiThreadedEnv(2, CountingEnv, create_env_kwargs=[{"length": 3}, {"length": 4}], backend="serial"))
     with pytest.raises(AttributeError, match="config"):
         _ = env.config
     assert env.create_env_kwargs == [{"length": 3}, {"length": 4}]
-    env.close()

@@ -117,30 +117,27 @@ def test_specs_and_rollouts_are_those_of_torchrl(both, maker):
 
 
 @pytest.mark.parametrize("where", BACKENDS)
-def test_torchrls_own_checker_passes(where):
-    env = StepmillEnv([partial(make_counted, seed) for seed in SEEDS], **BACKENDS[where])
+def test_torchrls_own_checker_passes(made, where):
+    env = made(StepmillEnv([partial(make_counted, seed) for seed in SEEDS], **BACKENDS[where]))
     check_env_specs(env, break_when_any_done="both", seed=3)
-    env.close()
 
 
-def test_a_seed_is_given_to_the_env_before_its_reset():
-    ours = StepmillEnv([partial(make_gym, 0)] * 2, backend="serial")
+def test_a_seed_is_given_to_the_env_before_its_reset(made):
+    ours = made(StepmillEnv([partial(make_gym, 0)] * 2, backend="serial"))
     ours.set_seed([5, 6])
     td = ours.reset()
     for row, seed in enumerate((5, 6)):
         assert torch.equal(td["observation"][row], make_gym(seed).reset()["observation"])
-    ours.close()
 
 
-def test_attributes_of_the_env_and_of_what_it_wraps_are_reached():
-    ours = StepmillEnv([partial(make_counted, seed) for seed in SEEDS], backend="serial")
+def test_attributes_of_the_env_and_of_what_it_wraps_are_reached(made):
+    ours = made(StepmillEnv([partial(make_counted, seed) for seed in SEEDS], backend="serial"))
     assert list(ours.env_name) == ["CartPole-v1"] * 3
     assert [space.n for space in ours.action_space] == [2] * 3
-    ours.close()
 
 
-def test_asynchronous_steps_count_the_steps_of_each_env():
-    env = AsyncStepmillEnv([partial(make_counted, seed) for seed in SEEDS], backend="thread", num_workers=2)
+def test_asynchronous_steps_count_the_steps_of_each_env(made):
+    env = made(AsyncStepmillEnv([partial(make_counted, seed) for seed in SEEDS], backend="thread", num_workers=2))
     env.async_reset_send(env_index=[0, 1, 2])
     td = env.async_reset_recv(min_get=3)
     for step in range(1, 4):
@@ -148,7 +145,6 @@ def test_asynchronous_steps_count_the_steps_of_each_env():
         env.async_step_and_maybe_reset_send(td)
         stepped, td = env.async_step_and_maybe_reset_recv(min_get=3)
         assert stepped["next", "step_count"].flatten().tolist() == [step] * 3
-    env.close()
 
 
 def test_a_pool_runs_them_too():
@@ -207,12 +203,11 @@ def test_what_is_not_supported_is_refused_by_name(maker, words):
         StepmillEnv([partial(maker, 0)], backend="serial")
 
 
-def test_text_that_a_transform_reads_may_be_excluded_after_it():
-    env = StepmillEnv([partial(make_hashed, 0)] * 2, backend="serial")
+def test_text_that_a_transform_reads_may_be_excluded_after_it(made):
+    env = made(StepmillEnv([partial(make_hashed, 0)] * 2, backend="serial"))
     seen = env.rollout(2)
     assert seen["hash"].shape[:2] == (2, 2)
     assert "note" not in seen.keys()  # noqa: SIM118
-    env.close()
 
 
 def test_a_transform_that_works_only_outside_raises_torchrls_class():
@@ -255,11 +250,10 @@ class LouderData(GymEnv):
 
 
 @pytest.mark.parametrize("cls", [LouderStep, LouderInnerStep, LouderData])
-def test_methods_of_a_subclass_of_gym_env_are_called(cls):
-    env = StepmillEnv([partial(cls, "CartPole-v1")] * 2, backend="serial")
+def test_methods_of_a_subclass_of_gym_env_are_called(made, cls):
+    env = made(StepmillEnv([partial(cls, "CartPole-v1")] * 2, backend="serial"))
     env.set_seed(0)
     assert env.rollout(3)["next", "reward"].flatten().tolist() == [101.0] * 6
-    env.close()
 
 
 def test_few_gym_envs_of_tiny_envs_run_in_line():
