@@ -9,6 +9,7 @@ import pytest
 
 import stepmill
 from stepmill.testing.envs import CountingEnv
+from tests.harness.gym_envs import cartpoles
 from tests.harness.pools import begun, counting_envs
 
 
@@ -38,6 +39,12 @@ def test_functions_read_and_set_what_takes_more_than_an_attribute(pool_of):
     pool.set_attr(put, 7, env_ids=[1])
     assert pool.get_attr("pair") == ((1, 2), (7, 8), (9, 10))
     assert pool.get_attr(lambda env: env.unwrapped.pair[1], env_ids=[2, 0]) == (10, 2)
+
+
+def test_an_attribute_is_set_in_the_wrapper_that_has_it(pool_of):
+    pool = pool_of(cartpoles(2))
+    pool.set_attr("gravity", [1.0, 2.0])
+    assert pool.get_attr(lambda env: env.unwrapped.gravity) == pool.get_attr("gravity") == (1.0, 2.0)
 
 
 def test_step_and_reset_are_looked_up_again_after_a_call(pool_of):

@@ -60,26 +60,10 @@ DISGUISES: dict[str, Callable[[NDArray[Any]], Any]] = {
 """Functions that return the values of a [2, 3] array in another memory layout."""
 
 
-class DisguiseEnv(gymnasium.Env[Any, np.int64]):
-    """Returns predictable arrays in a different memory layout each step. The space has a [2, 3] Box of every dtype.
+class _Observing(gymnasium.Env[Any, np.int64]):
+    """Returns the observations of `_observe`, which may use the number of the step."""
 
-    Step t uses layout number t of `DISGUISES`, and its values must equal `expected(t)`. The layout `list` is used only for
-    int64, float64 and bool, whose values keep their type in a list.
-    """
-
-    def __init__(self) -> None:
-        self.observation_space = spaces.Dict({np.dtype(dtype).name: box(dtype, (2, 3)) for dtype in DTYPES})
-        self.action_space = spaces.Discrete(2)
-        self._t = 0
-
-    @staticmethod
-    def expected(t: int) -> dict[str, NDArray[Any]]:
-        """Return the observation of step t in plain arrays."""
-        values = (np.arange(6).reshape(2, 3) + 7 * t) % 90
-        shown = {np.dtype(dtype).name: (values % 2 if dtype is np.bool_ else values).astype(dtype) for dtype in DTYPES}
-        if list(DISGUISES)[t % len(DISGUISES)] == "broadcast":
-            shown = {name: np.ascontiguousarray(np.broadcast_to(value[:1], (2, 3))) for name, value in shown.items()}
-        return shown
+    action_space = spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: Options | None = None) -> tuple[Any, Info]:
         super().reset(seed=seed)
@@ -89,6 +73,29 @@ class DisguiseEnv(gymnasium.Env[Any, np.int64]):
     def step(self, action: np.int64) -> tuple[Any, float, bool, bool, Info]:
         self._t += 1
         return self._observe(), 0.0, False, False, {}
+
+    def _observe(self) -> Any:
+        raise NotImplementedError
+
+
+class DisguiseEnv(_Observing):
+    """Returns predictable arrays in a different memory layout each step. The space has a [2, 3] Box of every dtype.
+
+    Step t uses layout number t of `DISGUISES`, and its values must equal `expected(t)`. The layout `list` is used only for
+    int64, float64 and bool, whose values keep their type in a list.
+    """
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Dict({np.dtype(dtype).name: box(dtype, (2, 3)) for dtype in DTYPES})
+
+    @staticmethod
+    def expected(t: int) -> dict[str, NDArray[Any]]:
+        """Return the observation of step t in plain arrays."""
+        values = (np.arange(6).reshape(2, 3) + 7 * t) % 90
+        shown = {np.dtype(dtype).name: (values % 2 if dtype is np.bool_ else values).astype(dtype) for dtype in DTYPES}
+        if list(DISGUISES)[t % len(DISGUISES)] == "broadcast":
+            shown = {name: np.ascontiguousarray(np.broadcast_to(value[:1], (2, 3))) for name, value in shown.items()}
+        return shown
 
     def _observe(self) -> dict[str, Any]:
         name = list(DISGUISES)[self._t % len(DISGUISES)]
@@ -111,7 +118,7 @@ def _as_array(value: Any, kind: Any) -> Any:
     return np.array(value, kind)
 
 
-class ScalarDisguiseEnv(gymnasium.Env[Any, np.int64]):
+class ScalarDisguiseEnv(_Observing):
     """Returns numbers as Python numbers, NumPy scalars and 0-d arrays in turn, and tuples as named tuples."""
 
     def __init__(self) -> None:
@@ -125,17 +132,6 @@ class ScalarDisguiseEnv(gymnasium.Env[Any, np.int64]):
                 "pair": spaces.Tuple([spaces.Discrete(100), box(np.float64, (1,))]),
             }
         )
-        self.action_space = spaces.Discrete(2)
-        self._t = 0
-
-    def reset(self, *, seed: int | None = None, options: Options | None = None) -> tuple[Any, Info]:
-        super().reset(seed=seed)
-        self._t = 0
-        return self._observe(), {}
-
-    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, Info]:
-        self._t += 1
-        return self._observe(), 0.0, False, False, {}
 
     def _observe(self) -> Any:
         t = self._t

@@ -24,23 +24,14 @@ def start_script(
 
 def run_file(path: Path, *arguments: str, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
     """Run a script file to its end."""
-    return subprocess.run(
-        [sys.executable, *STRICT, str(path), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        cwd=path.parent,
-        check=False,
-    )
+    return _run(str(path), *arguments, cwd=path.parent, timeout_s=timeout_s)
 
 
 def run_source(source: str, *arguments: str, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
     """Run a script by `python -c` to its end."""
-    return subprocess.run(
-        [sys.executable, *STRICT, "-c", textwrap.dedent(source), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        cwd=ROOT,
-        check=False,
-    )
+    return _run("-c", textwrap.dedent(source), *arguments, cwd=ROOT, timeout_s=timeout_s)
+
+
+def _run(*arguments: str, cwd: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *STRICT, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=cwd, check=False)

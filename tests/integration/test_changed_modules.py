@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -113,47 +114,38 @@ def test_modules_as_they_were_imported_cause_no_warning(modules):
     _start(env)  # warnings are errors
 
 
-@pytest.mark.parametrize(
-    ("target", "value", "text"),
-    [
-        pytest.param(
-            "settings.OPTIONS",
-            {"gain": 2.0},
-            r"OPTIONS \({'gain': 2.0} in the program, {'gain': 1.0} in the workers\)",
-            marks=pytest.mark.slow,
-        ),
-        (
-            "settings.scale",
+def _assert_named(texts: Iterable[str], start: Callable[[], None]) -> None:
+    with pytest.warns(RuntimeWarning) as caught:
+        start()
+    (warning,) = caught
+    assert [text for text in texts if not re.search(text, str(warning.message))] == []
+
+
+PATCHES = [
+    {
+        "settings.OPTIONS": ({"gain": 2.0}, r"OPTIONS \({'gain': 2.0} in the program, {'gain': 1.0} in the workers\)"),
+        "settings.scale": (
             lambda value: value,
-            r"scale \(.*lambda.* in the program, the function scale in the workers\)",
+            r"scale \(.*lambda.* in the program, the function scale in the workers",
         ),
-        pytest.param(
-            "settings.scale",
-            mock.Mock(),
-            r"scale \(a Mock in the program, the function scale in the workers\)",
-            marks=pytest.mark.slow,
-        ),
-        (
-            "env.Env.step",
-            lambda self, action: None,
-            r"Env\.step \(.* in the program, the function Env\.step in the workers\)",
-        ),
-        pytest.param("env.Env.gain", 4, r"Env\.gain \(4 in the program, 3 in the workers\)", marks=pytest.mark.slow),
-        (
-            "settings.Decimal",
-            float,
-            r"Decimal \(the class builtins\.float in the program, the class decimal\.Decimal in the workers\)",
-        ),
-        ("settings.LIMIT", "a" * 200, r"LIMIT \('a{50,}a* \.\.\. in the program, 10 in the workers\)"),
-    ],
-    ids=["dict", "function", "mock", "method", "attribute", "imported", "long"],
-)
-def test_what_was_patched_is_named(modules, monkeypatch, target, value, text):
+        "env.Env.step": (lambda self, action: None, r"Env\.step \(.* in the program, the function Env\.step in the wo"),
+        "env.Env.gain": (4, r"Env\.gain \(4 in the program, 3 in the workers\)"),
+        "settings.Decimal": (float, r"Decimal \(the class builtins\.float in the program, the class decimal\.Decimal"),
+    },
+    {
+        "settings.scale": (mock.Mock(), r"scale \(a Mock in the program, the function scale in the workers\)"),
+        "settings.LIMIT": ("a" * 200, r"LIMIT \('a{50,}a* \.\.\. in the program, 10 in the workers\)"),
+    },
+]
+
+
+@pytest.mark.parametrize("patches", PATCHES, ids=["values", "odd values"])
+def test_what_was_patched_is_named(modules, monkeypatch, patches):
     settings, env = modules
-    holder, _, name = target.rpartition(".")
-    monkeypatch.setattr(eval(holder, {"settings": settings, "env": env}), name, value)
-    with pytest.warns(RuntimeWarning, match=text):
-        _start(env)
+    for target, (value, _) in patches.items():
+        holder, _, name = target.rpartition(".")
+        monkeypatch.setattr(eval(holder, {"settings": settings, "env": env}), name, value)
+    _assert_named([text for _, text in patches.values()], lambda: _start(env))
 
 
 def test_a_function_that_a_function_of_its_own_module_wraps_is_named(modules):
@@ -254,52 +246,31 @@ class _Lake(frozen_lake.FrozenLakeEnv):
     pass
 
 
-@pytest.mark.parametrize(
-    ("holder", "name", "value", "text"),
+PACKAGE_PATCHES = [
     [
         (
             frozen_lake.FrozenLakeEnv,
             "step",
             _other,
-            rf"{_LAKE}\.FrozenLakeEnv\.step \(the function _other \(_other of test_changed_modules\.py\) in the program, ",
-        ),
-        pytest.param(
-            frozen_lake.FrozenLakeEnv,
-            "step",
-            mock.Mock(),
-            r"FrozenLakeEnv\.step \(a Mock in the program, ",
-            marks=pytest.mark.slow,
+            rf"{_LAKE}\.FrozenLakeEnv\.step \(the function _other \(_other of ",
         ),
         (gymnasium.wrappers.TimeLimit, "step", _other, r"gymnasium\.wrappers\.common\.TimeLimit\.step \("),
-        pytest.param(gymnasium.Env, "close", _other, r"gymnasium\.core\.Env\.close \(", marks=pytest.mark.slow),
-        (
-            gymnasium,
-            "make",
-            _other,
-            r"gymnasium\.make \(the function _other .* in the program, the function make .* in the workers",
-        ),
-        (
-            gymnasium.Wrapper,
-            "added",
-            _other,
-            r"Wrapper\.added \(the function _other .* in the program, nothing in the workers",
-        ),
-        (
-            frozen_lake,
-            "FrozenLakeEnv",
-            _Lake,
-            rf"{_LAKE}\.FrozenLakeEnv \(the class tests\..*\._Lake in the program, the class FrozenLakeEnv",
-        ),
-        pytest.param(
-            frozen_lake, "LEFT", 7, rf"{_LAKE}\.LEFT \(7 in the program, 0 in the workers\)", marks=pytest.mark.slow
-        ),
+        (gymnasium.Env, "close", _other, r"gymnasium\.core\.Env\.close \("),
+        (gymnasium, "make", _other, r"gymnasium\.make \(the function _other .* in the program, the function make "),
+        (gymnasium.Wrapper, "added", _other, r"Wrapper\.added \(the function _other .* in the program, nothing in"),
     ],
-    ids=["method", "mock", "wrapper", "base", "make", "added", "class", "constant"],
-)
-def test_what_was_patched_in_the_package_of_an_env_is_named(monkeypatch, holder, name, value, text):
-    monkeypatch.setattr(holder, name, value, raising=False)
-    with pytest.warns(RuntimeWarning, match=text):
-        _start_lakes()
+    [
+        (frozen_lake, "FrozenLakeEnv", _Lake, rf"{_LAKE}\.FrozenLakeEnv \(the class tests\..*\._Lake in the program, "),
+        (frozen_lake, "LEFT", 7, rf"{_LAKE}\.LEFT \(7 in the program, 0 in the workers\)"),
+    ],
+]
+
+
+@pytest.mark.parametrize("patches", PACKAGE_PATCHES, ids=["functions", "values"])
+def test_what_was_patched_in_the_package_of_an_env_is_named(monkeypatch, patches):
+    for holder, name, value, _ in patches:
+        monkeypatch.setattr(holder, name, value, raising=False)
+    _assert_named([text for *_, text in patches], _start_lakes)
 
 
 def test_what_an_env_changes_in_its_package_causes_no_warning():

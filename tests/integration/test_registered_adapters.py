@@ -87,7 +87,8 @@ def test_an_adapter_of_a_script_reaches_its_workers(tmp_path):
 
 
 def test_an_env_without_an_adapter_is_answered_with_the_function():
-    with pytest.raises(stepmill.EnvError, match=r"Counter, which is not an env .*stepmill\.register_adapter"):
+    known = r".*gymnasium.Env, .*mlagents_envs.BaseEnv, .*reasoning_gym; or register an adapter"
+    with pytest.raises(stepmill.EnvError, match=rf"Counter, which is not an env {known} .*stepmill\.register_adapter"):
         make_pool("serial", [Counter])
 
 

@@ -119,26 +119,7 @@ for name in ("script/Mine-v0", "script/Text-v0"):
     envs = stepmill.VectorEnv([lambda: gym.make(name)] * 2, options=options)
     assert envs.reset(seed=0)[0].shape == (2, 4)
     envs.close()
-print("done")
-""")
-    result = run_file(path)
-    assert (result.stdout, result.stderr) == ("done\n", "")
-
-
-@FRESH
-def test_make_vec_finds_a_class_of_the_script_by_its_name(tmp_path, context):
-    path = tmp_path / "train.py"
-    path.write_text(f"""
-import gymnasium as gym
-import stepmill
-from gymnasium.envs.classic_control import CartPoleEnv
-
-class Mine(CartPoleEnv):
-    pass
-
-gym.register("Mine-v0", entry_point="__main__:Mine")
-options = stepmill.PoolOptions(backend="process", num_workers=1, context={context!r})
-stepmill.make_vec("Mine-v0", 2, options=options).close()
+stepmill.make_vec("script/Text-v0", 2, options=options).close()
 print("done")
 """)
     result = run_file(path)

@@ -126,7 +126,8 @@ def test_a_policy_that_raises_is_named_with_its_cause(pool_of):
 
 def test_shares_stay_between_0_and_1_whatever_the_clocks_say(pool_of):
     totals = drive(run_of(pool_of(2), steps=1)).finish()
-    for worker in replace(totals, recent=replace(totals.recent, elapsed_s=0.0)).workers():
+    waiting = tuple(replace(each, wait_s=1.0) for each in totals.recent.workers)
+    for worker in replace(totals, recent=replace(totals.recent, elapsed_s=0.0, workers=waiting)).workers():
         assert 0 <= worker["env_share"] <= 1
         assert 0 <= worker["wait_share"] <= 1
 

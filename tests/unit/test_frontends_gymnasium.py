@@ -201,9 +201,12 @@ def test_a_typo_in_an_option_of_make_vec_names_the_nearest():
     assert str(caught.value).count("Traceback (most recent call last)") <= 2  # of the cause, and of gymnasium.make
 
 
-def test_a_typo_in_an_argument_of_make_vec_names_the_nearest():
+def test_a_typo_in_an_argument_of_make_vec_names_the_nearest_and_others_get_no_suggestion():
     with pytest.raises(stepmill.EnvError, match=r"num_env'.*did you mean num_envs\?"):
         stepmill.make_vec("CartPole-v1", num_env=4)
+    with pytest.raises(stepmill.EnvError) as raised:
+        stepmill.make_vec("CartPole-v1", 2, gravity=3, backend="serial")
+    assert "did you mean" not in str(raised.value)
 
 
 def test_a_function_in_place_of_a_list_is_refused_with_what_to_write():
