@@ -41,13 +41,6 @@ def test_the_results_before_a_call_are_there_when_it_returns(pool_of):
         assert pool.recv(4, timeout_s=0).env_id.tolist() == [0, 1, 2, 3]
 
 
-def test_envs_sent_together_are_received_in_order_of_their_ids(pool_of):
-    pool = begun(pool_of(counting_envs(4)))
-    pool.send([0, 0, 0], [3, 0, 2])
-    pool.get_attr("num_steps")
-    assert pool.recv(3).env_id.tolist() == [0, 2, 3]
-
-
 @pytest.mark.covers("X-13", "X-1/batches")
 @PARALLEL
 def test_a_batch_has_the_envs_that_are_ready(pool_of, gate):

@@ -219,30 +219,6 @@ def test_success_is_a_name_or_a_function_of_the_last_info():
     assert stepmill.evaluate(lambda obs: np.zeros(len(obs), int), "CartPole-v1", seeds=[0]).summary.success_rate is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"seeds": [1, 1]}, r"seeds \[1\] are given twice"),
-        ({"seeds": []}, "at least one"),
-        ({"tasks": {}}, "`tasks` is empty"),
-        ({"tasks": [3]}, "give a mapping of reset options"),
-        ({"env": None}, "nothing to evaluate"),
-        ({"env": None, "tasks": [{"limit": 3}]}, "has no env"),
-        ({"policy": 3}, "the policy is a int"),
-        ({"policy": lambda a, b: a}, r"called as \(a, b\)"),
-        ({"record": "some"}, "record='some'"),
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"autoreset_mode": "NextStep"}, "leave autoreset_mode out"),
-        ({"on_fault": "truncate"}, "would end episodes early"),
-        ({"restarts": {"on_raise": "truncate"}}, "would end episodes early"),
-    ],
-)
-def test_nonsense_is_refused(arguments, message):
-    given = {"policy": forward, "env": Walk, "seeds": range(3), "num_envs": 2, **arguments}
-    with pytest.raises(stepmill.UsageError, match=message):
-        stepmill.evaluate(given.pop("policy"), given.pop("env"), **given)
-
-
 def test_it_prints_as_a_table_and_becomes_json(tmp_path):
     found = stepmill.evaluate(forward, Walk, tasks={"near": {}, "far": {"further": 40}}, seeds=range(10))
     text = str(found)

@@ -45,11 +45,24 @@ def test_a_policy_must_return_an_action_for_each_row(wrong):
         ({"infos": "at"}, "a list of names"),
         ({"retries": -1}, "retries=-1"),
         ({"record": "failures"}, "give videos="),
+        ({"seeds": [1, 1]}, r"seeds \[1\] are given twice"),
+        ({"seeds": []}, "at least one"),
+        ({"tasks": {}}, "`tasks` is empty"),
+        ({"tasks": [3]}, "give a mapping of reset options"),
+        ({"env": None}, "nothing to evaluate"),
+        ({"env": None, "tasks": [{"limit": 3}]}, "has no env"),
+        ({"policy": 3}, "the policy is a int"),
+        ({"policy": lambda a, b: a}, r"called as \(a, b\)"),
+        ({"record": "some"}, "record='some'"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"autoreset_mode": "NextStep"}, "leave autoreset_mode out"),
+        ({"on_fault": "truncate"}, "would end episodes early"),
+        ({"restarts": {"on_raise": "truncate"}}, "would end episodes early"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message):
     with pytest.raises(stepmill.UsageError, match=message):
-        play(forward, **{"env": Walk, "seeds": range(2), **arguments})
+        play(**{"policy": forward, "env": Walk, "seeds": range(2), **arguments})
 
 
 @pytest.mark.parametrize("backend", ["serial", "process"])

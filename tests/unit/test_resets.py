@@ -32,12 +32,6 @@ def test_a_reset_mask_of_another_shape_or_dtype_is_refused_in_words(mask: object
         assert pool.reset(seed=0).env_id.tolist() == [0, 1]
 
 
-def test_more_slots_than_a_byte_can_name_are_refused() -> None:
-    with pytest.raises(stepmill.UsageError, match="use 252 or less"):
-        stepmill.PoolOptions(tuning={"slots": 253})
-    assert stepmill.PoolOptions(tuning={"slots": 252}).tuning.slots == 252
-
-
 @pytest.mark.parametrize(
     ("backend", "options"),
     [

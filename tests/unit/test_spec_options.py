@@ -74,6 +74,7 @@ def test_numpy_numbers_become_python_numbers():
         ({"num_workers": 2, "envs_per_worker": 2}, r"both given; give at most one"),
         ({"num_workers": 0, "backend": "process"}, r"leaves the process backend without workers"),
         ({"tuning": {"slots": 0}}, r"tuning.slots=0 must be a whole number, 1 or more$"),
+        ({"tuning": {"slots": 253}}, "use 252 or less"),
         ({"tuning": {"slots": None}}, r"tuning.slots=None"),
         ({"start": {"timeout_s": 0}}, r"start.timeout_s=0 must be a number of seconds, more than 0$"),
         ({"workers": {"call_timeout_s": float("nan")}}, r"workers.call_timeout_s=nan"),
