@@ -225,6 +225,7 @@ def test_everything_but_close_is_refused_after_close(pool_of):
         partial(pool.recv, min_envs=0),
         pool.receive,
         pool.render,
+        pool.stats,
         partial(pool.step, [0, 0]),
         partial(pool.send, [0, 0]),
         partial(pool.call, "add", 1.0),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 
 import stepmill
 from stepmill.spec.errors import EnvError
+from stepmill.testing.envs import CountingEnv
 from tests.harness.pools import begun
 
 BACKENDS = pytest.mark.parametrize("backend", ["serial", "thread", "process"])
@@ -20,31 +22,29 @@ class GoalError(ValueError):
     pass
 
 
-class RaisingEnv(gymnasium.Env[Any, Any]):
+ERRORS: list[Callable[[], Exception]] = [
+    partial(GoalError, "no goal"),
+    partial(FileNotFoundError, 2, "no such file"),
+    partial(KeyError, "goal"),
+    partial(SyntaxError, "no syntax"),
+]
+
+
+class RaisingEnv(CountingEnv):
     """Raises the exception of its action, or of its constructor's argument."""
 
-    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(5)
-
     def __init__(self, error: int = 0) -> None:
+        super().__init__()
         self._raise(error)
 
     def _raise(self, number: int) -> None:
-        if number == 1:
-            raise GoalError("no goal")
-        if number == 2:
-            raise FileNotFoundError(2, "no such file")
-        if number == 3:
-            raise KeyError("goal")
-        if number == 4:
-            raise SyntaxError("no syntax")
+        if number:
+            error = ERRORS[number - 1]()
+            raise error
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Any:
         self._raise(int(action))
-        return np.zeros(1, np.float32), 0.0, False, False, {}
+        return super().step(action)
 
 
 @BACKENDS

@@ -63,23 +63,6 @@ def test_a_reward_of_another_shape_is_the_envs_fault_and_named(pool_of):
     pool.reset()
 
 
-def test_a_reward_of_another_shape_that_ends_an_episode_is_not_followed_by_a_second_reset(pool_of):
-    class Wrong(VectorReward):
-        resets = 0
-
-        def reset(self, **arguments):
-            self.resets += 1
-            return super().reset(**arguments)
-
-        def step(self, action):
-            obs, reward, *_ = super().step(action)
-            return obs, reward[:1], True, False, {}
-
-    pool = begun(pool_of([Wrong], autoreset_mode="SameStep", on_fault="truncate"))
-    assert pool.step([1]).truncated.tolist() == [True]
-    assert pool.get_attr("resets") == (2,)
-
-
 # ---- agents ----------------------------------------------------------------------------------------------------------
 
 

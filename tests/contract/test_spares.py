@@ -160,21 +160,6 @@ def test_with_autoreset_disabled_the_explicit_reset_takes_the_spare_unless_it_is
         pool.step([0, 0])
 
 
-def test_async_batches_are_a_function_of_what_was_sent_and_received():
-    def run(backend, num_workers):
-        rng, seen = np.random.default_rng(1), []
-        with named_pool(4, 2, backend=backend, num_workers=num_workers, seeding="per_episode") as pool:
-            pool.reset(seed=1)
-            for _ in range(60):
-                ids = sorted(rng.permutation(4)[: rng.integers(1, 5)].tolist())
-                pool.send(rng.integers(8, size=len(ids)), ids)
-                parts = [part.tolist() for part in np.array_split(ids, 2) if len(part)]
-                seen += [pool.recv(env_ids=part).obs.tolist() for part in parts]
-        return seen
-
-    assert run("serial", None) == run("thread", 3) == run("process", 2)
-
-
 def test_large_observations_are_lent_although_they_were_staged():
     with begun(named_pool(2, 1, env=partial(wide, 2), num_workers=2)) as pool:
         kept = [pool.step([0, 0]).obs for _ in range(4)]

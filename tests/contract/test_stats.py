@@ -321,13 +321,6 @@ def test_a_count_with_a_note_is_in_summaries():
     assert notes(counted - counted) == notes(stats) == []
 
 
-def test_the_statistics_of_a_closed_pool_are_refused():
-    pool = make_pool("serial", counting_envs(2))
-    pool.close()
-    with pytest.raises(stepmill.ClosedPoolError):
-        pool.stats()
-
-
 def test_statistics_of_many_envs_are_whole():
     with make_pool("thread", counting_envs(300), num_workers=3) as pool:
         play(pool, 2)
