@@ -16,7 +16,7 @@ from stepmill.testing.faulty import ERRORS, RaisingEnv
 from stepmill.testing.gates import Gate, wait_at
 from tests.harness.gym_envs import SampleEnv
 from tests.harness.odd_outputs import BadOutputEnv
-from tests.harness.pools import begun, counting_envs
+from tests.harness.pools import begun
 
 # ---------------------------------------------------------------- envs that raise
 
@@ -258,14 +258,6 @@ def test_envs_are_built_in_parallel(pool_of):
         pool = pool_of([partial(_build_at, gate.path, i) for i in range(4)], num_workers=4)
         opener.join()
     assert pool.reset(seed=0).obs[:, 0].tolist() == [0, 1, 2, 3]
-
-
-@pytest.mark.covers("G-13/builds")
-def test_no_env_is_built_outside_its_worker(pool_of):
-    pool = pool_of(counting_envs(4))
-    assert pool.get_attr("num_resets") == (0, 0, 0, 0)
-    places = pool.call("locate")
-    assert len(set(places)) == max(1, pool.num_workers)
 
 
 class RecordedEnv(CountingEnv):

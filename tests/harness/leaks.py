@@ -179,11 +179,7 @@ def _state(pid: int) -> str:
 
 def _describe_process(pid: int) -> str:
     stat = _stat(pid)
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            command = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        command = "?"
+    command = _command_line(pid).replace(b"\0", b" ").decode(errors="replace").strip()
     start_time = stat[19] if stat else "?"
     return f"{pid} {'(zombie) ' if stat and stat[0] == 'Z' else ''}{command[:120]} started at {start_time}"
 

@@ -1,12 +1,20 @@
-"""Reads what a program writes to a pseudo-terminal."""
+"""Terminals: a file that says it is one, and what a program writes to a pseudo-terminal."""
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import time
 
 from tests.harness.hangs import HANG_GUARD_S
+
+
+class Terminal(io.StringIO):
+    """A file that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def read_terminal(fd: int, wanted: str | None = None) -> str:

@@ -43,42 +43,31 @@ def test_bench_prints_bars(env_id, others, tmp_path):
 
 
 @pytest.mark.slow
-def test_bench_prints_json_of_an_env_with_dict_observations(tmp_path):
+@pytest.mark.parametrize(
+    ("space", "obs"),
+    [
+        ("Dict(a=gymnasium.spaces.Box(0, 1, (2,)))", "{'a': np.zeros(2, np.float32)}"),
+        ("Text(9)", "'hello'"),  # for which Gymnasium has no shared memory
+    ],
+)
+def test_bench_prints_json_of_an_env_with_any_observations(tmp_path, space, obs):
     (tmp_path / "my_env.py").write_text(
         "import gymnasium, numpy as np\n"
-        "class Nested(gymnasium.Env):\n"
+        "class Mine(gymnasium.Env):\n"
         "    action_space = gymnasium.spaces.Discrete(2)\n"
-        "    observation_space = gymnasium.spaces.Dict(a=gymnasium.spaces.Box(0, 1, (2,)))\n"
+        f"    observation_space = gymnasium.spaces.{space}\n"
         "    def reset(self, *, seed=None, options=None):\n"
-        "        return {'a': np.zeros(2, np.float32)}, {}\n"
+        f"        return {obs}, {{}}\n"
         "    def step(self, action):\n"
-        "        return {'a': np.zeros(2, np.float32)}, 0.0, False, False, {}\n"
-        "gymnasium.register('Nested-v0', Nested)\n"
+        f"        return {obs}, 0.0, False, False, {{}}\n"
+        "gymnasium.register('Mine-v0', Mine)\n"
     )
-    done = run_bench("my_env:Nested-v0", *SHORT, "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = run_bench("my_env:Mine-v0", *SHORT, "--json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
-    assert (found["env"], found["num_envs"]) == ("Nested-v0", 2)
+    assert (found["env"], found["num_envs"]) == ("Mine-v0", 2)
     assert set(found["steps_per_s"]) == ENGINES
     assert all(rate > 0 for rate in found["steps_per_s"].values())
-
-
-@pytest.mark.slow
-def test_bench_measures_gymnasium_without_shared_memory_where_a_space_has_none(tmp_path):
-    (tmp_path / "my_env.py").write_text(
-        "import gymnasium\n"
-        "class Talking(gymnasium.Env):\n"
-        "    action_space = gymnasium.spaces.Discrete(2)\n"
-        "    observation_space = gymnasium.spaces.Text(9)\n"
-        "    def reset(self, *, seed=None, options=None):\n"
-        "        return 'hello', {}\n"
-        "    def step(self, action):\n"
-        "        return 'again', 0.0, False, False, {}\n"
-        "gymnasium.register('Talking-v0', Talking)\n"
-    )
-    done = run_bench("my_env:Talking-v0", *SHORT, "--json", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert set(json.loads(done.stdout)["steps_per_s"]) == ENGINES
 
 
 @pytest.mark.orphans  # since Python 3.14, multiprocessing's workers have a parent that ends before them

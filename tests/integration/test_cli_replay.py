@@ -281,15 +281,6 @@ def test_rubbish_is_refused_in_one_line(content: bytes, tmp_path: Path):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("special", ["/dev/zero", "/dev/null", "fifo", "."])
-def test_what_is_no_regular_file_is_refused_at_once(special: str, tmp_path: Path):
-    os.mkfifo(tmp_path / "fifo")
-    done = replay(str(tmp_path / special))
-    assert done.returncode == 2
-    assert done.stderr.startswith("stepmill: ")
-    assert done.stderr.count("\n") == 1
-
-
 def test_ctrl_c_ends_a_replay_with_its_own_status(tmp_path: Path):
     path = crash(tmp_path, [crashing.HANG], step_timeout_s=0.5)
     capsule = read_capsule(path)

@@ -23,6 +23,7 @@ from stepmill.testing.gates import GATED_ACTION
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.kills import stop_process
 from tests.harness.pools import begun, counting_envs, make_pool
+from tests.harness.terminals import Terminal
 
 
 def run_top(*arguments):
@@ -186,13 +187,6 @@ def test_many_workers_are_cut_to_the_height_and_those_with_remarks_stay():
         console.print(render(Watch("a pool", pool.stats).look(), console))
     assert "more workers" in console.file.getvalue()
     assert len(console.file.getvalue().splitlines()) < 20
-
-
-class Terminal(io.StringIO):
-    """A file that says it is a terminal, so that pictures are drawn while the pool steps, and not only at the end."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def test_the_monitor_draws_while_the_pool_steps_and_ends_with_it(monkeypatch: pytest.MonkeyPatch):

@@ -17,7 +17,7 @@ from stepmill.backends.start_progress import ERASE_LINE, StartProgress, progress
 from stepmill.testing import Gate
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import counting_envs
-from tests.harness.terminals import read_terminal
+from tests.harness.terminals import Terminal, read_terminal
 
 BACKENDS = ["serial", "thread", "process"]
 SLOW_START = """
@@ -33,11 +33,6 @@ def slow():
 with stepmill.Pool([CountingEnv, slow], backend="process", num_workers=2):
     pass
 """
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def replace_stderr(monkeypatch: pytest.MonkeyPatch, file: object, original: object) -> None:

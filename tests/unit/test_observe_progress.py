@@ -11,17 +11,15 @@ from rich.console import Console
 from stepmill.observe import progress
 from stepmill.observe.progress import show_progress
 from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.terminals import Terminal
 
 
-class Terminal(io.StringIO):
+class WatchedTerminal(Terminal):
     """A terminal that tells when the first text is drawn on it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_drawn = threading.Event()
-
-    def isatty(self) -> bool:
-        return True
 
     def write(self, text: str) -> int:
         if "measuring" in text:
@@ -35,8 +33,8 @@ def replace_stderr(monkeypatch: pytest.MonkeyPatch, file: io.StringIO) -> None:
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    file = Terminal()
+def terminal(monkeypatch: pytest.MonkeyPatch) -> WatchedTerminal:
+    file = WatchedTerminal()
     monkeypatch.setenv("TERM", "xterm")
     replace_stderr(monkeypatch, file)
     monkeypatch.setattr(progress, "DELAY_S", 0.0)
