@@ -34,14 +34,12 @@ def torchrl_options(options: PoolOptions | None, keywords: Mapping[str, Any], **
     """Return options of a pool without automatic resets; the arguments are those of `merge_options`.
 
     Raises:
-        UsageError: the options have automatic resets, or counts of episodes.
+        UsageError: the options have automatic resets.
     """
     options = merge_options(options, keywords, **defaults)
     if options.autoreset_mode is AutoresetMode.SAME_STEP:
         raise UsageError("TorchRL requests the resets; leave autoreset_mode out of the options")
-    if options.episode_stats:
-        raise UsageError("TorchRL's transforms RewardSum and StepCounter count episodes; leave episode_stats out of the options")
-    return replace(options, autoreset_mode=AutoresetMode.DISABLED)
+    return replace(options, autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
 
 
 def with_deadlines(options: PoolOptions, env_fns: Sequence[Callable[[], object]]) -> PoolOptions:
