@@ -340,20 +340,3 @@ def test_a_pool_is_used_in_the_event_loop_in_which_it_was_entered(what: str) -> 
         for loop in (first, second):
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
-
-
-async def test_all_tasks_that_wait_when_a_pool_is_closed_get_errors_of_their_own(gate: Gate) -> None:
-    pool = gate_pool(gate, 2)
-    async with pool:
-        envs = [await pool.lease().__aenter__() for _ in range(2)]
-        for env in envs:
-            await env.reset(seed=1)
-        tasks = [asyncio.create_task(env.step(GATED_ACTION)) for env in envs]
-        tasks.append(asyncio.create_task(pool.lease().__aenter__()))  # type: ignore[arg-type]
-        await asyncio.to_thread(gate.wait_arrivals, 2)
-        gate.open(2)
-        closing = asyncio.create_task(pool.close())
-        found = await asyncio.gather(*tasks, return_exceptions=True)
-        await closing
-        assert [type(error) for error in found] == [stepmill.ClosedPoolError] * 3
-        assert len({id(error) for error in found}) == 3

@@ -28,25 +28,26 @@ class GatedConstructor(CountingEnv):
 
 
 async def test_close_ends_the_wait_of_every_task(gate: Gate) -> None:
-    pool = stepmill.AsyncPool(partial(GateEnv, gate.path), num_envs=1)
+    pool = stepmill.AsyncPool(partial(GateEnv, gate.path), num_envs=2)
     async with pool:
-        lease, *unused = (pool.lease() for _ in range(3))
-        await lease.__aenter__()
-        await lease.reset()
-        step = asyncio.create_task(lease.step(GATED_ACTION))
-        waits_for_lease = asyncio.create_task(pool.lease().__aenter__())
-        await asyncio.to_thread(gate.wait_arrivals)
+        first, second, *unused = (pool.lease() for _ in range(4))
+        tasks: list[asyncio.Task[Any]] = []
+        for lease in (first, second):
+            await lease.__aenter__()
+            await lease.reset()
+            tasks.append(asyncio.create_task(lease.step(GATED_ACTION)))
+        tasks.append(asyncio.create_task(pool.lease().__aenter__()))
+        await asyncio.to_thread(gate.wait_arrivals, 2)
         closing = asyncio.create_task(pool.close())
-        for task in (step, waits_for_lease):
-            with pytest.raises(stepmill.ClosedPoolError, match="closed while this task used it"):
-                await task
-        gate.open()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all("closed while this task used it" in str(error) for error in found)
+        gate.open(2)
         await closing
         with pytest.raises(stepmill.ClosedPoolError):
             pool.lease()
-        late = await asyncio.gather(*(each.__aenter__() for each in unused), return_exceptions=True)
-        assert [type(each) for each in late] == [stepmill.ClosedPoolError] * 2
-        assert late[0] is not late[1]  # each task has the traceback of its own call
+        found += await asyncio.gather(*(each.__aenter__() for each in unused), return_exceptions=True)
+        assert [type(error) for error in found] == [stepmill.ClosedPoolError] * 5
+        assert len({id(error) for error in found}) == 5  # each task has the traceback of its own call
     with pytest.raises(stepmill.ClosedPoolError):
         pool.lease()
 

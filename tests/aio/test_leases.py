@@ -15,7 +15,7 @@ import pytest
 import stepmill
 from stepmill.testing.envs import BatchedCountingEnv, CountingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
-from tests.chaos.envs import CLOCK, HANG, IDENTITY, KILL, LENGTH, RAISE, TAG, ChaosEnv
+from tests.chaos.envs import CLOCK, HANG, KILL, LENGTH, RAISE, TAG, ChaosEnv
 from tests.harness.hangs import DEADLINE_S
 
 CANCELLED = asyncio.CancelledError
@@ -274,21 +274,6 @@ async def test_the_tasks_of_a_dead_worker_go_on_in_several_turns_of_the_loop() -
         assert max(failed_in.values()) <= 16
 
 
-async def test_a_worker_that_dies_between_steps_is_found_by_the_next() -> None:
-    async with chaos_pool() as pool, pool.lease() as env:
-        obs, _ = await env.reset(seed=1)
-        assert obs[IDENTITY] == 0
-        await asyncio.to_thread(kill_first_worker, pool)
-        with pytest.raises(stepmill.WorkerDied):
-            await step_on(env)
-        assert await play(env, 2) == played_alone(2)
-
-
-async def step_on(env: stepmill.EnvLease) -> None:
-    while True:
-        await env.step(1)
-
-
 def kill_first_worker(pool: stepmill.AsyncPool) -> None:
     os.kill(pool.pool.stats().workers[0].pid, signal.SIGKILL)
 
@@ -309,16 +294,6 @@ async def test_a_cancelled_step_of_an_env_that_hangs_is_ended_by_its_deadline() 
                 await asyncio.wait_for(env.step(HANG), 0.01)
         async with pool.lease() as first, pool.lease() as second:
             assert await asyncio.gather(play(first, 2), play(second, 3)) == [played_alone(2), played_alone(3)]
-
-
-async def test_under_truncate_a_death_is_a_marked_result() -> None:
-    async with chaos_pool(on_fault="truncate") as pool, pool.lease() as env:
-        await env.reset(seed=1)
-        await env.step(1)
-        _, reward, terminated, truncated, info = await env.step(KILL)
-        assert (reward, terminated, truncated) == (0.0, False, True)
-        assert info["fault"]["kind"] == "died"
-        assert await play(env, 2) == played_alone(2)
 
 
 async def test_under_replay_tasks_do_not_notice_deaths() -> None:

@@ -347,20 +347,6 @@ def test_an_env_that_failed_before_its_worker_died_is_replayed_in_a_new_one(tmp_
         assert batch.obs[:, 2].tolist() == [2] * 4
 
 
-@pytest.mark.parametrize("how", [{"options": {"gain": 5}}, {"seed": [2**70, 1, 2**71, 2]}, {}])
-def test_an_episode_begun_by_a_reset_without_a_seed_word_is_replayed_with_the_same_seed_and_options(how: Any) -> None:
-    with make(LateEnv) as pool, make(LateEnv, on_fault="raise") as calm:
-        for each in (pool, calm):
-            each.reset(seed=0), each.step([1] * 4)
-            each.reset(**how), each.step([1] * 4)
-        for step in range(16):  # over the end of an episode, too
-            if step in (0, 14):
-                kill_unnoticed(pool)
-            ours, theirs = pool.step([1] * 4), calm.step([1] * 4)
-            assert ours.reward.tolist() == theirs.reward.tolist(), step
-            assert "fault" not in ours.info
-
-
 def test_an_episode_is_replayed_with_the_options_of_its_reset_though_the_caller_has_changed_them_since() -> None:
     with make(LateEnv) as pool, make(LateEnv, on_fault="raise") as calm:
         for each in (pool, calm):

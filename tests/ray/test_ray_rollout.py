@@ -156,11 +156,16 @@ def test_a_lost_node_begins_again_and_the_other_goes_on(ray_cluster, tmp_path):
         assert rollout.num_restarts == 1
 
 
-def test_a_lost_node_is_raised_under_the_policy_raise(ray_cluster, tmp_path):
-    with make(Suicidal(tmp_path)) as rollout:
+@pytest.mark.parametrize(
+    "options", [{}, {"on_fault": "truncate", "restarts": {"max_restarts": 0}}], ids=["policy", "limit"]
+)
+def test_a_lost_node_is_raised_under_the_policy_raise_and_beyond_the_limit(ray_cluster, tmp_path, options):
+    with make(Suicidal(tmp_path), **options) as rollout:
         with pytest.raises(stepmill.WorkerDied, match=r"node 0 was lost, .* envs \[0, 1, 2\]"):
-            rollout.collect(timeout_s=60)
-        assert len(rollout.collect(timeout_s=60)) == 2
+            rollout.collect(timeout_s=HANG_GUARD_S)
+        assert rollout.num_restarts == 0
+        assert len(rollout.collect(timeout_s=HANG_GUARD_S)) == 2
+        assert rollout.num_restarts == 1
 
 
 class Raising(Constant):
@@ -247,12 +252,3 @@ def test_a_lost_node_does_not_extend_the_time_limit(ray_cluster, tmp_path):
         (tmp_path / "gate").touch()
         fragments = rollout.collect(timeout_s=HANG_GUARD_S)
         assert fragments[1].is_first  # it was received before the time limit, and kept
-
-
-def test_a_lost_node_is_not_restarted_beyond_the_limit(ray_cluster, tmp_path):
-    with make(Suicidal(tmp_path), on_fault="truncate", restarts={"max_restarts": 0}) as rollout:
-        with pytest.raises(stepmill.WorkerDied, match="node 0 was lost"):
-            rollout.collect(timeout_s=HANG_GUARD_S)
-        assert rollout.num_restarts == 0
-        assert len(rollout.collect(timeout_s=HANG_GUARD_S)) == 2
-        assert rollout.num_restarts == 1
