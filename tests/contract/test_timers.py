@@ -200,8 +200,3 @@ def test_workers_whose_timers_are_off_have_the_engines_counters_alone(pool_of):
     assert root["children"]["envs"]["children"] == {}
     assert root["children"]["envs"]["count"] == 4
     assert set(root["children"]) == {"envs", "wait"}
-
-
-def test_the_rate_is_checked():
-    with pytest.raises(stepmill.UsageError, match=r"tuning.timers_every=-1 must be a whole number"):
-        stepmill.PoolOptions(tuning={"timers_every": -1})

@@ -178,18 +178,6 @@ def test_a_function_that_cannot_be_loaded_is_named():
     assert info.value.phase == "worker_init"
 
 
-@pytest.mark.parametrize("value", [3, "module:function"])
-def test_what_is_no_function_is_refused(value):
-    with pytest.raises(stepmill.UsageError, match=r"workers.init=.* must be a function without arguments"):
-        stepmill.PoolOptions(workers={"init": value})
-
-
-def test_backends_without_python_envs_refuse_it():
-    for backend in ("envpool", "kernel"):
-        with pytest.raises(stepmill.UsageError, match=r"workers.init"):
-            stepmill.PoolOptions(backend=backend, workers={"init": _raise})
-
-
 _PROGRAM = """\
 import {settings} as settings
 import stepmill
