@@ -9,7 +9,8 @@ of CleanRL, RL Zoo and skrl are their own (`benchmarks.program_texts`), in the e
 makes. The classes of a program take turns, with several seeds. A run counts only if other processes used less than 3 % of the machine
 meanwhile, and the command waits until that is so. OMP_NUM_THREADS is what it is in the environment of this command.
 
-Prints the table, and writes the raw results to benchmarks/results; with `--docs` also to docs/programs.json, and the table to docs/programs.md.
+Prints the table, and writes the raw results to benchmarks/results after each run; with `--docs` also to docs/programs.json, and the table to
+docs/programs.md.
 """
 
 from __future__ import annotations
@@ -124,11 +125,12 @@ def main() -> int:
     if files:
         results = program_tables.merge([json.loads(file.read_text(encoding="utf-8")) for file in files])
     else:
-        runs = [asdict(run) for name in names for run in measure(name, given.seeds)]
-        results = {"machine": describe(), "runs": runs}
         RESULTS.mkdir(exist_ok=True)
         file = RESULTS / f"programs-{time.strftime('%Y%m%dT%H%M%S')}.json"
-        file.write_text(json.dumps(results, indent=1), encoding="utf-8")
+        results = {"machine": describe(), "runs": []}
+        for run in (run for name in names for run in measure(name, given.seeds)):
+            results["runs"].append(asdict(run))
+            file.write_text(json.dumps(results, indent=1), encoding="utf-8")
     if given.docs:
         program_tables.write(results)
     print(program_tables.to_block(results))

@@ -1,7 +1,7 @@
 // The envs of a kernel: their memory, and how a command is carried out. Knows no Python.
 //
 // Ends of episodes are handled as in loop.cpp, which runs envs in Python: NEXT_STEP, SAME_STEP, DISABLED, seeds of automatic resets,
-// returns and lengths. tests/kernels/test_autoreset.py compares the two step by step.
+// returns and lengths. tests/kernels/test_pools.py compares the two step by step.
 #pragma once
 
 #include <cstdlib>
