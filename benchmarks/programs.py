@@ -128,9 +128,10 @@ def main() -> int:
         RESULTS.mkdir(exist_ok=True)
         file = RESULTS / f"programs-{time.strftime('%Y%m%dT%H%M%S')}.json"
         results = {"machine": describe(), "runs": []}
-        for run in (run for name in names for run in measure(name, given.seeds)):
-            results["runs"].append(asdict(run))
-            file.write_text(json.dumps(results, indent=1), encoding="utf-8")
+        for name in names:
+            for run in measure(name, given.seeds):
+                results["runs"].append(asdict(run))
+                file.write_text(json.dumps(results, indent=1), encoding="utf-8")
     if given.docs:
         program_tables.write(results)
     print(program_tables.to_block(results))

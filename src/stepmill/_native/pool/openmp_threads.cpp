@@ -14,14 +14,15 @@ namespace stepmill {
 OpenMpThreads::OpenMpThreads(std::uint32_t num_workers)
     : num_workers_(num_workers), is_left_alone_(std::getenv("GOMP_SPINCOUNT") != nullptr || std::getenv("OMP_WAIT_POLICY") != nullptr) {}
 
-// The program may import PyTorch at any time, so it is looked for in the 1st, 2nd, 4th, 8th ... call.
-void OpenMpThreads::end_idle() noexcept {
-    constexpr int PAUSE_SOFT = 1;  // omp_pause_soft: threads end, settings stay
-    if (is_left_alone_) return;
-    if (std::has_single_bit(++num_calls_)) find_runtimes();
+// The program may import PyTorch at any time, so it is looked for before the 1st, 2nd, 4th, 8th ... long wait.
+void OpenMpThreads::end_idle(std::uint64_t last_wait_ns) noexcept {
+    constexpr int PAUSE_SOFT = 1;                     // omp_pause_soft: threads end, settings stay
+    constexpr std::uint64_t WORTHWHILE_NS = 200'000;  // a wait of so long for each thread gains more than the starts of threads cost
+    if (is_left_alone_ || last_wait_ns < WORTHWHILE_NS) return;
+    if (std::has_single_bit(++num_long_waits_)) find_runtimes();
     for (const Runtime& runtime : runtimes_) {
-        num_threads_ = static_cast<std::uint64_t>(runtime.max_threads());
-        if (num_workers_ + num_threads_ - 1 > num_cores_) runtime.pause(PAUSE_SOFT);
+        const auto num_threads = static_cast<std::uint64_t>(runtime.max_threads());
+        if (last_wait_ns >= num_threads * WORTHWHILE_NS && num_workers_ + num_threads - 1 > num_cores_) runtime.pause(PAUSE_SOFT);
     }
 }
 

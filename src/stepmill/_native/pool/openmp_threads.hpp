@@ -11,12 +11,9 @@ class OpenMpThreads {
    public:
     explicit OpenMpThreads(std::uint32_t num_workers);
 
-    // Ends the threads of the calling thread's parallel regions if they and the workers are more than the cores. The next region starts
-    // as many, so that it computes the same bits. Needs no GIL.
-    void end_idle() noexcept;
-
-    // How long a wait must be, by thread: it then gains more than the start of a thread costs.
-    std::uint64_t worthwhile_ns() const noexcept { return num_threads_ * 200'000; }
+    // Before a wait that is probably as long as the last one: ends the threads of the calling thread's parallel regions, if they and the
+    // workers are more than the cores. The next region starts as many, so that it computes the same bits. Needs no GIL.
+    void end_idle(std::uint64_t last_wait_ns) noexcept;
 
    private:
     struct Runtime {
@@ -25,8 +22,7 @@ class OpenMpThreads {
     };
     void find_runtimes() noexcept;
 
-    std::uint32_t num_workers_, num_calls_ = 0, num_cores_ = 0;
-    std::uint64_t num_threads_ = 1;
+    std::uint32_t num_workers_, num_long_waits_ = 0, num_cores_ = 0;
     bool is_left_alone_;  // the user has decided how OpenMP's threads wait
     std::vector<Runtime> runtimes_;
 };

@@ -138,7 +138,7 @@ void PoolState::wait_for_bell(std::uint32_t seen, std::uint64_t until_ns) {
     if (!is_rung) {
         PyThreadState* thread = PyEval_SaveThread();
         if (may_spin) is_rung = spin_for(pool, PARENT, pool.shared.bell, seen, spin_ns_, lost_ns);
-        if (!is_rung && spin_policy_.waited_ns() >= openmp_.worthwhile_ns()) openmp_.end_idle();
+        if (!is_rung) openmp_.end_idle(spin_policy_.waited_ns());
         const std::uint64_t now = now_ns();
         if (!is_rung) park(pool.shared.bell, pool.own.parked, seen, until_ns > now ? std::min(PARENT_SLICE_NS, until_ns - now) : 0);
         PyEval_RestoreThread(thread);
