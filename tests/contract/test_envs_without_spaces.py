@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill.testing.sampled import describe
 from tests.harness.kills import kill_process
 from tests.harness.pools import begun, make_pool
-from tests.harness.text_envs import describe
 
 WHERE = ["serial", "thread", "fork", "forkserver"]
 NUM_ENVS = 3

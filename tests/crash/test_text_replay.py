@@ -14,11 +14,12 @@ import pytest
 import stepmill
 from stepmill.pool.capsule import read_capsule
 from stepmill.testing.gates import Gate, wait_at
+from stepmill.testing.sampled import describe
 from tests.harness.commands import run_command
 from tests.harness.hangs import DEADLINE_S
 from tests.harness.kills import kill_process
 from tests.harness.pools import begun, kill_worker, make_pool
-from tests.harness.text_envs import MutteringEnv, TalkEnv, batched, describe, draw_action
+from tests.harness.text_envs import MutteringEnv, TalkEnv, batched, draw_action
 
 RESTARTS = {"max_restarts": 1000, "restart_window_s": 0.02}
 NUM_ENVS = 4

@@ -7,13 +7,15 @@ import hashlib
 import os
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces.graph import GraphInstance
+
+from stepmill.testing.sampled import describe
 
 TEXT = spaces.Text(10_000, min_length=0)
 PAIRS = spaces.Sequence(spaces.Box(-1, 1, (2,), np.float32))
@@ -69,19 +71,6 @@ class MutteringEnv(TalkEnv):
 
     def _observe(self) -> dict[str, Any]:
         return {**super()._observe(), "heard": str(os.getpid())}
-
-
-def describe(value: Any) -> str:
-    """Return a text that is equal only for values that are equal to the last bit, with equal types."""
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key!r}: {describe(item)}' for key, item in value.items())}}}"
-    if isinstance(value, (tuple, list)):
-        return f"{type(value).__name__}({', '.join(map(describe, value))})"
-    if isinstance(value, np.ndarray) and value.dtype == object:
-        return f"{value.shape}{describe(value.ravel().tolist())}"
-    if isinstance(value, (np.ndarray, np.generic)):
-        return f"{type(value).__name__}{value.dtype}{value.shape}{value.tobytes().hex()}"
-    return f"{type(value).__name__}:{value!r}"
 
 
 def draw_action(kind: str, rng: random.Random) -> Any:

@@ -58,7 +58,8 @@ def all_leaves_space() -> spaces.Dict:
 def describe(value: object) -> str:
     """Return a text that is equal for two values only if their types, dtypes, shapes, structures and bytes are equal."""
     if isinstance(value, np.ndarray):
-        return f"ndarray({value.dtype.str}, {value.shape}, {value.tobytes().hex()})"
+        data = describe(value.ravel().tolist()) if value.dtype.hasobject else value.tobytes().hex()
+        return f"ndarray({value.dtype.str}, {value.shape}, {data})"
     if isinstance(value, np.generic):
         return f"{type(value).__name__}({value.tobytes().hex()})"
     if isinstance(value, Mapping):
