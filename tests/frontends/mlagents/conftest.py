@@ -28,3 +28,15 @@ def manager_of() -> Iterator[Callable[..., SubprocessEnvManager]]:
         return SubprocessEnvManager(factory, engine, n_env, options=ManagerOptions(**{"context": "fork", **options}))
 
     yield from keep_closed(build)
+
+
+@pytest.fixture
+def started_of(manager_of: Callable[..., SubprocessEnvManager]) -> Callable[..., SubprocessEnvManager]:
+    """Build managers as `manager_of` does, and reset their envs."""
+
+    def build(*arguments: Any, **options: Any) -> SubprocessEnvManager:
+        manager = manager_of(*arguments, **options)
+        manager.reset()
+        return manager
+
+    return build

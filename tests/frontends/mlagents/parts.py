@@ -17,6 +17,8 @@ from stepmill.frontends.mlagents import ActionInfo, EnvironmentStep
 from stepmill.testing.gates import wait_at
 from tests.harness.unity_envs import ScriptedGroups
 
+WALK = {"walk": [[1, 2], [2], [2, 3]]}
+
 
 class Policy:
     """Gives every agent the same number as its action, and records its calls: (agents, worker)."""
@@ -94,6 +96,32 @@ def given_action(script: type[Any], number: float, num_agents: int = 1) -> Any:
     """What a scripted env records of an action of `Policy`."""
     rows = [[number, number]] * num_agents
     return rows if issubclass(script, ScriptedGroups) else (rows, [[]] * num_agents)
+
+
+# ---- factories, and loops ---------------------------------------------------------------------------------------------
+
+
+def walking(script: type[Any], **arguments: Any) -> Any:
+    """A factory of scripted envs."""
+    return lambda worker_id, channels: script(WALK, side_channels=channels, **arguments)
+
+
+def with_hooks(script: type[Any], worker: int, hooks: dict[tuple[str, int], Any]) -> Any:
+    """A factory: one worker has hooks."""
+    return lambda worker_id, channels: script(WALK, side_channels=channels, hooks=hooks if worker_id == worker else {})
+
+
+def step_until(manager: Any, is_enough: Callable[[list[Any]], Any]) -> list[Any]:
+    """Step until the results so far are enough."""
+    steps: list[Any] = []
+    while not is_enough(steps):
+        steps += manager.get_steps()
+    return steps
+
+
+def step_workers(manager: Any, worker_ids: set[int]) -> list[Any]:
+    """Step until each of these workers has had a result."""
+    return step_until(manager, lambda steps: worker_ids <= {step.worker_id for step in steps})
 
 
 # ---- hooks -------------------------------------------------------------------------------------------------------------

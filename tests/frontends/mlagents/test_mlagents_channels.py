@@ -19,6 +19,7 @@ from stepmill.frontends.mlagents import (
     MultiRangeUniformSettings,
     OutgoingMessage,
     RawBytesChannel,
+    RestartLimits,
     StatsAggregationMethod,
     StatsSideChannel,
     UniformSettings,
@@ -27,9 +28,9 @@ from stepmill.frontends.mlagents import (
     aggregate_stats,
 )
 from stepmill.frontends.mlagents.settings import ConstantSettings
+from tests.frontends.mlagents.parts import WALK, walking
 from tests.harness.unity_envs import ScriptedBehaviors, pack_message
 
-WALK = {"walk": [[1], [1], [1]]}
 OWN_ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 
 
@@ -82,7 +83,7 @@ def test_half_a_resolution_is_refused(half, manager_of):
         EngineConfigurationChannel().set_configuration_parameters(**half)
     config = EngineConfig(width=None, height=None)._replace(**half)
     with pytest.raises(UnitySideChannelException, match="without also setting"):
-        manager_of(lambda worker_id, channels: ScriptedBehaviors(WALK), 1, config)
+        manager_of(walking(ScriptedBehaviors), 1, config)
 
 
 @pytest.mark.covers("U-7", "U-8")
@@ -182,24 +183,16 @@ class RunOptions:
 
 
 @pytest.mark.covers("U-1/processes", "U-2", "U-14")
-def test_run_options_are_read_for_engine_settings_and_quotas(manager_of):
-    manager = manager_of(lambda worker_id, channels: ScriptedBehaviors(WALK, side_channels=channels), 1, RunOptions())
-    manager.reset()
+def test_run_options_are_read_for_engine_settings_and_quotas(started_of):
+    manager = started_of(walking(ScriptedBehaviors), 1, RunOptions())
     assert struct.pack("<iii", 0, 10, 20) in manager._pool.get_attr("sent")[0][0]
     limits = manager._driver.quota.limits
-    assert (limits.max_lifetime_restarts, limits.restarts_rate_limit_n, limits.restarts_rate_limit_period_s) == (
-        3,
-        2,
-        7,
-    )
+    assert limits == RestartLimits(3, 2, 7)
 
 
 @pytest.mark.covers("U-7")
-def test_samplers_and_numbers_are_sent_with_the_next_step_and_never_twice(manager_of):
-    manager = manager_of(
-        lambda worker_id, channels: ScriptedBehaviors(WALK, side_channels=channels), 2, is_deterministic=True
-    )
-    manager.reset()
+def test_samplers_and_numbers_are_sent_with_the_next_step_and_never_twice(started_of):
+    manager = started_of(walking(ScriptedBehaviors), 2, is_deterministic=True)
     manager.set_env_parameters({"mass": UniformSettings(1.0, 2.0, seed=3), "size": 2.0})
     manager.get_steps()
     manager.get_steps()
@@ -211,13 +204,10 @@ def test_samplers_and_numbers_are_sent_with_the_next_step_and_never_twice(manage
 
 
 @pytest.mark.covers("U-8")
-def test_what_the_env_says_is_in_its_step_and_in_the_properties(manager_of, script):
+def test_what_the_env_says_is_in_its_step_and_in_the_properties(started_of, script):
     stat = pack_message(StatsSideChannel().channel_id, text("speed") + struct.pack("<fi", 1.5, 2))
     told = pack_message(FloatPropertiesChannel().channel_id, text("wind") + struct.pack("<f", 0.5))
-    manager = manager_of(
-        lambda worker_id, channels: script(WALK, side_channels=channels, says={2: stat + stat, 3: told})
-    )
-    manager.reset()
+    manager = started_of(walking(script, says={2: stat + stat, 3: told}))
     first, second, third = (manager.get_steps()[0].environment_stats for _ in range(3))
 
     assert (first, third) == ({}, {})
@@ -240,11 +230,7 @@ def test_without_mlagents_envs_a_factory_gets_the_channels_of_both_generations(m
 @pytest.mark.covers("U-8")
 def test_channels_of_ones_own_are_made_in_the_workers_and_can_be_called(manager_of, script):
     says = {1: pack_message(OWN_ID, b"hello")}
-    manager = manager_of(
-        lambda worker_id, channels: script(WALK, side_channels=channels, says=says),
-        2,
-        channel_factory=lambda worker_id: [RawBytesChannel(OWN_ID)],
-    )
+    manager = manager_of(walking(script, says=says), 2, channel_factory=lambda worker_id: [RawBytesChannel(OWN_ID)])
     manager.call_channel(OWN_ID, "send_raw_data", b"question", worker_ids=[1])
     manager.reset()
 

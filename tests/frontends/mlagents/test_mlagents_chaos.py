@@ -11,55 +11,31 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepmill.frontends.mlagents import DecisionSteps, RestartLimits, TerminalSteps, UnityTimeOutException
-from tests.frontends.mlagents.parts import Policy, ended, wait
-from tests.harness.unity_envs import ActionSpec, BehaviorSpec, ObservationSpec
+from stepmill.frontends.mlagents import RestartLimits, UnityTimeOutException
+from tests.frontends.mlagents.parts import Policy, die, ended, raise_, wait, walking
+from tests.harness.unity_envs import ScriptedBehaviors
 
 NUM_WORKERS = 4
 HANG_S = 100.0
 
 
-class ChaoticUnity:
+class ChaoticUnity(ScriptedBehaviors):
     """Sees its worker's id, the process it runs in and the time; sometimes it crashes."""
 
+    ENDS = (die, lambda env: os._exit(3), raise_(lambda: UnityTimeOutException("too late")), lambda env: signal.pause())
+
     def __init__(self, worker_id: int, chance: float) -> None:
-        self.worker_id = worker_id
+        super().__init__({"walk": [[worker_id]]})
         self.random = random.Random(os.getpid())
         self.chance = chance
-        self.time = 0
-        self.behavior_specs = {"walk": BehaviorSpec([ObservationSpec((3,))], ActionSpec(2, ()))}
-
-    def reset(self) -> None:
-        self.time = 0
 
     def step(self) -> None:
-        self.time += 1
+        super().step()
         if self.random.random() < self.chance:
-            self.random.choice([self._die, self._leave, self._raise, self._hang])()
+            self.random.choice(self.ENDS)(self)
 
-    def _die(self) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def _leave(self) -> None:
-        os._exit(3)
-
-    def _raise(self) -> None:
-        raise UnityTimeOutException("too late")
-
-    def _hang(self) -> None:
-        signal.pause()
-
-    def close(self) -> None:
-        pass
-
-    def set_actions(self, name: str, action: Any) -> None:
-        pass
-
-    def get_steps(self, name: str) -> tuple[DecisionSteps, TerminalSteps]:
-        ids = np.array([self.worker_id], np.int32)
-        seen = [np.array([[self.worker_id, os.getpid(), self.time]], np.float32)]
-        nobody = TerminalSteps([seen[0][:0]], np.zeros(0, np.float32), np.zeros(0, bool), ids[:0])
-        return DecisionSteps(seen, np.ones(1, np.float32), ids), nobody
+    def _obs(self, agents: Any) -> list[Any]:
+        return [np.array([[agent, os.getpid(), self.time] for agent in agents], np.float32).reshape(-1, 3)]
 
 
 class Witness:
@@ -91,8 +67,8 @@ class Witness:
 
 @pytest.mark.covers("U-14", "U-4/actions", "U-B4", "U-B9")
 @pytest.mark.parametrize("is_deterministic", [False, True])
-def test_no_step_is_lost_or_mixed_up_while_envs_crash(manager_of, is_deterministic):
-    manager = manager_of(
+def test_no_step_is_lost_or_mixed_up_while_envs_crash(started_of, is_deterministic):
+    manager = started_of(
         lambda worker_id, channels: ChaoticUnity(worker_id, 0.03),
         NUM_WORKERS,
         step_timeout_s=0.2,
@@ -100,7 +76,6 @@ def test_no_step_is_lost_or_mixed_up_while_envs_crash(manager_of, is_determinist
         is_deterministic=is_deterministic,
     )
     manager.set_policy("walk", Policy())
-    manager.reset()
     witnesses = [Witness(worker_id) for worker_id in range(NUM_WORKERS)]
     for step in manager.first_step_infos:
         witnesses[step.worker_id].see(step)
@@ -117,9 +92,8 @@ def test_no_step_is_lost_or_mixed_up_while_envs_crash(manager_of, is_determinist
 
 
 @pytest.mark.covers("U-12", "G-2")
-def test_ctrl_c_ends_a_wait_and_the_manager_can_be_closed(manager_of, script, gate):
-    manager = manager_of(lambda worker_id, channels: script({"walk": [[1]]}, hooks={("step", 1): wait(gate.path)}), 2)
-    manager.reset()
+def test_ctrl_c_ends_a_wait_and_the_manager_can_be_closed(started_of, script, gate):
+    manager = started_of(walking(script, hooks={("step", 1): wait(gate.path)}), 2)
     interrupter = os.fork()
     if interrupter == 0:
         try:
@@ -136,7 +110,7 @@ def test_ctrl_c_ends_a_wait_and_the_manager_can_be_closed(manager_of, script, ga
 
 
 @pytest.mark.covers("U-15/policies")
-def test_a_policy_that_raises_leaves_the_envs_as_they_were(manager_of, script):
+def test_a_policy_that_raises_leaves_the_envs_as_they_were(started_of, script):
     class Shy(Policy):
         def get_action(self, steps: Any, worker_id: int) -> Any:
             if len(self.asked) == 1:
@@ -144,9 +118,8 @@ def test_a_policy_that_raises_leaves_the_envs_as_they_were(manager_of, script):
                 raise ValueError("not now")
             return super().get_action(steps, worker_id)
 
-    manager = manager_of(lambda worker_id, channels: script({"walk": [[1]]}), 2, is_deterministic=True)
+    manager = started_of(walking(script), 2, is_deterministic=True)
     manager.set_policy("walk", Shy())
-    manager.reset()
     with pytest.raises(ValueError, match="not now"):
         manager.get_steps()
     assert [step.worker_id for step in manager.get_steps()] == [0, 1]
@@ -155,10 +128,9 @@ def test_a_policy_that_raises_leaves_the_envs_as_they_were(manager_of, script):
 
 @pytest.mark.covers("U-12", "G-2")
 @pytest.mark.parametrize("after", ["send", "receive"])
-def test_ctrl_c_between_a_command_and_its_note_loses_no_env(manager_of, script, monkeypatch, after):
-    manager = manager_of(lambda worker_id, channels: script({"walk": [[1], [1], [1]]}), 2, is_deterministic=True)
+def test_ctrl_c_between_a_command_and_its_note_loses_no_env(started_of, script, monkeypatch, after):
+    manager = started_of(lambda worker_id, channels: script({"walk": [[1], [1], [1]]}), 2, is_deterministic=True)
     manager.set_policy("walk", Policy(1.0))
-    manager.reset()
     do = getattr(manager._pool, after)
 
     def interrupted(*arguments: Any, **options: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -13,14 +12,8 @@ import pytest
 from stepmill import timers
 from stepmill.frontends.mlagents import join_steps, split_info
 from stepmill.frontends.mlagents.steps import DecisionSteps
-from tests.frontends.mlagents.parts import BatchPolicy, Policy, decide, decided, wait
+from tests.frontends.mlagents.parts import WALK, BatchPolicy, Policy, decide, decided, wait, walking, with_hooks
 from tests.harness.unity_envs import ScriptedBehaviors
-
-WALK = {"walk": [[1, 2], [2], [2, 3]]}
-
-
-def walking(script: type[Any]) -> Any:
-    return lambda worker_id, channels: script(WALK, side_channels=channels)
 
 
 @pytest.mark.covers("U-B6")
@@ -102,7 +95,7 @@ def test_observations_lie_in_shared_memory_and_pass_through_no_pipe_and_no_pickl
     def refuse(data):
         raise AssertionError("an observation was pickled")
 
-    manager = manager_of(lambda worker_id, channels: script(WALK, shape=(84, 84, 3)), 2, is_deterministic=True)
+    manager = manager_of(walking(script, shape=(84, 84, 3)), 2, is_deterministic=True)
     manager.reset()  # specs are sent once, as pickles
     monkeypatch.setattr(pickle, "loads", refuse)
     monkeypatch.setattr(cloudpickle, "loads", refuse)
@@ -114,12 +107,8 @@ def test_observations_lie_in_shared_memory_and_pass_through_no_pipe_and_no_pickl
 
 
 @pytest.mark.covers("U-B10")
-def test_in_deterministic_mode_all_workers_answer_in_their_order_whichever_is_fastest(manager_of, script, gate):
-    def factory(worker_id, channels):
-        return script(WALK, hooks={("step", 1): wait(gate.path)} if worker_id == 0 else {})
-
-    manager = manager_of(factory, 3, is_deterministic=True)
-    manager.reset()
+def test_in_deterministic_mode_all_workers_answer_in_their_order_whichever_is_fastest(started_of, script, gate):
+    manager = started_of(with_hooks(script, 0, {("step", 1): wait(gate.path)}), 3, is_deterministic=True)
     gate.open()
     assert [step.worker_id for step in manager.get_steps()] == [0, 1, 2]
     assert [step.worker_id for step in manager.get_steps()] == [0, 1, 2]
@@ -142,9 +131,5 @@ def test_workers_are_seeded_one_by_one(manager_of, script):
 @pytest.mark.covers("U-B10", "U-1/processes")
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
 def test_how_workers_start_can_be_chosen(manager_of, context):
-    manager = manager_of(_make_scripted, 1, context=context)
+    manager = manager_of(walking(ScriptedBehaviors), 1, context=context)
     assert manager.reset() == 1
-
-
-def _make_scripted(worker_id, channels):
-    return ScriptedBehaviors(WALK, side_channels=channels)

@@ -7,9 +7,9 @@ import logging
 import os
 import sys
 import threading
+import uuid
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -22,14 +22,21 @@ from stepmill.frontends.mlagents import (
     failures,
 )
 from stepmill.frontends.mlagents.channels import EnvironmentParametersChannel, FloatPropertiesChannel, with_methods
-from tests.frontends.mlagents.parts import AgentManager, Policy, decided, deciding, ended, given_action, wait
+from tests.frontends.mlagents.parts import (
+    WALK,
+    AgentManager,
+    Policy,
+    decided,
+    deciding,
+    ended,
+    given_action,
+    wait,
+    walking,
+    with_hooks,
+)
 from tests.harness.unity_envs import ScriptedBehaviors
 
-WALK = {"walk": [[1, 2], [2], [2, 3]]}
-
-
-def walking(script: type[Any], **arguments: Any) -> Any:
-    return lambda worker_id, channels: script(WALK, side_channels=channels, **arguments)
+ID = uuid.UUID("00000000-0000-0000-0000-000000000007")
 
 
 @pytest.mark.covers("U-1/processes")
@@ -49,10 +56,7 @@ def test_environments_are_created_each_in_a_process_with_its_worker_id(manager_o
 
 @pytest.mark.covers("U-3/results", "U-4/actions")
 def test_step_takes_steps_for_all_non_waiting_envs_and_returns_the_results_so_far(manager_of, script, gate):
-    def factory(worker_id, channels):
-        return script(WALK, hooks={("step", 1): wait(gate.path)} if worker_id == 2 else {})
-
-    manager = manager_of(factory, 3)
+    manager = manager_of(with_hooks(script, 2, {("step", 1): wait(gate.path)}), 3)
     policy = Policy()
     manager.set_policy("walk", policy)
     manager.reset()
@@ -70,9 +74,8 @@ def test_step_takes_steps_for_all_non_waiting_envs_and_returns_the_results_so_fa
 
 
 @pytest.mark.covers("U-4/actions", "U-17")
-def test_a_step_has_the_actions_that_led_to_it(manager_of, script):
-    manager = manager_of(walking(script))
-    manager.reset()
+def test_a_step_has_the_actions_that_led_to_it(started_of, script):
+    manager = started_of(walking(script))
     assert manager.env_workers[0].previous_step.brain_name_to_action_info == {}
     for number in (1.0, 2.0):
         manager.set_policy("walk", Policy(number))
@@ -96,9 +99,8 @@ def test_the_first_step_of_an_env_that_was_never_reset_resets_it(manager_of, scr
 
 
 @pytest.mark.covers("U-5", "U-17")
-def test_agents_join_and_leave_at_every_step(manager_of, script):
-    manager = manager_of(walking(script, interrupts=[1]))
-    manager.reset()
+def test_agents_join_and_leave_at_every_step(started_of, script):
+    manager = started_of(walking(script, interrupts=[1]))
     seen = [manager.env_workers[0].previous_step, *manager.get_steps(), *manager.get_steps()]
 
     assert [deciding(step) for step in seen] == [[1, 2], [2], [2, 3]]
@@ -106,9 +108,8 @@ def test_agents_join_and_leave_at_every_step(manager_of, script):
 
 
 @pytest.mark.covers("U-5")
-def test_masks_group_ids_and_rewards_arrive(manager_of):
-    manager = manager_of(lambda worker_id, channels: ScriptedBehaviors(WALK, is_discrete=True))
-    manager.reset()
+def test_masks_group_ids_and_rewards_arrive(started_of):
+    manager = started_of(walking(ScriptedBehaviors, is_discrete=True))
     agents = manager.env_workers[0].previous_step.current_all_step_result["walk"][0]
 
     assert [mask.tolist() for mask in agents.action_mask] == [[[True, False, False]] * 2, [[False, False]] * 2]
@@ -140,13 +141,9 @@ def test_a_behaviour_may_appear_at_any_time_and_one_without_policy_or_agents_get
 
 
 @pytest.mark.covers("U-6/waits", "U-6/order")
-def test_reset_collects_results_from_all_envs_in_worker_order_after_steps_have_finished(manager_of, script, gate):
-    def factory(worker_id, channels):
-        return script(WALK, hooks={("step", 1): wait(gate.path)} if worker_id == 0 else {})
-
-    manager = manager_of(factory, 4)
+def test_reset_collects_results_from_all_envs_in_worker_order_after_steps_have_finished(started_of, script, gate):
+    manager = started_of(with_hooks(script, 0, {("step", 1): wait(gate.path)}), 4)
     manager.set_policy("walk", Policy())
-    manager.reset()
     manager.get_steps()
     gate.wait_arrivals(1)
     gate.open()
@@ -162,7 +159,7 @@ def test_reset_collects_results_from_all_envs_in_worker_order_after_steps_have_f
 
 @pytest.mark.covers("U-6/same_time")
 def test_a_reset_resets_all_envs_at_the_same_time(manager_of, script, gate):
-    manager = manager_of(lambda worker_id, channels: script(WALK, hooks={("reset", 1): wait(gate.path)}), 2)
+    manager = manager_of(walking(script, hooks={("reset", 1): wait(gate.path)}), 2)
     opener = threading.Thread(target=lambda: (gate.wait_arrivals(2), gate.open(2)))
     opener.start()
     assert manager.reset() == 2
@@ -170,9 +167,8 @@ def test_a_reset_resets_all_envs_at_the_same_time(manager_of, script, gate):
 
 
 @pytest.mark.covers("U-7", "U-B3")
-def test_reset_passes_reset_params_and_none_is_the_default(manager_of, script):
-    manager = manager_of(walking(script), 2)
-    manager.reset()
+def test_reset_passes_reset_params_and_none_is_the_default(started_of, script):
+    manager = started_of(walking(script), 2)
     manager.reset({"gravity": 9.5, "size": 2})
 
     assert manager.get_properties == {"gravity": 9.5, "size": 2.0}
@@ -221,9 +217,7 @@ def test_a_spec_whose_class_only_the_worker_can_import_is_an_error_that_names_it
 
 @pytest.mark.covers("U-B8")
 def test_queries_do_not_wait_for_a_step(manager_of, script, gate):
-    manager = manager_of(
-        lambda worker_id, channels: script(WALK, hooks={("step", 1): wait(gate.path)} if worker_id == 0 else {}), 2
-    )
+    manager = manager_of(with_hooks(script, 0, {("step", 1): wait(gate.path)}), 2)
     manager.reset({"gravity": 1.0})
     manager.get_steps()
     gate.wait_arrivals(1)
@@ -270,9 +264,8 @@ def test_advance_takes_one_policy_from_a_queue_that_never_ends(manager_of, scrip
     assert agents.policy.number == 5.0
 
 
-def test_a_closed_manager_raises_what_ml_agents_raises(manager_of, script):
-    manager = manager_of(walking(script))
-    manager.reset()
+def test_a_closed_manager_raises_what_ml_agents_raises(started_of, script):
+    manager = started_of(walking(script))
     manager.close()
     for call in (manager.get_steps, manager.advance, manager.reset, partial(manager.set_env_parameters, {"wind": 1.0})):
         with pytest.raises(UnityCommunicationException, match=r"send failed\. The manager is closed") as caught:
@@ -286,9 +279,8 @@ def test_statistics_that_were_not_sent_are_empty_and_may_be_left_out_of_a_respon
 
 
 @pytest.mark.covers("U-15/policies")
-def test_a_behaviour_without_agent_manager_is_a_warning(manager_of, script, caplog):
-    manager = manager_of(walking(script))
-    manager.reset()
+def test_a_behaviour_without_agent_manager_is_a_warning(started_of, script, caplog):
+    manager = started_of(walking(script))
     with caplog.at_level(logging.WARNING, "stepmill.mlagents"):
         assert manager.process_steps(manager.get_steps()) == 1
     assert "Agent manager was not created for behavior id walk" in caplog.text
@@ -311,15 +303,6 @@ def test_channels_with_training_started_are_called(manager_of, script):
     manager.on_training_started("walk", {"steps": 7})
     manager.reset()
     assert manager.call_channel(ID, "read") == ([("walk", {"steps": 7})],) * 2
-
-
-def _make_id():
-    import uuid
-
-    return uuid.UUID("00000000-0000-0000-0000-000000000007")
-
-
-ID = _make_id()
 
 
 @pytest.mark.covers("U-16", "U-17")
@@ -346,23 +329,19 @@ def test_a_simple_manager_does_the_same_in_this_process(script, channel):
     assert env.counts["close"] == 1
 
 
-def _make_scripted(worker_id, channels):
-    return ScriptedBehaviors(WALK, side_channels=channels)
-
-
 def test_wrong_arguments_are_refused(manager_of):
+    factory = walking(ScriptedBehaviors)
     with pytest.raises(stepmill.UsageError, match="n_env"):
-        manager_of(_make_scripted, 0)
+        manager_of(factory, 0)
     with pytest.raises(stepmill.UsageError, match="EngineConfig"):
-        manager_of(_make_scripted, 1, "fast")
-    manager = manager_of(_make_scripted)
+        manager_of(factory, 1, "fast")
+    manager = manager_of(factory)
     with pytest.raises(stepmill.UsageError, match="gravity"):
         manager.reset({"gravity": "much"})
 
 
-def test_a_step_looks_for_no_package(manager_of, script, monkeypatch):
-    manager = manager_of(walking(script))
-    manager.reset()
+def test_a_step_looks_for_no_package(started_of, script, monkeypatch):
+    manager = started_of(walking(script))
     manager.get_steps()
 
     def refuse(name: str) -> None:

@@ -27,11 +27,21 @@ from stepmill.frontends.mlagents import (
     UnityTimeOutException,
     worker,
 )
-from tests.frontends.mlagents.parts import Policy, decided, deciding, die, once, raise_, wait
+from tests.frontends.mlagents.parts import (
+    Policy,
+    decided,
+    deciding,
+    die,
+    once,
+    raise_,
+    step_workers,
+    wait,
+    walking,
+    with_hooks,
+)
 from tests.harness.pools import keep_closed
 from tests.harness.unity_envs import ScriptedBehaviors
 
-WALK = {"walk": [[1, 2], [2], [2, 3]]}
 FORK = multiprocessing.get_context("fork")
 
 
@@ -59,16 +69,11 @@ def own_workers() -> Iterator[Callable[..., Any]]:
     yield from keep_closed(lambda factory, n_env=1, cls=OwnWorkers, **options: cls(factory, None, n_env, **options))
 
 
-def walking(worker_id: int, channels: Any) -> Any:
-    return ScriptedBehaviors(WALK, side_channels=channels)
+walkers = walking(ScriptedBehaviors)
 
 
-def step_until(manager: Any, worker_ids: set[int]) -> list[Any]:
-    """Step until each of these workers has had a result."""
-    steps: list[Any] = []
-    while not worker_ids <= {step.worker_id for step in steps}:
-        steps += manager.get_steps()
-    return steps
+def failing(worker_id: int, channels: Any) -> Any:
+    raise LookupError("no player")
 
 
 @pytest.mark.covers("U-15/take_step")
@@ -80,7 +85,7 @@ def test_a_take_step_that_was_replaced_is_called_for_each_worker(manager_of, mon
         asked.append(arguments[-1].worker_id)
         return {}
 
-    manager = manager_of(walking, 2, is_deterministic=True)
+    manager = manager_of(walkers, 2, is_deterministic=True)
     monkeypatch.setattr(manager if is_of_instance else type(manager), "_take_step", take_step)
     manager.reset()
     manager.get_steps()
@@ -92,7 +97,7 @@ def test_a_take_step_that_was_replaced_is_called_for_each_worker(manager_of, mon
 def test_an_override_of_a_method_that_nothing_calls_is_refused_by_its_name(name):
     own = type("Own", (SubprocessEnvManager,), {name: lambda self, *arguments: None})
     with pytest.raises(TypeError, match=f"Own overrides {name}, which stepmill's SubprocessEnvManager does not call"):
-        own(walking)
+        own(walkers)
 
 
 @pytest.mark.covers("U-1/create_worker")
@@ -105,7 +110,7 @@ def test_a_subclass_may_change_the_factory_of_a_worker_and_leave_the_rest_to_the
 
             return SubprocessEnvManager.create_worker(worker_id, step_queue, factory, run_options)
 
-    manager = Various(walking, None, 2, context="fork")
+    manager = Various(walkers, None, 2, context="fork")
     assert sorted(manager.training_behaviors) == ["walk0", "walk1"]
     assert len(manager._pool.states) == 2
     manager.close()
@@ -113,13 +118,13 @@ def test_a_subclass_may_change_the_factory_of_a_worker_and_leave_the_rest_to_the
 
 @pytest.mark.covers("U-1/create_worker", "U-3/messages", "U-4/actions")
 def test_workers_of_a_subclass_step_reset_and_close(own_workers):
-    manager = own_workers(walking, 2)
+    manager = own_workers(walkers, 2)
     manager.set_policy("walk", Policy(3.0))
     assert list(manager.training_behaviors) == ["walk"]
     assert manager.reset({"gravity": ConstantSettings(9.5)}) == 2
     assert [deciding(step) for step in manager.first_step_infos] == [[1, 2]] * 2
 
-    steps = step_until(manager, {0, 1})
+    steps = step_workers(manager, {0, 1})
     assert {(deciding(step)[0], decided(step)) for step in steps} == {(2, 3.0)}
     pids = [each.process.pid for each in manager.env_workers]
     assert len({*pids, os.getpid()}) == 3
@@ -140,11 +145,11 @@ def test_a_subclass_may_reset_by_messages_and_make_steps_of_three_fields(own_wor
                 each.previous_step = EnvironmentStep(each.recv().payload, each.worker_id, {})
             return [each.previous_step for each in self.env_workers]
 
-    manager = own_workers(walking, 2, ByMessages)
+    manager = own_workers(walkers, 2, ByMessages)
     for _ in range(2):
         assert manager.reset() == 2
         assert [step.environment_stats for step in manager.first_step_infos] == [{}, {}]
-        step_until(manager, {0, 1})
+        step_workers(manager, {0, 1})
 
 
 def answer_fixed_results(conn: Any, step_queue: Any, factory: bytes, worker_id: int, options: Any, level: int) -> None:
@@ -164,11 +169,11 @@ def answer_fixed_results(conn: Any, step_queue: Any, factory: bytes, worker_id: 
 @pytest.mark.covers("U-3/messages")
 def test_a_worker_function_of_the_user_gets_configs_and_actions_as_they_are(own_workers, monkeypatch):
     monkeypatch.setattr(OwnWorkers, "target", staticmethod(answer_fixed_results))
-    manager = own_workers(walking, 2)
+    manager = own_workers(walkers, 2)
     monkeypatch.setattr(manager, "_take_step", lambda last: {"last": list(last.current_all_step_result)})
     manager.reset("three walls")
     assert [step.current_all_step_result for step in manager.first_step_infos] == [{"arena": "three walls"}] * 2
-    steps = step_until(manager, {0, 1})
+    steps = step_workers(manager, {0, 1})
     assert steps[0].current_all_step_result == {"count": {"last": ["arena"]}}
     assert {step.worker_id: step.environment_stats["speed"] for step in steps} == {0: 0, 1: 1}
 
@@ -176,13 +181,10 @@ def test_a_worker_function_of_the_user_gets_configs_and_actions_as_they_are(own_
 @pytest.mark.covers("U-13")
 @pytest.mark.parametrize("hook", [die, raise_(lambda: UnityTimeOutException("late"))], ids=["killed", "raises"])
 def test_a_crashed_worker_of_a_subclass_is_created_again_and_all_envs_are_reset(own_workers, tmp_path, hook):
-    def factory(worker_id: int, channels: Any) -> Any:
-        return ScriptedBehaviors(WALK, hooks={("step", 1): once(tmp_path / "flag", hook)} if worker_id == 0 else {})
-
-    manager = own_workers(factory, 2)
+    manager = own_workers(with_hooks(ScriptedBehaviors, 0, {("step", 1): once(tmp_path / "flag", hook)}), 2)
     manager.reset()
     first = manager.env_workers[0]
-    step_until(manager, {0, 1})
+    step_workers(manager, {0, 1})
     assert manager.env_workers[0] is not first
     assert manager.restart_counts == [1, 0]
     assert first.process.exitcode is not None
@@ -190,9 +192,7 @@ def test_a_crashed_worker_of_a_subclass_is_created_again_and_all_envs_are_reset(
 
 @pytest.mark.covers("U-13")
 def test_workers_of_a_subclass_that_die_at_the_same_time_are_restarted_once_each(own_workers, gate):
-    def factory(worker_id: int, channels: Any) -> Any:
-        return ScriptedBehaviors(WALK, hooks={("step", 1): wait(gate.path)})
-
+    factory = walking(ScriptedBehaviors, hooks={("step", 1): wait(gate.path)})
     manager = own_workers(factory, 2, restarts=RestartLimits(restarts_rate_limit_n=-1))
     manager.reset()
     manager._driver._queue_steps()
@@ -201,15 +201,13 @@ def test_workers_of_a_subclass_that_die_at_the_same_time_are_restarted_once_each
         os.kill(each.process.pid, signal.SIGKILL)
         each.process.join()
     gate.open(2)
-    step_until(manager, {0, 1})
+    step_workers(manager, {0, 1})
     assert manager.restart_counts == [1, 1]
 
 
 @pytest.mark.covers("U-14")
 def test_a_worker_of_a_subclass_without_quota_raises_what_its_env_raised(own_workers):
-    def factory(worker_id: int, channels: Any) -> Any:
-        return ScriptedBehaviors(WALK, hooks={("step", 1): raise_(lambda: UnityEnvironmentException("gone"))})
-
+    factory = walking(ScriptedBehaviors, hooks={("step", 1): raise_(lambda: UnityEnvironmentException("gone"))})
     manager = own_workers(factory, restarts=RestartLimits(max_lifetime_restarts=0))
     manager.reset()
     with pytest.raises(UnityEnvironmentException, match="gone"):
@@ -218,25 +216,15 @@ def test_a_worker_of_a_subclass_without_quota_raises_what_its_env_raised(own_wor
 
 @pytest.mark.covers("U-2")
 def test_other_exceptions_and_failing_factories_of_such_workers_are_raised(own_workers):
-    def failing(worker_id: int, channels: Any) -> Any:
-        raise LookupError("no player")
-
     with pytest.raises(LookupError, match="no player"):
         own_workers(failing, 2).reset()
-
-    def factory(worker_id: int, channels: Any) -> Any:
-        return ScriptedBehaviors(WALK, hooks={("step", 1): raise_(lambda: LookupError("lost"))})
-
-    manager = own_workers(factory)
+    manager = own_workers(walking(ScriptedBehaviors, hooks={("step", 1): raise_(lambda: LookupError("lost"))}))
     manager.reset()
     with pytest.raises(LookupError, match="lost"):
         manager.get_steps()
 
 
 def test_the_exception_of_a_process_that_has_ended_is_raised_by_the_next_request(own_workers):
-    def failing(worker_id: int, channels: Any) -> Any:
-        raise LookupError("no player")
-
     manager = own_workers(failing)
     manager.set_env_parameters({"speed": 2.0})
     manager.env_workers[0].process.join()
@@ -246,15 +234,13 @@ def test_the_exception_of_a_process_that_has_ended_is_raised_by_the_next_request
 
 def test_a_process_that_ends_before_it_answers_is_an_error_and_not_a_hang(own_workers, monkeypatch):
     monkeypatch.setattr(OwnWorkers, "target", staticmethod(lambda *arguments: os._exit(3)))
-    manager = own_workers(walking)
+    manager = own_workers(walkers)
     with pytest.raises(UnityCommunicationException, match=r"exit code 3"):
         manager.reset()
 
 
 def test_a_worker_that_does_not_end_is_terminated_at_close(own_workers, gate):
-    def factory(worker_id: int, channels: Any) -> Any:
-        return ScriptedBehaviors(WALK, hooks={("close", 1): wait(gate.path)})
-
+    factory = walking(ScriptedBehaviors, hooks={("close", 1): wait(gate.path)})
     manager = own_workers(factory, close_timeout_s=0.2)
     manager.reset()
     manager.close()
@@ -262,16 +248,14 @@ def test_a_worker_that_does_not_end_is_terminated_at_close(own_workers, gate):
 
 
 def test_a_reset_raises_for_a_step_that_does_not_end(own_workers, gate):
-    def factory(worker_id: int, channels: Any) -> Any:
-        return ScriptedBehaviors(WALK, hooks={("step", 1): wait(gate.path)} if worker_id == 0 else {})
-
+    factory = with_hooks(ScriptedBehaviors, 0, {("step", 1): wait(gate.path)})
     manager = own_workers(factory, 2, drain_timeout_s=0.1)
     manager.reset()
-    step_until(manager, {1})
+    step_workers(manager, {1})
     with pytest.raises(TimeoutError, match=r"Workers \{0"):
         manager.reset()
     gate.open()
-    assert step_until(manager, {0})
+    assert step_workers(manager, {0})
 
 
 def test_workers_of_both_kinds_and_misuse_are_refused(manager_of, own_workers):
@@ -283,10 +267,10 @@ def test_workers_of_both_kinds_and_misuse_are_refused(manager_of, own_workers):
             return start(worker, worker_id, step_queue, env_factory, run_options)
 
     with pytest.raises(stepmill.UsageError, match="one kind"):
-        Mixed(walking, None, 2)
+        Mixed(walkers, None, 2)
     with pytest.raises(stepmill.UsageError, match="processes of their own"):
-        own_workers(walking).get_timer_tree()
-    of_engine = manager_of(walking).env_workers[0]
+        own_workers(walkers).get_timer_tree()
+    of_engine = manager_of(walkers).env_workers[0]
     for use in (lambda: of_engine.send(EnvironmentCommand.STEP), of_engine.recv):
         with pytest.raises(stepmill.UsageError, match="create_worker"):
             use()
