@@ -17,12 +17,9 @@ from stepmill.frontends.dm_env import DmEnvironment
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import RaisingEnv
 from tests.harness.envs_of_other_apis import Catch, Pair, Tag
-from tests.harness.pools import keep_closed
+from tests.harness.pools import BACKENDS, keep_closed
 
-WHERE = {
-    "serial": {"backend": "serial"},
-    "fork": {"backend": "process", "options": stepmill.PoolOptions(context="fork")},
-}
+WHERE = {where: BACKENDS[where] for where in ("serial", "fork")}
 
 
 class Nest(gymnasium.Env):

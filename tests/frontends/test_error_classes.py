@@ -5,12 +5,13 @@ from __future__ import annotations
 import builtins
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from stepmill.spec.errors import ArgumentTypeError, StepmillError, UsageError
+from stepmill.frontends import alf, di_engine, gymnasium, mlagents, multi_env
+from stepmill.spec.errors import ArgumentTypeError, StepmillError
 
 ERRORS = "stepmill.frontends."
 # Our class, and the class that the original raises in that place. Names without a dot are Python's.
@@ -105,27 +106,21 @@ def test_the_table_has_each_error_of_a_front_end() -> None:
     assert {name for name in own if "<" not in name and "+" not in name} - {*TABLE} - NOT_RAISED == set()
 
 
-def _front_ends() -> dict[str, Any]:
-    from stepmill.frontends import alf, di_engine, gymnasium, multi_env
-
-    return {
-        "alf": lambda: alf.FastParallelEnvironment([], nonsense=1),
-        "di_engine": lambda: di_engine.SyncSubprocessEnvManager([object], {}, nonsense=1),
-        "gymnasium": lambda: gymnasium.VectorEnv([object], nonsense=1),
-        "mlagents": lambda: _mlagents()([], nonsense=1),
-        "multi_env": lambda: multi_env.SubprocessEnv(object, nonsense=1),  # type: ignore[call-arg]
-    }
-
-
-def _mlagents() -> Any:
-    from stepmill.frontends.mlagents import SubprocessEnvManager
-
-    return SubprocessEnvManager
+NEAREST = "num_worker is not an option of stepmill; did you mean num_workers"
+UNKNOWN: dict[str, tuple[Callable[[], Any], str]] = {
+    "alf": (lambda: alf.FastParallelEnvironment([], num_worker=1), NEAREST),
+    "base manager": (lambda: di_engine.BaseEnvManager([object], num_worker=1), NEAREST),
+    "di_engine": (lambda: di_engine.SyncSubprocessEnvManager([object], num_worker=1), NEAREST),
+    "gymnasium": (lambda: gymnasium.VectorEnv([object], num_worker=1), NEAREST),
+    "mlagents": (lambda: mlagents.SubprocessEnvManager([], on_crahs=1), "on_crahs is .*; did you mean on_crash"),
+    "mlagents, far": (lambda: mlagents.SubprocessEnvManager([], zzz=1), "zzz is .*; there are restarts, on_crash"),
+    "multi_env": (lambda: multi_env.SubprocessEnv(object, num_worker=1), NEAREST),
+}
 
 
-@pytest.mark.parametrize("name", ["alf", "di_engine", "gymnasium", "mlagents", "multi_env"])
-def test_an_unknown_keyword_is_a_type_error_as_in_python(name: str) -> None:
-    with pytest.raises(TypeError, match="nonsense is not an option") as caught:
-        _front_ends()[name]()
-    assert isinstance(caught.value, UsageError)
-    assert isinstance(caught.value, ArgumentTypeError)
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_an_unknown_keyword_is_a_type_error_that_names_the_nearest_option(name: str) -> None:
+    make, text = UNKNOWN[name]
+    with pytest.raises(ArgumentTypeError, match=text) as caught:
+        make()
+    assert isinstance(caught.value, TypeError)

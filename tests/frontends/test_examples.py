@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.frontends.guides import run_guide
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # file: (modules it needs, arguments of the short form)
 RUNS = {
@@ -68,3 +70,10 @@ def test_a_training_that_is_resumed_ends_with_the_weights_of_one_that_was_never_
 
 def test_every_example_has_a_short_form_that_is_run():
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(RUNS)
+
+
+@pytest.mark.slow
+def test_the_api_references_examples_that_need_other_libraries_run(tmp_path):
+    for library in ("envpool", "stable_baselines3", "tianshou", "torchrl"):
+        pytest.importorskip(library)
+    run_guide("../api_examples", tmp_path, ignored=".*precision lowered by casting")

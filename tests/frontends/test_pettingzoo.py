@@ -15,10 +15,7 @@ from stepmill.frontends.pettingzoo import AgentVectorEnv, StepmillParallelEnv
 from tests.harness.envs_of_other_apis import Catch, Tag
 from tests.harness.pools import BACKENDS, begun
 
-WHERE = {
-    "serial": {"backend": "serial"},
-    "fork": {"backend": "process", "options": stepmill.PoolOptions(context="fork")},
-}
+WHERE = {where: BACKENDS[where] for where in ("serial", "fork")}
 
 
 class Frail(Tag):
@@ -129,11 +126,16 @@ class Joining(Tag):
         return parts
 
 
-def test_an_agent_that_joins_has_an_observation_at_once(made):
-    ours, theirs = made(StepmillParallelEnv(Joining, **WHERE["serial"])), Joining()
+def first_steps(ours, theirs):
+    """Return what the first step of two agents returns in each env."""
     for env in (ours, theirs):
         env.reset(seed=3)
-    mine, wanted = ours.step({"a_0": 1, "a_1": 1}), theirs.step({"a_0": 1, "a_1": 1})
+    return [env.step({"a_0": 1, "a_1": 1}) for env in (ours, theirs)]
+
+
+def test_an_agent_that_joins_has_an_observation_at_once(made):
+    ours, theirs = made(StepmillParallelEnv(Joining, **WHERE["serial"])), Joining()
+    mine, wanted = first_steps(ours, theirs)
     assert ours.agents == theirs.agents == ["a_0", "a_1", "a_2"]
     assert mine[1:] == wanted[1:]
     assert mine[0]["a_2"]["own"].tolist() == wanted[0]["a_2"]["own"].tolist() == [1, 1]
@@ -150,10 +152,8 @@ class Brief(Joining):
 
 
 def test_an_agent_that_joins_in_the_step_that_ends_it_is_in_all_results(made):
-    ours, theirs = made(StepmillParallelEnv(Brief, **WHERE["serial"])), Brief()
-    for env in (ours, theirs):
-        env.reset(seed=3)
-    mine, wanted = ours.step({"a_0": 1, "a_1": 1}), theirs.step({"a_0": 1, "a_1": 1})
+    ours = made(StepmillParallelEnv(Brief, **WHERE["serial"]))
+    mine, wanted = first_steps(ours, Brief())
     assert mine[1:] == wanted[1:]
     assert mine[1]["a_2"] == 7.0
     assert mine[0].keys() == wanted[0].keys()
@@ -174,11 +174,9 @@ class Reserved(Tag):
 
 @pytest.mark.parametrize("where", WHERE)
 def test_agents_may_be_named_as_keys_of_the_engine(made, where):
-    env = made(StepmillParallelEnv(Reserved, **WHERE[where]))
-    env.reset()
+    env = begun(made(StepmillParallelEnv(Reserved, **WHERE[where])))
     assert env.step(ones(env))[4] == {agent: {"own": agent} for agent in env.possible_agents}
-    envs = made(AgentVectorEnv([Reserved], backend="serial"))
-    envs.reset()
+    envs = begun(made(AgentVectorEnv([Reserved], backend="serial")))
     assert envs.step(np.ones(3, int))[4]["own"].tolist() == env.possible_agents
 
 
@@ -190,8 +188,7 @@ def test_an_agent_that_acted_must_have_a_reward_and_flags(made, part, name):
             del parts[part]["a_1"]
             return parts
 
-    env = made(StepmillParallelEnv(Silent, **WHERE["serial"]))
-    env.reset()
+    env = begun(made(StepmillParallelEnv(Silent, **WHERE["serial"])))
     with pytest.raises(stepmill.EnvError, match=rf"agents \['a_1'\] acted but have no {name}"):
         env.step(ones(env))
 
@@ -224,8 +221,7 @@ def test_missing_actions_and_actions_of_unknown_agents_are_refused(made):
 
 def test_an_env_that_failed_is_reported_and_can_be_reset(made, monkeypatch):
     monkeypatch.setattr(Frail, "is_mended", False)
-    env = made(StepmillParallelEnv(Frail, **WHERE["serial"]))
-    env.reset()
+    env = begun(made(StepmillParallelEnv(Frail, **WHERE["serial"])))
     env.step(ones(env))
     with pytest.raises(stepmill.EnvError, match="a deliberate failure"):
         env.step({"a_0": 0, "a_1": 0, "a_2": 0})
@@ -236,8 +232,7 @@ def test_an_env_that_failed_is_reported_and_can_be_reset(made, monkeypatch):
 
 
 def test_the_state_has_the_space_of_the_env_if_there_is_one(made):
-    env = made(StepmillParallelEnv(Seen, **WHERE["fork"]))
-    env.reset()
+    env = begun(made(StepmillParallelEnv(Seen, **WHERE["fork"])))
     assert env.state_space.contains(env.state())
     assert env.state_space is env.state_space
     assert not hasattr(made(StepmillParallelEnv(Tag, **WHERE["serial"])), "state_space")
@@ -255,10 +250,8 @@ def test_what_is_no_parallel_env_is_refused():
 @pytest.mark.covers("G-18")
 @pytest.mark.parametrize("backend", ["serial", "thread", "fork"])
 def test_rows_are_agents_and_masks_mark_living_agents(made, backend):
-    chosen = dict(BACKENDS[backend])
-    options = stepmill.PoolOptions(**({"context": chosen.pop("context")} if "context" in chosen else {}))
     workers = {} if backend == "serial" else {"num_workers": 2}
-    envs = made(AgentVectorEnv([Tag] * 2, **chosen, **workers, options=options))
+    envs = made(AgentVectorEnv([Tag] * 2, **BACKENDS[backend], **workers))
     assert (envs.num_envs, envs.num_agents, envs.single_action_space.n) == (6, 3, 5)
     obs, infos = envs.reset(seed=0)
     assert envs.observation_space.contains(obs)
@@ -278,8 +271,7 @@ def test_rows_are_agents_and_masks_mark_living_agents(made, backend):
 
 
 def test_infos_are_each_agents_own(made):
-    envs = made(AgentVectorEnv([Tag] * 2, backend="serial"))
-    envs.reset()
+    envs = begun(made(AgentVectorEnv([Tag] * 2, backend="serial")))
     infos = envs.step(np.zeros(6, int))[4]
     assert infos["t"].tolist() == [0, 1, 0, 0, 1, 0]
     assert infos["_t"].tolist() == [False, True, False] * 2
@@ -299,8 +291,9 @@ def test_gymnasiums_vector_wrappers_go_around_it(made):
 
 def test_a_fault_that_is_truncated_ends_all_agents_of_its_env(made, monkeypatch):
     monkeypatch.setattr(Frail, "is_mended", False)
-    envs = made(AgentVectorEnv([Frail, Tag], backend="serial", options=stepmill.PoolOptions(on_fault="truncate")))
-    envs.reset()
+    envs = begun(
+        made(AgentVectorEnv([Frail, Tag], backend="serial", options=stepmill.PoolOptions(on_fault="truncate")))
+    )
     envs.step(np.ones(6, int))
     _, _, _, truncated, infos = envs.step(np.ones(6, int))
     assert truncated.tolist() == [True] * 3 + [False] * 3
@@ -319,8 +312,7 @@ def test_what_has_no_rows_of_one_kind_is_refused():
 
 
 def test_actions_of_another_shape_change_nothing(made):
-    envs = made(AgentVectorEnv([Tag] * 2, backend="serial"))
-    envs.reset()
+    envs = begun(made(AgentVectorEnv([Tag] * 2, backend="serial")))
     with pytest.raises(stepmill.UsageError, match="one action per row"):
         envs.step(np.zeros((2, 3), int))
     assert envs.step(np.zeros(6, int))[0]["own"][0, 0] == 1

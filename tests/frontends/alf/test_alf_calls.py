@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from functools import partial
 
 import numpy as np
@@ -55,7 +56,7 @@ def test_attributes_are_those_of_the_env_there(env_of):
     assert not hasattr(env.envs[0], "neither_this")
 
 
-@pytest.mark.covers("A-17")
+@pytest.mark.covers("A-17", "A-30")
 def test_a_handle_steps_resets_and_closes_its_env_and_leaves_the_others_alone(env_of, tmp_path):
     env = env_of([partial(AlfCounter, folder=tmp_path)] * 2)
     env.reset()
@@ -156,8 +157,6 @@ def test_envs_are_built_one_after_the_other_if_that_is_asked_for(tmp_path):
 
 
 def run_in_thread(function):
-    import threading
-
     thread = threading.Thread(target=function)
     thread.start()
     return thread

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from stepmill.testing.faulty import OddSignatureError
-from stepmill.testing.gates import wait_at
+from stepmill.testing.gates import Gate, wait_at
 
 _serials = itertools.count()
 
@@ -194,3 +196,18 @@ class ObjectEnv(DingEnv):
 def ding_envs(num_envs: int, length: int = 3, **fields: Any) -> list[Callable[[], DingEnv]]:
     """Return env_fns of envs 0 … num_envs-1."""
     return [partial(DingEnv, i, length, **fields) for i in range(num_envs)]
+
+
+@contextlib.contextmanager
+def opened_later(gate: Gate, count: int = 1) -> Iterator[None]:
+    """Open a gate for `count` envs a while after they have come to it, from another process: this one may only wait."""
+    process = multiprocessing.get_context("fork").Process(target=_open_later, args=(gate, count))
+    process.start()
+    yield
+    process.join()
+
+
+def _open_later(gate: Gate, count: int) -> None:
+    gate.wait_arrivals(count)
+    time.sleep(0.2)  # so that a deadline passes first
+    gate.open(count)

@@ -9,6 +9,7 @@ import pytest
 
 from stepmill.frontends.di_engine import AsyncSubprocessEnvManager, BaseEnvManager, SyncSubprocessEnvManager
 from stepmill.spec.errors import EnvError
+from stepmill.testing.envs import CountingEnv
 from stepmill.testing.gates import Gate
 from tests.frontends.di_engine.conftest import MakeManager
 from tests.frontends.di_engine.envs import ding_envs
@@ -62,14 +63,8 @@ def test_frames_come_from_the_envs_that_want_an_action(cls: Any, launched: MakeM
 
 @pytest.mark.covers("D-7")
 def test_a_gymnasium_env_renders_in_the_mode_it_was_made_with(launched: MakeManager) -> None:
-    manager = launched(SyncSubprocessEnvManager, [partial(GymnasiumFrames, i) for i in range(2)])
+    manager = launched(SyncSubprocessEnvManager, [partial(CountingEnv, i, render_mode="rgb_array") for i in range(2)])
     assert {env_id: frame.shape for env_id, frame in manager.ready_imgs.items()} == {0: (4, 4, 3), 1: (4, 4, 3)}
-
-
-def GymnasiumFrames(identity: int) -> Any:
-    from stepmill.testing.envs import CountingEnv
-
-    return CountingEnv(identity, render_mode="rgb_array")
 
 
 @pytest.mark.covers("D-B8")

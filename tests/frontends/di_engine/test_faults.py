@@ -300,15 +300,16 @@ def test_retry_by_renewal_gives_the_new_env_its_seed_its_arguments_and_its_repla
     assert manager.replay_path == (["videos"] * 2 if cls is SyncSubprocessEnvManager else ["", ""])
 
 
-@pytest.mark.covers("D-B4")
-def test_a_reset_that_fails_in_the_background_is_raised_by_the_next_call(launched: MakeManager) -> None:
+@pytest.mark.covers("D-32", "D-38", "D-B4")
+@pytest.mark.parametrize("question", ["ready_obs", "ready_env"])
+def test_a_reset_that_fails_in_the_background_is_raised_by_the_next_call(launched: MakeManager, question: str) -> None:
     manager = launched(SyncSubprocessEnvManager, 2, length=1)
     manager._reset_param[0] = {"stat": "error"}
     assert manager.step({0: 1})[0].done
 
     def look_on() -> None:
         while True:
-            manager.ready_obs  # noqa: B018 - it takes what has arrived
+            getattr(manager, question)  # takes what has arrived
 
     with pytest.raises(RuntimeError, match="Env 0 reset has exceeded max retries") as caught:
         look_on()

@@ -8,7 +8,6 @@ import pytest
 
 from stepmill.frontends.di_engine import (
     SubprocessEnvManagerV2,
-    SyncSubprocessEnvManager,
 )
 from stepmill.testing.gates import Gate
 from tests.frontends.di_engine.conftest import MakeManager
@@ -38,17 +37,6 @@ def test_a_step_is_accepted_as_soon_as_the_reset_is_over(cls: Any, launched: Mak
     manager.step({0: 1})
     assert len(manager.resets[0]) == 2  # calls run after the reset that was begun
     assert list(manager.step({0: 1})) == [0]
-
-
-@pytest.mark.covers("D-32", "D-38", "D-B4")
-def test_a_failed_reset_is_raised_where_envs_are_asked_for(launched: MakeManager) -> None:
-    manager = launched(SyncSubprocessEnvManager, 1, length=1)
-    manager._reset_param[0] = {"stat": "error"}
-    manager.step({0: 1})
-    assert len(manager.resets[0]) == 2
-    with pytest.raises(RuntimeError, match="Env 0 reset has exceeded max retries"):
-        assert manager.ready_env != []
-    assert manager.closed
 
 
 @pytest.mark.covers("D-6", "D-B13", "D-38")

@@ -26,7 +26,7 @@ from stepmill.frontends.di_engine import (
 from stepmill.spec.errors import UsageError
 from stepmill.testing.gates import Gate
 from tests.frontends.di_engine.conftest import MakeManager
-from tests.frontends.di_engine.envs import TreeEnv, ding_envs
+from tests.frontends.di_engine.envs import TreeEnv, ding_envs, opened_later
 from tests.frontends.di_engine.test_managers import act
 
 LONG_S = 60.0
@@ -55,20 +55,16 @@ def test_a_step_returns_with_wait_num_timesteps_while_other_envs_step(
 @pytest.mark.covers("D-9", "D-39")
 def test_a_step_never_returns_less_than_wait_num_timesteps(launched: MakeManager, gate: Gate) -> None:
     manager = launched(AsyncSubprocessEnvManager, 3, length=9, gate=gate)
-    process = multiprocessing.get_context("fork").Process(target=_open_later, args=(gate, 2))
-    process.start()
-    timesteps = manager.step({0: "gate", 1: 1, 2: "gate"})  # step_wait_timeout passes with one timestep
-    process.join()
+    with opened_later(gate, 2):
+        timesteps = manager.step({0: "gate", 1: 1, 2: "gate"})  # step_wait_timeout passes with one timestep
     assert len(timesteps) >= 2
 
 
 @pytest.mark.covers("D-9", "D-39")
 def test_a_step_waits_for_more_than_wait_num_until_step_wait_timeout(launched: MakeManager, gate: Gate) -> None:
     manager = launched(AsyncSubprocessEnvManager, 3, gate=gate, wait_num=1, step_wait_timeout=LONG_S)
-    process = multiprocessing.get_context("fork").Process(target=_open_later, args=(gate, 2))
-    process.start()
-    timesteps = manager.step({0: "gate", 1: 1, 2: "gate"})
-    process.join()
+    with opened_later(gate, 2):
+        timesteps = manager.step({0: "gate", 1: 1, 2: "gate"})
     assert sorted(timesteps) == [0, 1, 2]
 
 
@@ -98,18 +94,10 @@ def test_late_timesteps_come_with_a_later_step(launched: MakeManager, gate: Gate
 def test_a_step_never_returns_ended_episodes_alone_while_others_are_at_work(launched: MakeManager, gate: Gate) -> None:
     fns = [*ding_envs(1, length=1), *ding_envs(2, length=9, gate=str(gate.path))[1:]]
     manager = launched(AsyncSubprocessEnvManager, fns, wait_num=1, step_wait_timeout=0.05, auto_reset=False)
-    process = multiprocessing.get_context("fork").Process(target=_open_later, args=(gate,))
-    process.start()
-    timesteps = manager.step({0: 1, 1: "gate"})  # 0 is done: without 1 there would be no observation to go on with
-    process.join()
+    with opened_later(gate):
+        timesteps = manager.step({0: 1, 1: "gate"})  # 0 is done: without 1 there would be no observation to go on with
     assert sorted(timesteps) == [0, 1]
     assert list(manager.ready_obs) == [1]
-
-
-def _open_later(gate: Gate, num_arrivals: int = 1) -> None:
-    gate.wait_arrivals(num_arrivals)
-    time.sleep(0.2)  # so that the deadline passes first
-    gate.open(num_arrivals)
 
 
 @pytest.mark.covers("D-B1")

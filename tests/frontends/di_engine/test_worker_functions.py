@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import mmap
 import multiprocessing
 import time
@@ -211,11 +210,3 @@ def test_create_state_of_a_subclass_runs_before_the_first_reset(launched: MakeMa
     manager = launched(Own, [DingEnv] * 2)
     assert manager.resets_before == [0, 0]
     assert [len(resets) for resets in manager.resets] == [1, 1]
-
-
-@pytest.mark.covers("D-36")
-@pytest.mark.parametrize("cls", [AsyncSubprocessEnvManager, BaseEnvManager])
-def test_the_settings_are_optional_and_empty_by_default(cls: Any) -> None:
-    assert inspect.signature(cls.__init__).parameters["cfg"].default == {}
-    manager = cls([DingEnv])
-    assert manager._episode_num == float("inf")

@@ -7,6 +7,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 
 import stepmill
 from stepmill.frontends.torchrl import StepmillEnv
@@ -67,3 +68,12 @@ def counting(num: int = 3, length: int = 4, where: str = "serial", cls: Any = St
     """Return CountingEnvs 0 … num-1; their episodes have length, length + 1, … steps."""
     fns = [partial(CountingEnv, i, length + i) for i in range(num)]
     return cls(fns, **{**BACKENDS[where], "categorical_action_encoding": True, **kwargs})
+
+
+def act(td: Any, *actions: int) -> Any:
+    """Return the data with the actions of the envs."""
+    return td.set("action", torch.tensor(actions))
+
+
+def obs_of(td: Any) -> list[Any]:
+    return td["observation"].tolist()  # type: ignore[no-any-return]

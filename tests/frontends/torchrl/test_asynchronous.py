@@ -16,7 +16,7 @@ from stepmill.frontends.torchrl.asynchronous import _TaskKind
 from stepmill.testing import CountingEnv
 from stepmill.testing.faulty import RaisingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
-from tests.frontends.torchrl.makers import BACKENDS, counting
+from tests.frontends.torchrl.makers import BACKENDS, act, counting
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting:UserWarning")
 make = partial(counting, cls=AsyncStepmillEnv)
@@ -26,10 +26,6 @@ def begin(env):
     env.async_reset_send()
     td = env.async_reset_recv(env.num_workers)  # in the order in which they came
     return td[torch.argsort(td["env_index"])]
-
-
-def act(td, *actions):
-    return td.set("action", torch.tensor(actions))
 
 
 @pytest.fixture
@@ -51,10 +47,6 @@ def gated():
 def test_torchrls_own_checker_passes(made, where):
     env = made(make(3, 5, where))
     check_env_specs(env)
-
-
-def test_the_number_of_envs_has_the_name_of_torchrl(made):
-    env = made(make(3, 5, "serial"))
     assert env.num_envs == env.num_workers == 3
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -14,17 +15,9 @@ import stepmill
 from stepmill.frontends.torchrl import StepmillEnv
 from stepmill.testing import CountingEnv
 from stepmill.testing.faulty import RaisingEnv
-from tests.frontends.torchrl.makers import BACKENDS, Nested, counting
+from tests.frontends.torchrl.makers import BACKENDS, Nested, act, counting, obs_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
-
-def act(env, td, *actions):
-    return td.set("action", torch.tensor(actions))
-
-
-def obs_of(td):
-    return td["observation"].tolist()
 
 
 @pytest.mark.covers("T-B9")
@@ -54,13 +47,13 @@ def test_step_and_maybe_reset_resets_once_and_clears_the_flags(made, where):
     env = made(counting(3, 2, where))
     td = env.reset()
     for _ in range(2):
-        stepped, td = env.step_and_maybe_reset(act(env, td, 1, 1, 1))
+        stepped, td = env.step_and_maybe_reset(act(td, 1, 1, 1))
     assert stepped["next", "done"].flatten().tolist() == [True, False, False]
     assert obs_of(stepped["next"]) == [[0, 0, 2], [1, 0, 2], [2, 0, 2]]
     assert obs_of(td) == [[0, 1, 0], [1, 0, 2], [2, 0, 2]]
     assert not td["done"].any()
     assert env.num_resets == [2, 1, 1]
-    stepped, td = env.step_and_maybe_reset(act(env, td, 5, 6, 7))
+    stepped, td = env.step_and_maybe_reset(act(td, 5, 6, 7))
     assert stepped["next", "reward"].flatten().tolist() == [5, 6, 7]  # no step is spent on a reset
 
 
@@ -68,9 +61,9 @@ def test_step_and_maybe_reset_resets_once_and_clears_the_flags(made, where):
 def test_a_masked_reset_after_the_end_resets_once_and_a_step_without_one_is_refused(made):
     env = made(counting(2, 1))
     td = env.reset()
-    td = env.step(act(env, td, 1, 1))
+    td = env.step(act(td, 1, 1))
     with pytest.raises(stepmill.UsageError, match=r"episodes of envs \[0\] are over"):
-        env.step(act(env, td["next"].exclude("reward"), 1, 1))
+        env.step(act(td["next"].exclude("reward"), 1, 1))
     mask = td["next", "done"].clone()
     again = env.reset(td["next"].exclude("reward").set("_reset", mask))
     assert obs_of(again) == [[0, 1, 0], [1, 0, 1]]
@@ -82,7 +75,7 @@ def test_a_masked_reset_after_the_end_resets_once_and_a_step_without_one_is_refu
 def test_a_partial_reset_leaves_other_rows_and_whatever_was_returned_alone(made, where):
     env = made(counting(3, 1, where))
     td = env.reset()
-    stepped = env.step(act(env, td, 1, 1, 1)).clone(False)
+    stepped = env.step(act(td, 1, 1, 1)).clone(False)
     kept = stepped["next"]
     again = env.reset(TensorDict({"_reset": torch.tensor([True, False, False])}, [3]))
     assert obs_of(again) == [[0, 1, 0], [1, 0, 1], [2, 0, 1]]
@@ -98,10 +91,10 @@ def test_a_partial_reset_leaves_other_rows_and_whatever_was_returned_alone(made,
 def test_a_partial_reset_keeps_the_flags_of_those_it_does_not_reset(made):
     env = made(counting(2, 1))
     td = env.reset()
-    td = act(env, td, 1, 1)
+    td = act(td, 1, 1)
     env.step(td)
     env.reset(TensorDict({"_reset": torch.tensor([True, False])}, [2]))
-    td = env.step(act(env, td.exclude("next"), 1, 1))
+    td = env.step(act(td.exclude("next"), 1, 1))
     again = env.reset(TensorDict({"_reset": torch.tensor([True, False])}, [2]))
     assert again["done"].flatten().tolist() == [False, True]
 
@@ -167,10 +160,7 @@ def test_seeds_per_env_and_per_reset_build_nothing_anew(made, where):
 @pytest.mark.covers("T-8")
 def test_the_same_seed_gives_the_same_rollout_and_another_another():
     def rollout(seed):
-        env = StepmillEnv(
-            [stepmill.envs.gymnasium.GymnasiumEnvMaker(__import__("gymnasium").spec("CartPole-v1"))] * 2,
-            backend="serial",
-        )
+        env = StepmillEnv([lambda: gymnasium.make("CartPole-v1")] * 2, backend="serial")
         env.set_seed(seed)
         torch.manual_seed(0)
         td = env.rollout(20, break_when_any_done=False)
@@ -186,6 +176,8 @@ def test_a_wrong_batch_size_is_an_error_and_results_need_no_gradient(made):
     env = made(counting(3, 9))
     with pytest.raises(RuntimeError):
         env.step(TensorDict({"action": torch.tensor([1, 2])}, [2]))
+    first = env.step(TensorDict({"action": torch.tensor([1, 2, 3])}, [3]))["next"]  # it begins with a reset
+    assert obs_of(first) == [[0, 0, 1], [1, 0, 1], [2, 0, 1]]
     weight = torch.ones(3, requires_grad=True)
     spaced = made(StepmillEnv([Nested] * 3, backend="serial", categorical_action_encoding=True))
     td = spaced.rand_action(spaced.reset())
@@ -252,10 +244,10 @@ def test_frame_skip_repeats_the_action_until_the_end(made, where):
     env = made(counting(2, 3, where, frame_skip=2))
     assert type(env) is StepmillEnv
     td = env.reset()
-    stepped, td = env.step_and_maybe_reset(act(env, td, 1, 10))
+    stepped, td = env.step_and_maybe_reset(act(td, 1, 10))
     assert obs_of(stepped["next"]) == [[0, 0, 2], [1, 0, 2]]
     assert stepped["next", "reward"].flatten().tolist() == [2, 20]
-    stepped, td = env.step_and_maybe_reset(act(env, td, 1, 10))
+    stepped, td = env.step_and_maybe_reset(act(td, 1, 10))
     assert obs_of(stepped["next"]) == [[0, 0, 3], [1, 0, 4]]
     assert stepped["next", "reward"].flatten().tolist() == [1, 20]  # env 0 ended after one
     assert obs_of(td) == [[0, 1, 0], [1, 1, 0]]
@@ -263,7 +255,7 @@ def test_frame_skip_repeats_the_action_until_the_end(made, where):
 
 def test_a_partial_step_leaves_other_envs_where_they_are(made):
     env = made(counting(3, 9))
-    td = act(env, env.reset(), 1, 2, 3).set("_step", torch.tensor([True, False, True]))
+    td = act(env.reset(), 1, 2, 3).set("_step", torch.tensor([True, False, True]))
     following = env.step(td)["next"]
     assert obs_of(following) == [[0, 0, 1], [1, 0, 0], [2, 0, 1]]
     assert following["reward"].flatten().tolist() == [1, 0, 3]
@@ -272,12 +264,12 @@ def test_a_partial_step_leaves_other_envs_where_they_are(made):
 @pytest.mark.parametrize("where", BACKENDS)
 def test_an_env_that_raises_is_named_and_a_reset_goes_on(made, where):
     env = made(StepmillEnv([CountingEnv, RaisingEnv], **BACKENDS[where], categorical_action_encoding=True))
-    td = act(env, env.reset(), 1, 1)
+    td = act(env.reset(), 1, 1)
     with pytest.raises(stepmill.EnvError) as caught:
         env.step(td)
     assert caught.value.env_id == 1
     td = env.reset()
-    assert env.step(act(env, td, 1, 1))["next", "reward"].flatten().tolist() == [1, 1]
+    assert env.step(act(td, 1, 1))["next", "reward"].flatten().tolist() == [1, 1]
 
 
 def test_infos_of_a_fixed_shape_come_along_too(made):
@@ -295,11 +287,11 @@ def test_infos_come_along_where_they_are_asked_for(made, where):
     check_env_specs(env, break_when_any_done="both")
     td = env.reset()
     for _ in range(2):
-        stepped, td = env.step_and_maybe_reset(act(env, td, 1, 1, 1))
+        stepped, td = env.step_and_maybe_reset(act(td, 1, 1, 1))
     assert stepped["next", "info", "t"].tolist() == [2, 2, 2]
     assert td["info", "t"].tolist() == [2, 2, 2]  # CountingEnv's reset has no such info
     view = env[1:]
-    assert view.step(act(view, td[1:].clone(), 1, 1))["next", "info", "t"].tolist() == [3, 3]
+    assert view.step(act(td[1:].clone(), 1, 1))["next", "info", "t"].tolist() == [3, 3]
 
 
 def test_envs_from_a_pool_of_ones_own():
@@ -314,8 +306,6 @@ def test_envs_from_a_pool_of_ones_own():
 
 
 def test_what_cannot_be_a_tensor_is_refused_by_name():
-    import gymnasium
-
     class Talks(CountingEnv):
         def __init__(self, space):
             super().__init__()
@@ -346,10 +336,10 @@ def test_it_works_in_torchrls_collectors(made, where):
 def test_large_observations_are_lent_and_outlive_the_env():
     env = StepmillEnv([stepmill.testing.ImageEnv] * 4, backend="serial", categorical_action_encoding=True)
     td = env.reset()
-    kept = [env.step(act(env, td.clone(), 0, 0, 0, 0))["next", "observation"] for _ in range(3)]
+    kept = [env.step(act(td.clone(), 0, 0, 0, 0))["next", "observation"] for _ in range(3)]
     assert env.stats().leased_slots == 3
     copies = [each.clone() for each in kept]
-    env.step(act(env, td.clone(), 0, 0, 0, 0))
+    env.step(act(td.clone(), 0, 0, 0, 0))
     env.close()
     assert all(torch.equal(each, copy) for each, copy in zip(kept, copies, strict=True))
     assert not np.array_equal(kept[0].numpy(), kept[1].numpy())

@@ -16,15 +16,7 @@ from stepmill.spec.errors import SpecMismatch
 from stepmill.testing import CountingEnv
 from stepmill.testing.faulty import DyingEnv, Phase, RaisingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
-from tests.frontends.torchrl.makers import BACKENDS, counting
-
-
-def act(env, td, *actions):
-    return td.set("action", torch.tensor(actions))
-
-
-def obs_of(td):
-    return td["observation"].tolist()
+from tests.frontends.torchrl.makers import BACKENDS, act, counting, obs_of
 
 
 @pytest.mark.covers("T-12")
@@ -51,14 +43,14 @@ def test_an_indexed_view_is_a_live_env(made):
     check_env_specs(view)
     td = view.reset()
     assert [row[0] for row in obs_of(td)] == [2, 3]
-    stepped = view.step(act(view, td, 5, 6))
+    stepped = view.step(act(td, 5, 6))
     assert stepped["next", "reward"].flatten().tolist() == [5, 6]
     assert [row[2] for row in obs_of(stepped["next"])] == [1, 1]
     assert view.identity == [2, 3]
     assert env[[3, 1]].env_ids == (3, 1)
     assert (view.num_workers, env[:1].num_workers) == (2, 1)
     swapped = env[[3, 1]]
-    td = swapped.step(act(swapped, swapped.reset(), 7, 8))
+    td = swapped.step(act(swapped.reset(), 7, 8))
     assert [row[0] for row in obs_of(td["next"])] == [3, 1]
     assert td["next", "reward"].flatten().tolist() == [7, 8]
     assert repr(env[1]) == "EnvView(env_ids=[1], device=cpu)"
@@ -68,10 +60,10 @@ def test_a_view_repeats_actions_as_the_whole_env_does(made):
     env = made(counting(3, 3, frame_skip=2))
     env.reset()
     view = env[[2, 0]]
-    td = view.step(act(view, view.reset(), 1, 10))
+    td = view.step(act(view.reset(), 1, 10))
     assert obs_of(td["next"]) == [[2, 1, 2], [0, 1, 2]]
     assert td["next", "reward"].flatten().tolist() == [2, 20]
-    td = view.step(act(view, td["next"], 1, 10))
+    td = view.step(act(td["next"], 1, 10))
     assert [row[2] for row in obs_of(td["next"])] == [4, 3]
     assert td["next", "reward"].flatten().tolist() == [2, 10]  # env 0 ended after one
     assert td["next", "done"].flatten().tolist() == [False, True]
@@ -82,7 +74,7 @@ def test_a_view_steps_the_envs_of_its_mask(made):
     env = made(counting(3, 9))
     env.reset()
     view = env[[2, 0]]
-    td = act(view, view.reset(), 5, 6).set("_step", torch.tensor([False, True]))
+    td = act(view.reset(), 5, 6).set("_step", torch.tensor([False, True]))
     following = view.step(td)["next"]
     assert obs_of(following) == [[2, 1, 0], [0, 1, 1]]
     assert following["reward"].flatten().tolist() == [0, 6]
@@ -91,9 +83,9 @@ def test_a_view_steps_the_envs_of_its_mask(made):
 def test_a_reset_of_a_failed_env_takes_no_result_of_another(made):
     fns = [partial(RaisingEnv, phase=Phase.STEP, at=2), CountingEnv]
     env = made(StepmillEnv(fns, backend="serial", categorical_action_encoding=True))
-    td = env.step(act(env, env.reset(), 1, 1))["next"]
+    td = env.step(act(env.reset(), 1, 1))["next"]
     with pytest.raises(stepmill.EnvError):
-        env.step(act(env, td.clone(), 1, 1))
+        env.step(act(td.clone(), 1, 1))
     failed = td.clone().set("_reset", torch.tensor([[True], [False]]))
     assert obs_of(env.reset(failed, list_of_kwargs=[{"seed": 5}, {}])) == [[0, 0, 0], [0, 0, 1]]
 
@@ -164,7 +156,7 @@ def test_a_deadline_is_taken_from_the_environment_where_options_set_none(where, 
         assert env.pool.options.step_timeout_s == env.pool.options.reset_timeout_s == 0.5
         td = env.reset()
         with pytest.raises(RuntimeError, match=r"Failed to run all workers within the time limit\.") as caught:
-            env.step(act(env, td, 1, GATED_ACTION))
+            env.step(act(td, 1, GATED_ACTION))
         assert isinstance(caught.value, stepmill.EnvTimeout)
         assert caught.value.env_id == 1
         gate.close()
@@ -192,9 +184,9 @@ def test_the_environments_deadline_gives_way_to_options_and_to_backends_without_
 def test_a_dead_worker_is_named_as_torchrls_users_know_it(made):
     fns = [CountingEnv, lambda: DyingEnv(at=2)]
     env = made(StepmillEnv(fns, **{**BACKENDS["process"], "categorical_action_encoding": True}))
-    td = env.step(act(env, env.reset(), 1, 1))
+    td = env.step(act(env.reset(), 1, 1))
     with pytest.raises(RuntimeError, match=r"Cannot proceed, worker 1 dead\.") as caught:
-        env.step(act(env, td["next"].exclude("reward"), 1, 1))
+        env.step(act(td["next"].exclude("reward"), 1, 1))
     assert isinstance(caught.value, stepmill.WorkerDied)
     assert caught.value.env_ids == (1,)
     assert env.reset()["done"].sum() == 0

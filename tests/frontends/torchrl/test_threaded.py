@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import envpool
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 from torchrl.data import Unbounded
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import check_env_specs
@@ -28,6 +28,12 @@ def make_pool(task_id="CartPole-v1", num_envs=4, **kwargs):
     return envpool.make(task_id, env_type="gymnasium", num_envs=num_envs, num_threads=2, **kwargs)
 
 
+def cartpoles(num=2, *, seed=None, **keywords):
+    """Return EnvPool's CartPole envs."""
+    kwargs = THREADS if seed is None else {**THREADS, "seed": seed}
+    return MultiThreadedEnv(num, "CartPole-v1", create_env_kwargs=kwargs, **keywords)
+
+
 @pytest.mark.covers("T-B9")
 @pytest.mark.parametrize("task_id", TASKS)
 @pytest.mark.parametrize("is_categorical", [True, False])
@@ -36,10 +42,14 @@ def test_torchrls_own_checker_passes_on_every_task(made, task_id, is_categorical
     check_env_specs(env, break_when_any_done="both", seed=3)
 
 
-@pytest.mark.covers("T-1", "T-13")
-@pytest.mark.parametrize("batch_size", [4, 2])
-def test_an_existing_pool_is_wrapped_synchronous_or_not(made, batch_size):
-    env = made(MultiThreadedEnvWrapper(make_pool(batch_size=batch_size)))
+def make_stepmill_pool():
+    return stepmill.Pool([CountingEnv] * 4, backend="serial", autoreset_mode="Disabled")
+
+
+@pytest.mark.covers("T-1", "T-13", "T-B1")
+@pytest.mark.parametrize("make", [make_pool, partial(make_pool, batch_size=2), make_stepmill_pool])
+def test_an_existing_pool_is_wrapped_synchronous_or_not(made, make):
+    env = made(MultiThreadedEnvWrapper(make()))
     check_env_specs(env)
     assert env.batch_size == (4,)
     assert repr(env) == "MultiThreadedEnvWrapper(num_workers=4, device=cpu)"
@@ -80,7 +90,7 @@ def test_wrong_arguments_have_the_errors_that_users_know(monkeypatch):
 
 @pytest.mark.covers("T-3")
 def test_specs_are_batched_and_on_the_device(made):
-    env = made(MultiThreadedEnv(3, "CartPole-v1", create_env_kwargs=THREADS, categorical_action_encoding=True))
+    env = made(cartpoles(3))
     assert env.observation_spec["observation"].shape == (3, 4)
     assert env.action_spec.shape == (3,)
     assert env.reward_spec.shape == (3,)
@@ -90,29 +100,11 @@ def test_specs_are_batched_and_on_the_device(made):
         assert env.full_done_spec[key].shape == (3,)
         assert env.full_done_spec[key].dtype is torch.bool
     assert env.observation_spec.device == torch.device("cpu")
-    several = made(MultiThreadedEnv(3, "CheetahRun-v1", create_env_kwargs=THREADS))
-    assert set(several.observation_spec.keys()) == {"position", "velocity"}
-
-
-@pytest.mark.covers("T-4", "T-B4")
-def test_a_masked_reset_resets_those_and_shows_the_newest_of_the_rest(made):
-    env = made(MultiThreadedEnv(4, "CartPole-v1", create_env_kwargs=THREADS, categorical_action_encoding=True))
-    td = env.reset()
-    stepped = env.step(td.set("action", torch.tensor([1, 1, 1, 1])))
-    before = stepped["next"].clone()
-    mask = torch.tensor([True, False, True, False])
-    again = env.reset(TensorDict({"_reset": mask}, [4]))
-    assert torch.equal(again["observation"][~mask], before["observation"][~mask])
-    assert (again["observation"][mask] != before["observation"][mask]).any()
-    assert not again["done"].any()
-    assert torch.equal(stepped["next", "observation"], before["observation"])
 
 
 @pytest.mark.covers("T-11", "T-B3")
 def test_an_episode_that_ended_is_reset_once_and_no_step_is_lost_on_it(made):
-    env = made(
-        MultiThreadedEnv(4, "CartPole-v1", create_env_kwargs={**THREADS, "seed": 1}, categorical_action_encoding=True)
-    )
+    env = made(cartpoles(4, seed=1))
     theirs = make_pool(seed=1)
     obs, _ = theirs.reset()
     td = env.reset()
@@ -133,20 +125,17 @@ def test_an_episode_that_ended_is_reset_once_and_no_step_is_lost_on_it(made):
 
 @pytest.mark.covers("T-5/four", "T-5/five", "T-5/others")
 def test_steps_of_four_and_of_five_values_are_taken_and_no_others():
-    pool = make_pool()
-    mixin = type(pool)
-    for values, is_good in ((4, True), (5, True), (3, False)):
+    for values in (4, 5, 3):
         given = make_pool()
-        given.__class__ = type("Patched", (mixin,), {"recv": _shortened(values)})
+        given.__class__ = type("Patched", (type(given),), {"recv": _shortened(values)})
         env = MultiThreadedEnvWrapper(given, categorical_action_encoding=True)
-        td = env.reset() if is_good else None
-        if is_good:
-            following = env.step(td.set("action", torch.tensor([1, 0, 1, 0])))["next"]
-            assert following["truncated"].tolist() == [False, values == 4, False, False]
-            assert torch.equal(following["done"], following["terminated"] | following["truncated"])
-        else:
+        if values == 3:
             with pytest.raises(TypeError, match=r"The output of step had 3 elements, but only 4 or 5 are supported\."):
                 env.reset()
+        else:
+            following = env.step(env.reset().set("action", torch.tensor([1, 0, 1, 0])))["next"]
+            assert following["truncated"].tolist() == [False, values == 4, False, False]
+            assert torch.equal(following["done"], following["terminated"] | following["truncated"])
         env.close()
 
 
@@ -162,35 +151,21 @@ def _shortened(values):
     return recv
 
 
-@pytest.mark.covers("T-6")
-def test_too_few_actions_are_an_error_and_results_are_not_shared(made):
-    env = made(MultiThreadedEnv(3, "Pendulum-v1", create_env_kwargs=THREADS))
-    td = env.step(TensorDict({"action": env.action_spec.rand()}, [3]))  # before any reset: it begins with one
-    assert not td.is_shared()
-    assert not td["next", "observation"].requires_grad
-    with pytest.raises(RuntimeError):
-        env.step(TensorDict({"action": env.action_spec.rand()[:2]}, [2]))
-
-
 @pytest.mark.covers("T-8", "T-B7")
-def test_seeds_make_runs_that_repeat():
-    def run(seed):
-        env = MultiThreadedEnv(4, "CartPole-v1", create_env_kwargs=THREADS, categorical_action_encoding=True)
-        env.set_seed(seed)
-        torch.manual_seed(0)
-        td = env.rollout(30, break_when_any_done=False)["next", "observation"]
-        env.close()
-        return td
-
-    assert torch.equal(run(5), run(5))
-    assert not torch.equal(run(5), run(6))
-    env = MultiThreadedEnv(4, "CartPole-v1", create_env_kwargs=THREADS)
+def test_seeds_are_those_of_the_envs(made):
+    env = made(cartpoles(4))
     env.set_seed(5)
     first = env.reset()["observation"].clone()
     env.set_seed([8, 7, 6, 5])
     assert torch.equal(env.reset()["observation"][[3, 2, 1, 0]], first)
     assert torch.equal(env.reset(seed=5)["observation"], first)
-    env.close()
+
+
+@pytest.mark.covers("T-B5")
+def test_infos_are_there_for_who_asks(made):
+    specs = {"elapsed_step": Unbounded((), dtype=torch.int32)}
+    env = made(cartpoles(3, info_specs=specs))
+    assert env.rand_step(env.reset())["next", "info", "elapsed_step"].tolist() == [1, 1, 1]
 
 
 @pytest.mark.covers("T-8")
@@ -203,39 +178,9 @@ def test_a_seed_for_a_wrapped_pool_is_ignored_and_said_so(made, monkeypatch):
     assert "ignores seed" in logged[0]
 
 
-@pytest.mark.covers("T-B5")
-def test_rows_are_of_the_env_that_they_say_and_infos_are_there_for_who_asks(made):
-    env = MultiThreadedEnv(3, "CartPole-v1", create_env_kwargs=THREADS)
-    assert env.env_id == [0, 1, 2]
-    env.close()
-    specs = {"elapsed_step": Unbounded((), dtype=torch.int32)}
-    env = made(
-        MultiThreadedEnv(
-            3, "CartPole-v1", create_env_kwargs=THREADS, info_specs=specs, categorical_action_encoding=True
-        )
-    )
-    check_env_specs(env, break_when_any_done="both")
-    td = env.reset()
-    stepped, td = env.step_and_maybe_reset(td.set("action", torch.tensor([1, 1, 1])))
-    assert td["info", "elapsed_step"].tolist() == [1, 1, 1]
-    again = env.reset(TensorDict({"_reset": torch.tensor([False, True, True])}, [3]))
-    assert again["info", "elapsed_step"].tolist() == [1, 0, 0]
-    assert stepped["next", "info", "elapsed_step"].tolist() == [1, 1, 1]
-
-
 @pytest.mark.covers("T-B6")
 def test_every_keyword_argument_works(made):
-    env = made(
-        MultiThreadedEnv(
-            2,
-            "CartPole-v1",
-            create_env_kwargs={**THREADS, "seed": 2},
-            categorical_action_encoding=False,
-            disable_env_checker=True,
-            frame_skip=3,
-            allow_done_after_reset=True,
-        )
-    )
+    env = made(cartpoles(seed=2, categorical_action_encoding=False, frame_skip=3, allow_done_after_reset=True))
     assert type(env) is MultiThreadedEnv
     assert env.action_spec.shape == (2, 2)
     theirs = make_pool(num_envs=2, seed=2)
@@ -249,7 +194,7 @@ def test_every_keyword_argument_works(made):
 
 @pytest.mark.covers("T-17")
 def test_integer_actions_are_the_default(made):
-    env = made(MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs=THREADS))
+    env = made(cartpoles(2))
     assert env.step(env.reset().set("action", torch.tensor([0, 1])))["next", "reward"].tolist() == [1, 1]
     with pytest.raises(
         stepmill.UsageError, match=r"shape \(2, 2\) instead of \(2,\).*categorical_action_encoding=False"
@@ -278,7 +223,7 @@ def test_actions_of_other_dtypes_and_strides_are_cast(made):
     strided = env.step(env.reset(seed=2).set("action", wide[:, :1]))["next", "observation"]
     plain = env.step(env.reset(seed=2).set("action", torch.tensor([[0.5], [-0.5]])))["next", "observation"]
     assert torch.equal(strided, plain)
-    discrete = made(MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs=THREADS, categorical_action_encoding=True))
+    discrete = made(cartpoles(2))
     for action in (
         torch.tensor([1, 0]),
         torch.tensor([[1, 7], [0, 7]])[:, :1],
@@ -301,13 +246,6 @@ def test_the_same_class_runs_python_envs(made, backend):
     assert env.length == [9, 9]
 
 
-@pytest.mark.covers("T-B1")
-def test_any_stepmill_pool_is_wrapped(made):
-    options = stepmill.PoolOptions(autoreset_mode="Disabled")
-    env = made(MultiThreadedEnvWrapper(stepmill.Pool([CountingEnv] * 2, backend="serial", options=options)))
-    check_env_specs(env)
-
-
 @pytest.mark.covers("T-1", "T-15")
 def test_a_pool_that_was_made_for_gym_is_wrapped_as_in_torchrls_example(made):
     pool = envpool.make("CartPole-v1", env_type="gym", num_envs=4, gym_reset_return_info=True)
@@ -322,7 +260,7 @@ def test_a_pool_that_was_made_for_gym_is_wrapped_as_in_torchrls_example(made):
 
 @pytest.mark.covers("T-4", "T-14", "T-15")
 def test_obs_is_the_newest_observation_of_each_env(made):
-    env = made(MultiThreadedEnv(3, "CartPole-v1", create_env_kwargs=THREADS))
+    env = made(cartpoles(3))
     assert env.obs["observation"].tolist() == [[0.0] * 4] * 3
     first = env.reset()["observation"]
     assert torch.equal(env.obs["observation"], first)

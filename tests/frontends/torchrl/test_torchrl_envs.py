@@ -86,20 +86,15 @@ class Nested(EnvBase):
 
 
 @pytest.fixture(params=BACKENDS)
-def both(request):
+def both(request, made):
     """A function that makes TorchRL's env of some env functions, and ours."""
-    made = []
 
-    def make(maker, **keywords):
+    def make(maker):
         fns = [partial(maker, seed) for seed in SEEDS]
-        made.extend(
-            [SerialEnv(len(fns), fns, shared_memory=False), StepmillEnv(fns, **{**BACKENDS[request.param], **keywords})]
-        )
-        return made[-2:]
+        theirs = SerialEnv(len(fns), fns, shared_memory=False)
+        return made(theirs), made(StepmillEnv(fns, **BACKENDS[request.param]))
 
-    yield make
-    for env in made:
-        env.close()
+    return make
 
 
 @pytest.mark.parametrize("maker", [make_gym, make_counted, make_cheetah, Nested])
@@ -226,31 +221,16 @@ def test_rewards_have_torchs_default_dtype(maker):
         torch.set_default_dtype(torch.float32)
 
 
-class LouderStep(GymEnv):
-    """Adds 100 to each reward, as the next two do in another method."""
-
-    def step(self, tensordict):
-        after = super().step(tensordict)
-        after["next", "reward"] += 100
+@pytest.mark.parametrize(
+    ("name", "key"), [("step", ("next", "reward")), ("_step", "reward"), ("_step_proc_data", "reward")]
+)
+def test_methods_of_a_subclass_of_gym_env_are_called(made, name, key):
+    def add_to_reward(self, tensordict):
+        after = getattr(super(cls, self), name)(tensordict)
+        after[key] += 100
         return after
 
-
-class LouderInnerStep(GymEnv):
-    def _step(self, tensordict):
-        after = super()._step(tensordict)
-        after["reward"] += 100
-        return after
-
-
-class LouderData(GymEnv):
-    def _step_proc_data(self, tensordict):
-        after = super()._step_proc_data(tensordict)
-        after["reward"] += 100
-        return after
-
-
-@pytest.mark.parametrize("cls", [LouderStep, LouderInnerStep, LouderData])
-def test_methods_of_a_subclass_of_gym_env_are_called(made, cls):
+    cls = type("Louder", (GymEnv,), {name: add_to_reward})
     env = made(StepmillEnv([partial(cls, "CartPole-v1")] * 2, backend="serial"))
     env.set_seed(0)
     assert env.rollout(3)["next", "reward"].flatten().tolist() == [101.0] * 6
