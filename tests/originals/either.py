@@ -8,7 +8,34 @@ from typing import Any
 
 import pytest
 
+from stepmill.spec.errors import UsageError
 from tests.originals.rows import ORIGINAL, OURS
+
+
+class Maker:
+    """Makes objects of one side, and closes them."""
+
+    def __init__(self, whose: str) -> None:
+        self.whose, self.is_ours = whose, whose == OURS
+        self.made: list[Any] = []
+
+    def keep(self, one: Any) -> Any:
+        """Return an object, which is closed at the end."""
+        self.made.append(one)
+        return one
+
+    def refuses(self, error: type[BaseException] = UsageError, match: str = "") -> Any:
+        """Expect an error of ours."""
+        return pytest.raises(error, match=match) if self.is_ours else contextlib.nullcontext()
+
+    def only_ours(self, error: Any = TypeError) -> Any:
+        """Expect an error of the original's."""
+        return contextlib.nullcontext() if self.is_ours else pytest.raises(error)
+
+    def close(self) -> None:
+        """Close the objects."""
+        for one in self.made:
+            one.close()
 
 
 def assert_same_with_either(program: Callable[[Any], Any], maker: Callable[[str], Any]) -> None:

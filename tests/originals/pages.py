@@ -40,15 +40,26 @@ def run_page(name: str, folder: Path, *, is_original: bool, path: str = "") -> N
     assert not is_original or "stepmill" not in text
     program = folder / "page.py"
     program.write_text(text, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH", "")]))}
-    command = [sys.executable, "-W", "ignore", str(program)]
-    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert run.returncode == 0, run.stderr[-3000:]
+    run_program(folder, str(program), path=path)
 
 
 def run_training(name: str, folder: Path, amount: int) -> None:
     """Run the training of `tests.originals.NAME.train` with ours, in `folder`. It fails unless the rewards rise."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    command = [sys.executable, "-W", "ignore", "-m", f"tests.originals.{name}.train", "ours", str(amount)]
-    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    run_program(folder, "-m", f"tests.originals.{name}.train", "ours", str(amount))
+
+
+def run_program(folder: Path, *arguments: str, path: str = "", limit_s: float = 240, **variables: str) -> str:
+    """Run Python with arguments in `folder`, fail with its errors, and return its output.
+
+    Args:
+        path: a folder to import from before all others.
+        variables: further environment variables.
+    """
+    paths = os.pathsep.join(filter(None, [path, str(ROOT), *sys.path]))
+    command = [sys.executable, "-W", "ignore", *arguments]
+    environment = {**os.environ, "PYTHONPATH": paths, **variables}
+    run = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit_s, check=False
+    )
     assert run.returncode == 0, run.stderr[-3000:]
+    return run.stdout

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from stepmill.frontends import alf as front_end
+from tests.originals import either
 from tests.originals.rows import OURS
 
 MARKS = [
@@ -34,21 +35,11 @@ def class_of(whose: str, name: str = "FastParallelEnvironment") -> Any:
     return getattr(front_end if whose == OURS else importlib.import_module(module), name)
 
 
-class Maker:
+class Maker(either.Maker):
     """Makes parallel environments of one side, `make(constructors, **own)`, and closes them."""
 
-    def __init__(self, whose: str) -> None:
-        self.cls = class_of(whose)
-        self.made: list[Any] = []
-
     def __call__(self, constructors: Any, cls: Any = None, **own: Any) -> Any:
-        self.made.append((cls or self.cls)(constructors, **own))
-        return self.made[-1]
-
-    def close(self) -> None:
-        """Close the environments."""
-        for env in self.made:
-            env.close()
+        return self.keep((cls or class_of(self.whose))(constructors, **own))
 
 
 def _alf() -> Any:
@@ -175,8 +166,14 @@ def actions(*values: float) -> Any:
     return importlib.import_module("torch").tensor(values).float()
 
 
-def plain(time_step: Any) -> Any:
-    """Return a TimeStep with the classes, dtypes and shapes of its parts."""
-    nest = importlib.import_module("alf.nest")
-    names = [type(time_step).__name__, sorted(time_step.observation)]
-    return names + [(type(x).__name__, str(x.dtype), tuple(x.shape), x.tolist()) for x in nest.flatten(time_step)]
+def plain(value: Any) -> Any:
+    """Return a nest as values with the class, the dtype and the shape of each part."""
+    if hasattr(value, "_fields"):
+        return type(value).__name__, {name: plain(each) for name, each in zip(value._fields, value, strict=True)}
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [plain(each) for each in value]
+    if hasattr(value, "dtype"):
+        return type(value).__name__, str(value.dtype), tuple(value.shape), value.tolist()
+    return value if isinstance(value, (int, float, str, type(None))) else str(value)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from stepmill.frontends.alf import BatchEnvironmentWrapper
-from tests.originals.alf.sides import MARKS, Maker, actions, class_of
+from tests.originals.alf.sides import MARKS, Maker, actions, class_of, plain
 from tests.originals.either import assert_same_with_either
 from tests.originals.rows import OURS
 
@@ -33,19 +33,6 @@ def part(name: str) -> Any:
 
 def tensor(values: Any, dtype: str = "float32") -> Any:
     return part("torch").tensor(values, dtype=getattr(part("torch"), dtype))
-
-
-def plain(value: Any) -> Any:
-    """Return a nest as values with the class, the dtype and the shape of each part."""
-    if hasattr(value, "_fields"):
-        return type(value).__name__, {name: plain(each) for name, each in zip(value._fields, value, strict=True)}
-    if isinstance(value, dict):
-        return {key: plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value).__name__, [plain(each) for each in value]
-    if hasattr(value, "dtype"):
-        return type(value).__name__, str(value.dtype), tuple(value.shape), value.tolist()
-    return value if isinstance(value, (int, float, str, type(None))) else str(value)
 
 
 def outcome(call: Callable[[], Any]) -> Any:
@@ -198,12 +185,6 @@ def time_steps_that_are_kept(make: Make) -> Any:
     return [*found, [plain(is_one()) for is_one in (steps[0].is_first, steps[0].is_mid, steps[0].is_last)]]
 
 
-def rewards_of_several_numbers(make: Make) -> Any:
-    env = make(envs(3, reward=part("").TensorSpec((3,)), length=2))
-    specs = [str(env.reward_spec()), str(env.time_step_spec())]
-    return [*play(env, *[actions(1, 2, 3)] * 4), *specs]
-
-
 def wrapped_envs(make: Make) -> Any:
     """ALF's wrappers in the processes."""
     alf, wrappers = part(""), part("environments.alf_wrappers")
@@ -266,12 +247,6 @@ def episodes_of_every_form(make: Make) -> Any:
     return found
 
 
-def many_spares(make: Make) -> Any:
-    env = make(envs(5, length=2), num_spare_envs_for_reload=3)
-    found = play(env, *(actions(number, number) for number in range(9)))
-    return [*found, outcome(lambda: env.seed([1])), env.seed(range(5)), env.batch_size, len(env.envs)]
-
-
 def lives(make: Make) -> Any:
     """The env as a context, two closes, what is known after them, and another env that is used from a thread."""
     with make(envs(2)) as env:
@@ -289,7 +264,7 @@ def lives(make: Make) -> Any:
 
 
 def methods_of_a_subclass(make: Make) -> Any:
-    class Own(make.cls):  # type: ignore[attr-defined, misc]
+    class Own(class_of(make.whose)):  # type: ignore[attr-defined, misc]
         def __init__(self, num: int) -> None:
             super().__init__(envs(num), False)
             self.extra = 1
@@ -314,34 +289,24 @@ def methods_of_a_subclass(make: Make) -> Any:
     return [*found, handle.note, plain(handle.call("_step", np.float32(1))()), plain(handle.call("reset")())]
 
 
-def progress_in_infos(make: Make) -> Any:
+def progress_and_device_in_infos(make: Make) -> Any:
     schedulers = part("utils.schedulers")
     schedulers.update_progress("iterations", 5)
 
     def read(env: Any) -> Any:
-        return {"p": np.float32(schedulers.get_progress("iterations"))}
+        is_cpu = part("").get_default_device() == "cpu"
+        return {"p": np.float32(schedulers.get_progress("iterations")), "cpu": np.float32(is_cpu)}
 
-    env = make(envs(2, info={"p": part("").TensorSpec(())}, give_info=read))
+    env = make(envs(2, info={name: part("").TensorSpec(()) for name in ("p", "cpu")}, give_info=read))
     found = play(env)
     schedulers.update_progress("iterations", 9)
     env.sync_progress()
     return [*found, plain(env.step(actions(1, 2))), str(env.env_info_spec()), str(env.time_step_spec())]
 
 
-def random_envs(make: Make) -> Any:
-    """ALF's random env, whose episodes end at random, with actions that its spec samples."""
-    alf, torch = part(""), part("torch")
-    random = part("environments.random_alf_environment").RandomAlfEnvironment
-    spec = alf.BoundedTensorSpec((), torch.int64, minimum=0, maximum=2)
-    env = make([partial(random, alf.TensorSpec((3,)), spec, episode_end_probability=0.3)] * 3)
-    env.seed([1, 2, 3])
-    torch.manual_seed(3)
-    return [*play(env, *(env.action_spec().sample((3,)) for _ in range(12))), env.action_spec() == spec]
-
-
 PROGRAMS: list[Callable[[Make], Any]] = [nests, actions_of_odd_values_and_forms, time_steps_that_are_kept, tasks]
-PROGRAMS += [rewards_of_several_numbers, wrapped_envs, wrappers_of_the_whole_env, episodes_of_every_form, many_spares]
-PROGRAMS += [lives, methods_of_a_subclass, progress_in_infos, random_envs]
+PROGRAMS += [wrapped_envs, wrappers_of_the_whole_env, episodes_of_every_form]
+PROGRAMS += [lives, methods_of_a_subclass, progress_and_device_in_infos]
 
 
 @pytest.mark.covers("A-27/time_step")

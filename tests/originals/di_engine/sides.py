@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from stepmill.frontends import di_engine
-from stepmill.testing.gates import Gate
+from tests.originals import either
 from tests.originals.rows import OURS
 
 MARKS = [
@@ -35,19 +35,20 @@ def class_of(whose: str, name: str) -> Any:
     return getattr(di_engine if whose == OURS else importlib.import_module("ding.envs.env_manager"), name)
 
 
-class Maker:
+class Maker(either.Maker):
     """Makes managers of one side, `make(name, env_fns, **settings)`, and closes them."""
-
-    def __init__(self, whose: str) -> None:
-        self.whose = whose
-        self.made: list[Any] = []
 
     def __call__(self, name: str, env_fns: Any, **own: Any) -> Any:
         cls = class_of(self.whose, name)
         cfg = cls.default_config()
         cfg.update(own)
-        self.made.append(cls(env_fns, cfg))
-        return self.made[-1]
+        return self.keep(cls(env_fns, cfg))
+
+    def launched(self, name: str, env_fns: Any, **own: Any) -> Any:
+        """Make a manager, and launch it."""
+        manager = self(name, env_fns, **own)
+        manager.launch()
+        return manager
 
     def close(self) -> None:
         """Close the managers."""
@@ -82,21 +83,6 @@ def interrupted() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-@contextlib.contextmanager
-def opened_later(gate: Gate, count: int) -> Iterator[None]:
-    """Open the gate for `count` envs half a second after they have arrived there."""
-
-    def later() -> None:
-        gate.wait_arrivals(count)
-        threading.Event().wait(0.5)
-        gate.open(count)
-
-    thread = threading.Thread(target=later)
-    thread.start()
-    yield
-    thread.join()
 
 
 def until(is_true: Callable[[], bool]) -> None:

@@ -39,8 +39,7 @@ def test_attributes_of_a_manager_that_is_closed(make: Any, whose: str, name: str
 
 
 def test_an_attribute_that_one_env_has(make: Any, whose: str) -> None:
-    manager = make("BaseEnvManager", [partial(DingEnv, mine=1), DingEnv])
-    manager.launch()
+    manager = make.launched("BaseEnvManager", [partial(DingEnv, mine=1), DingEnv])
     with contextlib.nullcontext() if whose == ORIGINAL else pytest.raises(AttributeError):
         assert manager.mine == [1, None]
 
@@ -63,12 +62,10 @@ def test_corners_of_managers(make: Any, whose: str) -> None:
         assert pickle.dumps(make("BaseEnvManager", ding_envs(1)))
     with pytest.raises(TypeError) if is_ours else contextlib.nullcontext():
         make(SUBPROCESS, ding_envs(1)).enable_save_replay(3)
-    manager = make(ASYNC, ding_envs(1))
-    manager.launch()
+    manager = make.launched(ASYNC, ding_envs(1))
     with pytest.raises(AssertionError) if not is_ours else contextlib.nullcontext():
         assert manager.step({}) == {}
-    manager = make("BaseEnvManagerV2", ding_envs(1))
-    manager.launch()
+    manager = make.launched("BaseEnvManagerV2", ding_envs(1))
     with pytest.raises(AttributeError if is_ours else TypeError):
         manager.step(None)
 
@@ -81,8 +78,7 @@ class Counts(DingEnv):
 
 def test_corners_of_resets(make: Any, whose: str) -> None:
     is_ours = whose == OURS
-    manager = make(SUBPROCESS, [partial(Counts, length=1)])
-    manager.launch()
+    manager = make.launched(SUBPROCESS, [partial(Counts, length=1)])
     with pytest.raises(AttributeError) if not is_ours else contextlib.nullcontext():
         assert manager.num_resets == [1]
     manager.step({0: 1})

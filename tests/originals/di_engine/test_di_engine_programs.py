@@ -1,9 +1,10 @@
-"""The V2 managers and `EnvSupervisor` with the real treetensor, and the program of the page with both libraries."""
+"""The V2 managers and `EnvSupervisor` with the real treetensor; the page's program and DI-engine's own pipeline with both libraries."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,52 +12,31 @@ import numpy as np
 import pytest
 
 from stepmill.frontends import di_engine
-from stepmill.frontends.di_engine import ChildType
 from tests.frontends.di_engine.envs import ding_envs
-from tests.originals.di_engine.sides import close_all
-from tests.originals.pages import run_page
-from tests.originals.rows import ORIGINAL, OURS
+from tests.originals.di_engine.sides import MARKS, Maker, class_of
+from tests.originals.either import assert_same_with_either
+from tests.originals.pages import run_page, run_program
 from tests.originals.signatures import check_listed, check_protected, differences
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # those of DI-engine, and of what it imports
-    pytest.mark.skipif(
-        importlib.util.find_spec("ding") is None, reason="DI-engine is not installed; make test-originals has it"
-    ),
-]
-MODULES = {
-    "BaseEnvManagerV2": "base_env_manager",
-    "SubprocessEnvManagerV2": "subprocess_env_manager",
-    "EnvSupervisor": "env_supervisor",
-}
+pytestmark = MARKS
+_LIMITS = ("reset_timeout", "step_timeout", "retry_waiting_time", "episode_num", "shared_memory", "copy_on_get")
 
 
-def theirs(name: str) -> Any:
-    """Return DI-engine's class of that name."""
-    return getattr(importlib.import_module(f"ding.envs.env_manager.{MODULES[name]}"), name)
-
-
-def run_v2(whose: str, name: str) -> list[Any]:
+def run_v2(name: str, make: Maker) -> list[Any]:
     """Return the observations and timesteps of an episode of a V2 manager."""
     import treetensor.numpy as tnp
 
-    cls = getattr(di_engine, name) if whose == OURS else theirs(name)
-    manager = cls(ding_envs(3, length=2), cls.default_config())
+    manager = make(name, ding_envs(3, length=2))
     manager.seed(0)
     manager.launch()
     found: list[Any] = []
-    try:
-        for step in range(2):
-            obs = manager.ready_obs
-            assert isinstance(obs, (tnp.ndarray, np.ndarray))
-            actions = tnp.array({"a": np.arange(3)})["a"] if step == 0 else [1, 2, 3]
-            timesteps = manager.step(actions)
-            assert all(type(timestep) is tnp.ndarray for timestep in timesteps)
-            found.append(
-                [obs.tolist(), *(_plain(timestep) for timestep in timesteps), [type(one.obs) for one in timesteps]]
-            )
-    finally:
-        close_all([manager], whose)
+    for step in range(2):
+        obs = manager.ready_obs
+        assert isinstance(obs, (tnp.ndarray, np.ndarray))
+        actions = tnp.array({"a": np.arange(3)})["a"] if step == 0 else [1, 2, 3]
+        timesteps = manager.step(actions)
+        assert all(type(timestep) is tnp.ndarray for timestep in timesteps)
+        found.append([obs.tolist(), *map(_plain, timesteps), [type(one.obs) for one in timesteps]])
     return found
 
 
@@ -72,15 +52,14 @@ def _plain(timestep: Any) -> Any:
 
 # "CLASS.METHOD(PARAMETER): how it differs", and words of the row of the page that says so.
 DIFFERENCES = {
-    "EnvSupervisor.TYPE_MAPPING: missing": "`register`, `change_state` and `TYPE_MAPPING` of `EnvSupervisor`",
-    "EnvSupervisor.change_state: missing": "`register`, `change_state` and `TYPE_MAPPING` of `EnvSupervisor`",
-    "EnvSupervisor.register: missing": "`register`, `change_state` and `TYPE_MAPPING` of `EnvSupervisor`",
-    "EnvSupervisor.__init__(reset_timeout): by keyword only": "`EnvSupervisor`: `reset_timeout` and the arguments after it",
-    "EnvSupervisor.__init__(step_timeout): by keyword only": "`EnvSupervisor`: `reset_timeout` and the arguments after it",
-    "EnvSupervisor.__init__(retry_waiting_time): by keyword only": "`EnvSupervisor`: `reset_timeout` and the arguments after it",
-    "EnvSupervisor.__init__(episode_num): by keyword only": "`EnvSupervisor`: `reset_timeout` and the arguments after it",
-    "EnvSupervisor.__init__(shared_memory): by keyword only": "`EnvSupervisor`: `reset_timeout` and the arguments after it",
-    "EnvSupervisor.__init__(copy_on_get): by keyword only": "`EnvSupervisor`: `reset_timeout` and the arguments after it",
+    **{
+        f"EnvSupervisor.{name}: missing": "`register`, `change_state` and `TYPE_MAPPING` of `EnvSupervisor`"
+        for name in ("TYPE_MAPPING", "change_state", "register")
+    },
+    **{
+        f"EnvSupervisor.__init__({name}): by keyword only": "`EnvSupervisor`: `reset_timeout` and the arguments after it"
+        for name in _LIMITS
+    },
     "GymVectorEnvManager.__init__(cfg): another default": "| Managers: `cfg` |",
 }
 
@@ -108,7 +87,7 @@ def test_protected_methods_that_take_no_effect_are_refused_and_named_by_the_page
 @pytest.mark.covers("D-28/original", "D-37", "G-16/di_engine")
 @pytest.mark.parametrize("name", ["BaseEnvManagerV2", "SubprocessEnvManagerV2"])
 def test_v2_gives_the_same_tree_arrays_as_the_original(name: str) -> None:
-    assert run_v2(OURS, name) == run_v2(ORIGINAL, name)
+    assert_same_with_either(partial(run_v2, name), Maker)
 
 
 @pytest.mark.covers("D-31/original", "D-37")
@@ -116,20 +95,16 @@ def test_v2_gives_the_same_tree_arrays_as_the_original(name: str) -> None:
 def test_a_supervisor_gives_the_same_tree_arrays_as_the_original(child: str) -> None:
     import treetensor.numpy as tnp
 
-    found = []
-    original_type = importlib.import_module("ding.framework.supervisor").ChildType
-    ours = (OURS, di_engine.EnvSupervisor, ChildType[child])
-    for whose, cls, kind in (ours, (ORIGINAL, theirs("EnvSupervisor"), original_type[child])):
-        supervisor = cls(kind, ding_envs(2, length=9), **cls.default_config() if hasattr(cls, "default_config") else {})
+    def step(make: Maker) -> Any:
+        module = di_engine if make.is_ours else importlib.import_module("ding.framework.supervisor")
+        supervisor = make.keep(class_of(make.whose, "EnvSupervisor")(module.ChildType[child], ding_envs(2, length=9)))
         supervisor.launch()
-        try:
-            timesteps = supervisor.step({0: 1, 1: 2})
-            assert all(type(timestep) is tnp.ndarray for timestep in timesteps)
-            by_env = sorted(timesteps, key=lambda timestep: int(timestep.env_id))
-            found.append([_plain(timestep) for timestep in by_env] + [supervisor.ready_obs.tolist()])
-        finally:
-            close_all([supervisor], whose)
-    assert found[0] == found[1]
+        timesteps = supervisor.step({0: 1, 1: 2})
+        assert all(type(timestep) is tnp.ndarray for timestep in timesteps)
+        by_env = sorted(timesteps, key=lambda timestep: int(timestep.env_id))
+        return [*map(_plain, by_env), supervisor.ready_obs.tolist()]
+
+    assert_same_with_either(step, Maker)
 
 
 @pytest.mark.covers("D-1", "D-8")
@@ -147,3 +122,21 @@ def test_our_managers_are_instances_of_di_engines_base_class() -> None:
         with pytest.raises(AssertionError, match="env manager is closed"):
             manager.reset()
         manager.close()
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.covers("D-29/registry")
+@pytest.mark.parametrize(
+    ("whose", "manager", "cls"),
+    [
+        ("ours", "subprocess", "stepmill.frontends.di_engine.managers.SyncSubprocessEnvManager"),
+        ("ours", "base", "stepmill.frontends.di_engine.managers.BaseEnvManager"),
+        ("original", "subprocess", "ding.envs.env_manager.subprocess_env_manager.SyncSubprocessEnvManager"),
+    ],
+)
+def test_di_engines_own_pipeline_trains_with_a_manager_of_its_factory(
+    tmp_path: Path, whose: str, manager: str, cls: str
+) -> None:
+    out = run_program(tmp_path, "-m", "tests.originals.di_engine.train", whose, manager, "20", limit_s=480)
+    assert json.loads(out.splitlines()[-1])["manager"] == cls
+    assert list(tmp_path.glob("cartpole_dqn_seed0*/ckpt/*.pth.tar"))

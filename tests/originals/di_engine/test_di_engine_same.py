@@ -12,7 +12,7 @@ import pytest
 
 from stepmill.frontends import di_engine
 from stepmill.testing.gates import Gate
-from tests.frontends.di_engine.envs import ding_envs
+from tests.frontends.di_engine.envs import ding_envs, opened_later
 from tests.originals.di_engine.sides import (
     ASYNC,
     MARKS,
@@ -20,7 +20,6 @@ from tests.originals.di_engine.sides import (
     Maker,
     Screen,
     class_of,
-    opened_later,
     until,
 )
 from tests.originals.either import assert_same_with_either
@@ -78,8 +77,7 @@ def act(manager: Any) -> Any:
 
 
 def without_auto_reset(make: Any, whose: str) -> Any:
-    manager = make(SUBPROCESS, ding_envs(2, length=1), auto_reset=False)
-    manager.launch()
+    manager = make.launched(SUBPROCESS, ding_envs(2, length=1), auto_reset=False)
     manager.step({0: 1, 1: "abnormal"})
     found = [int(state) for state in manager._env_states.values()]
     manager.reset({0: {"stat": "mine"}, 1: None})
@@ -87,8 +85,7 @@ def without_auto_reset(make: Any, whose: str) -> Any:
 
 
 def retries(kind: str, make: Any, whose: str) -> Any:
-    manager = make(SUBPROCESS, ding_envs(1), max_retry=3, retry_type=kind, retry_waiting_time=0.01)
-    manager.launch()
+    manager = make.launched(SUBPROCESS, ding_envs(1), max_retry=3, retry_type=kind, retry_waiting_time=0.01)
     found = []
     if kind == "renew":
         manager.reset({0: {"stat": "even"}})  # fails once
@@ -99,8 +96,7 @@ def retries(kind: str, make: Any, whose: str) -> Any:
 
 
 def a_step_over_its_limit(make: Any, whose: str) -> Any:
-    manager = make(SUBPROCESS, ding_envs(1), step_timeout=1)
-    manager.launch()
+    manager = make.launched(SUBPROCESS, ding_envs(1), step_timeout=1)
     with pytest.raises(TimeoutError):
         manager.step({0: "sleep"})
     return manager.closed
@@ -118,8 +114,7 @@ def num_awaited(make: Any, whose: str) -> Any:
     with Gate() as gate:
         found = []
         for own in ({"wait_num": 2}, {"wait_num": 1, "step_wait_timeout": 60.0}):
-            manager = make(ASYNC, ding_envs(3, length=9, gate=str(gate.path)), **own)
-            manager.launch()
+            manager = make.launched(ASYNC, ding_envs(3, length=9, gate=str(gate.path)), **own)
             with opened_later(gate, 2):
                 timesteps = manager.step({0: "gate", 1: 1, 2: "gate"})
             found.append(len(timesteps) >= 2)
@@ -147,8 +142,7 @@ def dynamic_seeds(name: str, make: Any, whose: str) -> Any:
 
 def loops(make: Any, whose: str) -> Any:
     """Step with loops that never read `ready_obs`."""
-    manager = make(SUBPROCESS, ding_envs(2))
-    manager.launch()
+    manager = make.launched(SUBPROCESS, ding_envs(2))
     for ask in (
         manager.random_action,
         lambda: dict.fromkeys(manager.ready_obs_id, 1),

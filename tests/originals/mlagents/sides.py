@@ -13,8 +13,9 @@ import pytest
 
 from stepmill.frontends import mlagents as front_end
 from stepmill.frontends.mlagents import DecisionSteps, StatsSideChannel
-from tests.frontends.mlagents.parts import AgentManager, Policy
+from tests.frontends.mlagents.parts import WALK, AgentManager, Policy
 from tests.harness.unity_envs import ScriptedBehaviors
+from tests.originals import either
 from tests.originals.rows import OURS
 
 MARKS = [
@@ -25,7 +26,6 @@ MARKS = [
 ]
 MANAGER = "SubprocessEnvManager"
 _HOMES = {MANAGER: "subprocess_env_manager", "SimpleEnvManager": "simple_env_manager", "EnvManager": "env_manager"}
-WALK = {"walk": [[1, 2], [2], [2, 3]]}
 
 
 class Env(ScriptedBehaviors):
@@ -55,33 +55,30 @@ def constant(value: float) -> Any:
     return importlib.import_module("mlagents.trainers.settings").ConstantSettings(seed=0, value=value)
 
 
-class Maker:
+class Maker(either.Maker):
     """Makes managers of one side, and closes them. Keywords are options of ours."""
 
-    def __init__(self, whose: str) -> None:
-        self.whose = whose
-        self.made: list[Any] = []
-
     def __call__(self, factory: Any, num: int = 1, cls: Any = None, options: Any = None, **own: Any) -> Any:
-        keywords = {"context": "fork", **own} if self.whose == OURS else {}
-        manager = (cls or class_of(self.whose))(factory, options or run_options(), num, **keywords)
-        self.made.append(manager)
-        return manager
+        keywords = {"context": "fork", **own} if self.is_ours else {}
+        return self.keep((cls or class_of(self.whose))(factory, options or run_options(), num, **keywords))
 
-    def trained(self, factory: Any, num: int = 1, **own: Any) -> tuple[Any, Any, Any]:
-        """Return a manager after its first reset, with the policy and the agent manager of "walk"."""
+    def reset(self, factory: Any, num: int = 1, **own: Any) -> Any:
+        """Make a manager, and reset its envs."""
         manager = self(factory, num, **own)
         manager.reset({})
-        policy, agents = Policy(), AgentManager()
-        agents.policy_queue = importlib.import_module("mlagents.trainers.agent_processor").AgentManagerQueue("walk")
-        manager.set_agent_manager("walk", agents)
-        manager.set_policy("walk", policy)
-        return manager, policy, agents
+        return manager
 
-    def close(self) -> None:
-        """Close the managers."""
-        for manager in self.made:
-            manager.close()
+
+def started(make: Maker, factory: Any, num: int = 1, names: Any = ("walk",), **own: Any) -> tuple[Any, dict[str, Any]]:
+    """Return a manager after its first reset, and the agent managers of these behaviours, which have a policy each."""
+    manager = make.reset(factory, num, **own)
+    agents = {name: AgentManager() for name in names}
+    queue = importlib.import_module("mlagents.trainers.agent_processor").AgentManagerQueue
+    for name in names:
+        agents[name].policy_queue = queue(name)
+        manager.set_agent_manager(name, agents[name])
+        manager.set_policy(name, Policy())
+    return manager, agents
 
 
 def scripted(hooks: Callable[[int], Any] = lambda worker_id: {}, script: Any = None) -> Any:

@@ -31,6 +31,7 @@ from tests.originals.mlagents.sides import (
     only_first,
     scripted,
     speed_message,
+    started,
     step_until,
 )
 from tests.originals.pages import ROOT
@@ -96,7 +97,8 @@ def test_no_workers(make: Any, whose: str) -> None:
 @row("A policy that is None; no policy")
 @row("A policy that returns None")
 def test_policies_that_are_none(make: Any, whose: str) -> None:
-    manager, policy, _ = make.trained(scripted())
+    manager, _ = started(make, scripted())
+    policy = manager.policies["walk"]
     manager.set_policy("walk", None)
     with raises(whose, original=AttributeError):
         manager.get_steps()
@@ -140,8 +142,7 @@ def read_flag(worker_id: int, side_channels: Any) -> Any:
 @row("Start of processes")
 def test_how_processes_start(make: Any, whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.FLAG", [1])
-    manager = make(read_flag, **({"context": "forkserver"} if whose == OURS else {}))
-    manager.reset({})
+    manager = make.reset(read_flag, **({"context": "forkserver"} if whose == OURS else {}))
     assert len(deciding(manager.first_step_infos[0])) == (1 if whose == OURS else 2)
 
 
@@ -194,8 +195,7 @@ def test_queries_and_resets_while_a_worker_is_busy(whose: str, ask: Any) -> None
 @row("`advance`, `get_properties`, `external_brains`")
 @row("`workers_alive`")
 def test_names_of_the_manager(make: Any, whose: str) -> None:
-    manager = make(scripted())
-    manager.reset({})
+    manager = make.reset(scripted())
     assert [hasattr(manager, name) for name in ("advance", "get_properties", "external_brains")] == [whose == OURS] * 3
     names = ("workers_alive", "recent_restart_timestamps")
     assert [hasattr(manager, name) for name in names] == [whose == ORIGINAL] * 2
@@ -238,8 +238,7 @@ def test_statistics_of_a_reset(make: Any, whose: str) -> None:
     def factory(worker_id: int, side_channels: Any) -> Any:
         return Env(side_channels=side_channels, says={1: speed_message()})
 
-    manager = make(factory)
-    manager.reset({})
+    manager = make.reset(factory)
     of_reset, of_step = manager.first_step_infos[0], step_until(manager, {0})[0]
     found = [len(step.environment_stats.get("speed", ())) for step in (of_reset, of_step)]
     assert found == ([1, 1] if whose == OURS else [0, 2])
@@ -248,8 +247,7 @@ def test_statistics_of_a_reset(make: Any, whose: str) -> None:
 @row("A wait for results")
 def test_the_processor_time_of_a_wait(make: Any, whose: str) -> None:
     with Gate() as gate:
-        manager = make(scripted(lambda worker_id: {("step", 1): wait(gate.path)}))
-        manager.reset({})
+        manager = make.reset(scripted(lambda worker_id: {("step", 1): wait(gate.path)}))
         helper = threading.Thread(target=lambda: (gate.wait_arrivals(1), threading.Event().wait(1.0), gate.open(1)))
         helper.start()
         before, began = time.thread_time(), time.monotonic()
@@ -261,7 +259,7 @@ def test_the_processor_time_of_a_wait(make: Any, whose: str) -> None:
 
 @row("`_take_step`")
 def test_policies_that_are_called_once_for_all_workers(make: Any, whose: str) -> None:
-    manager, _, _ = make.trained(scripted(), 2, **({"is_deterministic": True} if whose == OURS else {}))
+    manager, _ = started(make, scripted(), 2, **({"is_deterministic": True} if whose == OURS else {}))
     policy = BatchPolicy()
     manager.set_policy("walk", policy)
     manager.get_steps()
@@ -275,8 +273,7 @@ def test_warnings_of_a_behaviour_without_agent_manager(make: Any, whose: str) ->
     handler.emit = records.append  # type: ignore[method-assign]
     logger = logging.getLogger("stepmill.mlagents" if whose == OURS else "mlagents.trainers.env_manager")
     logger.addHandler(handler)
-    manager = make(scripted())
-    manager.reset({})
+    manager = make.reset(scripted())
     for _ in range(3):
         manager.process_steps(manager.get_steps())
     logger.removeHandler(handler)
@@ -296,10 +293,10 @@ def test_a_crash_of_one_env(make: Any, whose: str, tmp_path: Path) -> None:
 
     timeout = importlib.import_module("mlagents_envs.exception").UnityTimeOutException
     hook = once(tmp_path / "flag", raise_(lambda: timeout("late")))
-    manager, _, agents = make.trained(scripted(only_first({("step", 2): hook})), 2, cls=Noted)
+    manager, agents = started(make, scripted(only_first({("step", 2): hook})), 2, cls=Noted)
     for _ in range(3):
         step_until(manager, {0, 1})
-    assert agents.num_ended == (0 if whose == OURS else 1)
+    assert agents["walk"].num_ended == (0 if whose == OURS else 1)
     assert made == ([0, 1] if whose == OURS else [0, 1, 0])
     assert manager.restart_counts == [1, 0]
 
@@ -331,8 +328,7 @@ def test_a_process_that_is_killed(whose: str) -> None:
 def test_an_env_that_is_stopped(make: Any, whose: str, tmp_path: Path) -> None:
     stopped = importlib.import_module("mlagents_envs.exception").UnityCommunicatorStoppedException
     hook = once(tmp_path / "flag", raise_(lambda: stopped("by the editor")))
-    manager = make(scripted(only_first({("step", 1): hook})), 2)
-    manager.reset({})
+    manager = make.reset(scripted(only_first({("step", 1): hook})), 2)
     if whose == ORIGINAL:
         step_until(manager, {0})
     while whose == OURS and not manager.stopped_workers:
@@ -357,21 +353,18 @@ def test_exceptions_that_cannot_be_pickled(make: Any, whose: str) -> None:
 
     with pytest.raises(LookupError) as caught:
         program(LookupError)
-    trace = getattr(caught.value.__cause__, "remote_traceback", "")
-    assert ("in raise_" in trace or "in hook" in trace) is (whose == OURS)
+    assert hasattr(caught.value.__cause__, "remote_traceback") is (whose == OURS)
     if whose == ORIGINAL:
         check_fails(lambda: program(Local))  # it waits without end, or its worker's connection is closed first
     else:
-        with pytest.raises(Local, match="lost") as found:
+        with pytest.raises(Local, match="lost"):
             program(Local)
-        assert isinstance(found.value, stepmill.EnvError)
 
 
 @row("An env raises `KeyboardInterrupt`")
 def test_an_env_that_is_interrupted(make: Any, whose: str) -> None:
     communication = importlib.import_module("mlagents_envs.exception").UnityCommunicationException
-    manager = make(scripted(lambda worker_id: {("step", 1): raise_(KeyboardInterrupt)}))
-    manager.reset({})
+    manager = make.reset(scripted(lambda worker_id: {("step", 1): raise_(KeyboardInterrupt)}))
     match = "At least one of the environments has closed" if whose == OURS else ""
     with pytest.raises(communication if whose == OURS else KeyboardInterrupt, match=match):
         manager.get_steps()
@@ -382,8 +375,7 @@ def test_large_observations(make: Any, whose: str) -> None:
     def factory(worker_id: int, side_channels: Any) -> Any:
         return Env({"walk": [[3]]}, shape=(4000,))
 
-    manager = make(factory, **({"payload_bytes": 4096} if whose == OURS else {}))
-    manager.reset({})
+    manager = make.reset(factory, **({"payload_bytes": 4096} if whose == OURS else {}))
     assert manager.first_step_infos[0].current_all_step_result["walk"][0].obs[0].tolist() == [[3.0] * 4000]
 
 
@@ -416,8 +408,7 @@ row("Timers in `timers.json`")(
 
 @row("A call after `close()`")
 def test_calls_of_a_closed_manager(make: Any, whose: str) -> None:
-    manager = make(scripted())
-    manager.reset({})
+    manager = make.reset(scripted())
     manager.close()
     calls = (manager.get_steps, *(partial(each, {}) for each in (manager.reset, manager.set_env_parameters)))
     for call in (*calls, partial(manager.on_training_started, "walk", None)):

@@ -29,7 +29,7 @@ from mlagents_envs.side_channel.environment_parameters_channel import Environmen
 from tests.frontends.mlagents.parts import AgentManager, Policy, decide, raise_
 from tests.originals.either import assert_same_with_either
 from tests.originals.mlagents.real_env import Real, decisions, ends, pair, real, spec
-from tests.originals.mlagents.sides import MARKS, Maker, class_of, run_options, step_until
+from tests.originals.mlagents.sides import MARKS, Maker, class_of, run_options, started, step_until
 from tests.originals.mlagents.test_mlagents_same import plain
 from tests.originals.rows import OURS
 
@@ -43,18 +43,6 @@ def outcome(call: Callable[[], Any]) -> Any:
         return plain(call())
     except Exception as exc:
         return type(exc).__name__, str(exc)
-
-
-def started(make: Maker, factory: Any, num: int = 1, names: Any = ("walk",), **own: Any) -> tuple[Any, dict[str, Any]]:
-    """Return a manager after its first reset, and the agent managers of these behaviours, which have a policy each."""
-    manager = make(factory, num, **own)
-    manager.reset({})
-    agents = {name: AgentManager() for name in names}
-    for name in names:
-        agents[name].policy_queue = AgentManagerQueue(name)
-        manager.set_agent_manager(name, agents[name])
-        manager.set_policy(name, Policy())
-    return manager, agents
 
 
 class Calls:
@@ -303,8 +291,7 @@ def trajectories(make: Maker) -> Any:
             return decisions([1, 2]), ends([])
         return decisions([1]), ends([2] * (env.t > 0), interrupted=[env.t == 3] * (env.t > 0))
 
-    manager = make(real({name: spec()}, results), 2)
-    manager.reset({})
+    manager = make.reset(real({name: spec()}, results), 2)
     agents, queue = TrainersAgentManager(TrainersPolicy(), name, StatsReporter("walk"), 5), AgentManagerQueue("walk")
     agents.publish_trajectory_queue(queue)
     manager.set_agent_manager(name, agents)
@@ -350,15 +337,6 @@ def channels(make: Maker) -> Any:
     return found
 
 
-def specs(make: Maker) -> Any:
-    manager = make(real({"walk": spec(((2, 2, 3), (4,)), 1, (2, 3)), "b?team=1": spec()}), 2)
-    before = {name: repr(each) for name, each in manager.training_behaviors.items()}
-    manager.reset({})
-    walk = manager.training_behaviors["walk"]
-    parts = [type(each).__name__ for each in (walk, walk.action_spec, walk.observation_specs[0])]
-    return [before, list(manager.training_behaviors), parts, walk == spec(((2, 2, 3), (4,)), 1, (2, 3))]
-
-
 def without_a_reset(make: Maker) -> Any:
     manager = make(real())
     manager.close()
@@ -394,7 +372,7 @@ def one_env_in_this_process(make: Maker) -> Any:
 
 
 PROGRAMS: list[Callable[[Maker], Any]] = [observations, behaviors_that_come_and_go, policies, actions_of_two_behaviors]
-PROGRAMS += [agent_managers, attributes, messages, results_that_are_kept, factories, trajectories, channels, specs]
+PROGRAMS += [agent_managers, attributes, messages, results_that_are_kept, factories, trajectories, channels]
 PROGRAMS += [without_a_reset, one_env_in_this_process, *(partial(exceptions, error=error) for error in ERRORS)]
 
 

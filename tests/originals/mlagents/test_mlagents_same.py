@@ -18,15 +18,13 @@ from tests.frontends.mlagents.parts import Policy, raise_, wait
 from tests.originals.either import assert_same_with_either
 from tests.originals.mlagents.sides import (
     MARKS,
-    WALK,
-    Env,
     Maker,
     class_of,
     constant,
     only_first,
     run_options,
     scripted,
-    speed_message,
+    started,
     step_until,
 )
 
@@ -52,7 +50,8 @@ def plain(value: Any) -> Any:
 
 
 def episodes(make: Maker) -> Any:
-    manager, policy, agents = make.trained(scripted())
+    manager, all_agents = started(make, scripted())
+    policy, agents = manager.policies["walk"], all_agents["walk"]
     found = [len(manager.env_workers), manager.restart_counts, [plain(step) for step in manager.first_step_infos]]
     for _ in range(4):
         steps = manager.get_steps()
@@ -66,14 +65,6 @@ def episodes(make: Maker) -> Any:
         [list(step.name_behavior_ids) for step in manager.first_step_infos],
         list(manager.training_behaviors),
     ]
-
-
-def the_newest_policy(make: Maker) -> Any:
-    manager, policy, agents = make.trained(scripted())
-    for number in (2.0, 3.0):
-        agents.policy_queue.put(Policy(number))
-    steps = manager.get_steps()
-    return [policy.asked, steps[0].brain_name_to_action_info["walk"].outputs, agents.policy.number]
 
 
 def parameters(make: Maker) -> Any:
@@ -97,8 +88,7 @@ def parameters(make: Maker) -> Any:
 
 def the_first_result(make: Maker) -> Any:
     with Gate() as gate:
-        manager = make(scripted(only_first({("step", 1): wait(gate.path)})), 2)
-        manager.reset({})
+        manager = make.reset(scripted(only_first({("step", 1): wait(gate.path)})), 2)
         found = [[step.worker_id for step in manager.get_steps()] for _ in range(3)]
         gate.open()
         step_until(manager, {0})
@@ -112,21 +102,13 @@ def quotas(make: Maker) -> Any:
         options = run_options()
         for name, value in limits.items():
             setattr(options.env_settings, name, value)
-        manager = make(scripted(lambda worker_id: {("step", 2): raise_(lambda: timeout("late"))}), options=options)
-        manager.reset({})
+        manager = make.reset(
+            scripted(lambda worker_id: {("step", 2): raise_(lambda: timeout("late"))}), options=options
+        )
         with pytest.raises(timeout):
             step_until(manager, {NEVER})
         found.append(manager.restart_counts)
     return found
-
-
-def statistics(make: Maker) -> Any:
-    def factory(worker_id: int, side_channels: Any) -> Any:
-        return Env(WALK, side_channels=side_channels, says={2: speed_message()})
-
-    manager = make(factory)
-    manager.reset({})
-    return [plain(step_until(manager, {0})) for _ in range(3)]
 
 
 def subclasses(make: Maker) -> Any:
@@ -150,8 +132,7 @@ def subclasses(make: Maker) -> Any:
         def create_worker(worker_id: int, step_queue: Any, env_factory: Any, options: Any) -> Any:
             return base.create_worker(worker_id, step_queue, scripted(script={f"walk{worker_id}": [[1]]}), options)
 
-    manager = make(scripted(), 2, cls=Own)
-    manager.reset({})
+    manager = make.reset(scripted(), 2, cls=Own)
     manager.set_policy("walk0", Policy())
     step_until(manager, {0, 1})
     known = isinstance(manager, importlib.import_module("mlagents.trainers.env_manager").EnvManager)
@@ -200,36 +181,14 @@ def workers_in_processes(make: Maker) -> Any:
             process.start()
             return module["UnityEnvWorker"](process, worker_id, ours)
 
-    manager = make(scripted(), 2, cls=Own)
-    manager.reset({})
+    manager = make.reset(scripted(), 2, cls=Own)
     found = [plain(manager.first_step_infos)]
     steps = {step.worker_id: plain(step) for step in reversed(step_until(manager, {0, 1}))}  # the first of each
     manager.env_workers[1].send(command.BEHAVIOR_SPECS)
     return [*found, steps, list(manager.env_workers[1].recv().payload), [asked.get() for _ in range(3)]]
 
 
-def simple_manager(make: Maker) -> Any:
-    env = Env(WALK)
-    params = importlib.import_module(
-        "mlagents_envs.side_channel.environment_parameters_channel"
-    ).EnvironmentParametersChannel()
-    manager = class_of(make.whose, "SimpleEnvManager")(env, params)
-    manager.set_policy("walk", Policy())
-    found = [manager.reset({"wind": 2.0}), plain(manager.first_step_infos), len(params.message_queue)]
-    return [*found, [plain(manager.get_steps()) for _ in range(3)], list(manager.training_behaviors), env.actions]
-
-
-def timers(make: Maker) -> Any:
-    library = importlib.import_module("mlagents_envs.timers")
-    manager = make(scripted(), 2)
-    manager.reset({})
-    library.reset_timers()
-    step_until(manager, {0, 1})
-    return "SubprocessEnvManager._take_step" in library.get_timer_tree()["children"]
-
-
-SAME = [episodes, the_newest_policy, parameters, the_first_result, quotas, statistics, subclasses]
-SAME += [workers_in_processes, simple_manager, timers]
+SAME = [episodes, parameters, the_first_result, quotas, subclasses, workers_in_processes]
 
 
 @pytest.mark.covers("U-7", "U-17", "U-4/fields")

@@ -8,12 +8,12 @@ the names of the timers below "workers" in timers.json.
 from __future__ import annotations
 
 import json
-import os
-import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from tests.frontends.mlagents.protocol import free_ports, make_game
 
 NUM_ENVS = 2
 LEARNED = 8.0  # a random policy gets 5, the best 10
@@ -27,9 +27,7 @@ def make_options(folder: Path, num_steps: int) -> Any:
 
     register_trainer_plugins()
 
-    program = folder / "game.x86_64"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore "{GAME}" "$@" 2>>"{folder}/errors"\n')
-    program.chmod(0o755)
+    program = make_game(folder, GAME)
     return RunOptions.from_dict(
         {
             "behaviors": {
@@ -43,27 +41,15 @@ def make_options(folder: Path, num_steps: int) -> Any:
                 }
             },
             "env_settings": {
-                "env_path": str(folder / "game"),
+                "env_path": str(program.with_suffix("")),
                 "num_envs": NUM_ENVS,
-                "base_port": find_free_ports(),
+                "base_port": free_ports(NUM_ENVS),
                 "seed": 1,
             },
             "engine_settings": {"no_graphics": True},
             "checkpoint_settings": {"run_id": "run", "results_dir": str(folder / "results"), "force": True},
         }
     )
-
-
-def find_free_ports() -> int:
-    """Return the first of two consecutive free ports."""
-    bases = range(20000 + os.getpid() % 20000, 60000, 16)
-    return next(base for base in bases if all(is_free(base + place) for place in range(NUM_ENVS)))
-
-
-def is_free(port: int) -> bool:
-    """Whether no process listens on a port."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("localhost", port)) != 0
 
 
 def main(whose: str, num_steps: int) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from stepmill.frontends import multi_env
+from tests.originals import either
 
 CHECKOUT = Path(os.environ.get("STEPMILL_ORIGINALS", "/nowhere"), "actor-critic")
 HAS_ORIGINAL = CHECKOUT.is_dir() and importlib.util.find_spec("gym") is not None
@@ -71,13 +72,12 @@ def load_original() -> Any:
     return module
 
 
-class Maker:
+class Maker(either.Maker):
     """Makes envs of one side with `module.create_subprocess_envs`; ours in forked processes, as the original's. Closes them."""
 
-    def __init__(self, module: Any) -> None:
-        self.module = module
-        self.is_ours = module is multi_env
-        self.made: list[Any] = []
+    def __init__(self, whose: str) -> None:
+        super().__init__(whose)
+        self.module = multi_env if self.is_ours else load_original()
 
     def __call__(self, env_fns: Sequence[Any], **options: Any) -> list[Any]:
         if self.is_ours:

@@ -23,8 +23,7 @@ from torchrl.data import Composite, Unbounded  # noqa: E402
 from torchrl.envs import GymEnv, SerialEnv, StepCounter, TransformedEnv, set_gym_backend  # noqa: E402
 
 from stepmill.frontends import torchrl as frontend  # noqa: E402
-from stepmill.spec.errors import UsageError  # noqa: E402
-from tests.originals.rows import OURS  # noqa: E402
+from tests.originals import either  # noqa: E402
 from tests.originals.torchrl.test_torchrl_programs import CHECKOUT  # noqa: E402
 
 MARKS = [
@@ -33,50 +32,32 @@ MARKS = [
 ]
 
 
-class Maker:
+class Maker(either.Maker):
     """Makes envs of one side, and closes them."""
 
     def __init__(self, whose: str) -> None:
-        self.is_ours = whose == OURS
+        super().__init__(whose)
         self.module = frontend if self.is_ours else torchrl.envs
-        self.made: list[Any] = []
 
     def here(self, fns: Any, **keywords: Any) -> Any:
         """Return envs in this process: TorchRL's SerialEnv, which takes ParallelEnv's arguments, or ours."""
         fns = fns if isinstance(fns, list) else [fns] * 2
-        made = (
-            frontend.ParallelEnv(len(fns), fns, backend="serial", **keywords)
-            if self.is_ours
-            else SerialEnv(len(fns), fns, **keywords)
-        )
-        self.made.append(made)
-        return made
+        cls = partial(frontend.ParallelEnv, backend="serial") if self.is_ours else SerialEnv
+        return self.keep(cls(len(fns), fns, **keywords))
 
     def parallel(self, fn: Callable[[], Any], **keywords: Any) -> Any:
         """Return two envs in forked processes."""
-        self.made.append(self.module.ParallelEnv(2, fn, **{"mp_start_method": "fork", **keywords}))
-        return self.made[-1]
+        return self.keep(self.module.ParallelEnv(2, fn, **{"mp_start_method": "fork", **keywords}))
 
     def threaded(self, *args: Any, **keywords: Any) -> Any:
         """Return EnvPool's envs."""
-        self.made.append(self.module.MultiThreadedEnv(*args, **keywords))
-        return self.made[-1]
+        return self.keep(self.module.MultiThreadedEnv(*args, **keywords))
 
     def asynchronous(self, count: int = 2) -> Any:
         """Return envs that are stepped asynchronously."""
         if self.is_ours:
-            self.made.append(frontend.AsyncStepmillEnv([cartpole] * count, backend="thread"))
-        else:
-            self.made.append(torchrl.envs.AsyncEnvPool([cartpole] * count, backend="threading"))
-        return self.made[-1]
-
-    def refuses(self, error: type[BaseException] = UsageError, match: str = "") -> Any:
-        """Expect an error of ours."""
-        return pytest.raises(error, match=match) if self.is_ours else contextlib.nullcontext()
-
-    def only_ours(self, error: type[BaseException]) -> Any:
-        """Expect an error of the original's."""
-        return contextlib.nullcontext() if self.is_ours else pytest.raises(error)
+            return self.keep(frontend.AsyncStepmillEnv([cartpole] * count, backend="thread"))
+        return self.keep(torchrl.envs.AsyncEnvPool([cartpole] * count, backend="threading"))
 
     def close(self) -> None:
         """Close the envs. The original's raise if they are closed, or a worker is gone."""

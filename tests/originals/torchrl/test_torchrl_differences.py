@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from torchrl.testing.mocking_classes import CountingEnv, CountingEnvWithString  
 
 from stepmill.frontends import torchrl as frontend  # noqa: E402
 from stepmill.spec.errors import EnvError, EnvTimeout, SpecMismatch, UsageError, WorkerDied  # noqa: E402
+from tests.originals.either import fixture_of  # noqa: E402
 from tests.originals.rows import Rows  # noqa: E402
 from tests.originals.torchrl.sides import (  # noqa: E402
     MARKS,
@@ -47,13 +47,12 @@ pytestmark = MARKS
 row = Rows("torchrl")
 
 
-@pytest.fixture
-def make(whose: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Maker]:
-    """Make envs with TorchRL's classes, or with ours."""
+make = fixture_of(Maker)
+
+
+@pytest.fixture(autouse=True)
+def with_gymnasium(monkeypatch: pytest.MonkeyPatch) -> None:
     use_gymnasium(monkeypatch)
-    maker = Maker(whose)
-    yield maker
-    maker.close()
 
 
 # ---- arguments -------------------------------------------------------------------------------------------
@@ -198,25 +197,18 @@ def test_seeds_of_one_reset(make: Maker) -> None:
 @row("`set_seed(s)`")
 def test_seeds() -> None:
     set_gym_backend("gymnasium").set()
-    envs = [SerialEnv(2, cartpole), frontend.ParallelEnv(2, cartpole, backend="serial")]
-    envs.append(frontend.StepmillEnv([cartpole] * 2, backend="serial"))
+    envs = [SerialEnv(2, cartpole), frontend.StepmillEnv([cartpole] * 2, backend="serial")]
     following = [env.set_seed(3) for env in envs]
     observations = [env.reset()["observation"] for env in envs]
-    assert following[0] == following[1] != following[2]
-    assert torch.equal(observations[0], observations[1])
-    assert not torch.equal(observations[0], observations[2])
-    seeds_torch = [SerialEnv(2, CountingEnv), frontend.ParallelEnv(2, CountingEnv, backend="serial")]
-    for env in seeds_torch:  # the set_seed of this env calls torch.manual_seed
-        env.set_seed(3)
+    assert following[0] != following[1]
+    assert not torch.equal(observations[0], observations[1])
+    envs += [SerialEnv(2, CountingEnv), frontend.ParallelEnv(2, CountingEnv, backend="serial")]
+    for env, is_seeded_by_reset in zip(envs[2:], (False, True), strict=True):
+        env.set_seed(3)  # of this env, it calls torch.manual_seed
         torch.manual_seed(4)
         env.reset()
-    assert torch.initial_seed() != 4
-    torch.manual_seed(4)
-    seeds_torch[0].set_seed(3)
-    torch.manual_seed(4)
-    seeds_torch[0].reset()
-    assert torch.initial_seed() == 4
-    for env in envs + seeds_torch:
+        assert (torch.initial_seed() != 4) is is_seeded_by_reset
+    for env in envs:
         env.close()
 
 

@@ -1,4 +1,4 @@
-"""TorchRL's tutorial on collectors and its example of info readers, with ParallelEnv and with StepmillEnv: the same data.
+"""TorchRL's tutorial on collectors, with ParallelEnv and with StepmillEnv: the same data.
 
 The tutorial comes from the checkout `rl` (pytorch/rl) in the folder $STEPMILL_ORIGINALS.
 """
@@ -15,8 +15,6 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchrl")
 
-from tensordict import TensorDict  # noqa: E402 - only if TorchRL is there
-from torchrl.data import Unbounded  # noqa: E402
 from torchrl.envs import (  # noqa: E402
     AsyncEnvPool,
     GymEnv,
@@ -25,7 +23,6 @@ from torchrl.envs import (  # noqa: E402
     ParallelEnv,
     set_gym_backend,
 )
-from torchrl.envs.utils import check_env_specs  # noqa: E402
 
 from stepmill.frontends import torchrl as frontend  # noqa: E402
 from stepmill.frontends.torchrl import StepmillEnv  # noqa: E402
@@ -35,32 +32,27 @@ from tests.originals.signatures import check_listed, differences  # noqa: E402
 CHECKOUT = Path(os.environ.get("STEPMILL_ORIGINALS", "/nowhere"), "rl")
 TUTORIAL = CHECKOUT / "tutorials" / "sphinx-tutorials" / "getting-started-3.py"
 SEEDS = [0, 11, 22, 33]
-INFOS = ("x_position", "x_velocity", "reward_ctrl", "reward_forward")
-
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # TorchRL's
     pytest.mark.skipif(not TUTORIAL.exists(), reason="needs TorchRL's checkout; make test-originals has it"),
 ]
 
 
-def parallel_env(name: str, *, has_infos: bool = False) -> Any:
+def parallel_env(name: str) -> Any:
     """Return TorchRL's env, whose envs have been seeded and reset."""
     set_gym_backend("gymnasium").set()
 
     def make(seed: int) -> Any:
         env = GymEnv(name)
-        if has_infos:
-            env = env.auto_register_info_dict()  # runs some steps
         env.set_seed(seed, static_seed=True)
         return env
 
     return ParallelEnv(4, [lambda seed=seed: make(seed) for seed in SEEDS], mp_start_method="fork")
 
 
-def stepmill_env(name: str, *, has_infos: bool = False) -> Any:
+def stepmill_env(name: str) -> Any:
     """Return ours. TorchRL's GymEnv resets an env when it is seeded, so this one is reset, too."""
-    specs = {key: Unbounded((), dtype=torch.float64) for key in INFOS} if has_infos else None
-    env = StepmillEnv([lambda: gymnasium.make(name)] * 4, context="fork", num_workers=2, info_specs=specs)
+    env = StepmillEnv([lambda: gymnasium.make(name)] * 4, context="fork", num_workers=2)
     env.set_seed(SEEDS)
     env.reset()
     return env
@@ -93,29 +85,6 @@ def test_the_tutorial_on_collectors_collects_the_same_data(tmp_path: Path, monke
         assert (theirs[key].dtype, theirs[key].shape) == (ours[key].dtype, ours[key].shape), key
         assert torch.equal(theirs[key], ours[key]), key
     assert theirs["next", "done"].any()  # episodes ended, and others began
-
-
-@pytest.mark.covers("T-B5", "T-12")
-def test_infos_are_those_that_an_info_reader_reads() -> None:
-    rollouts = []
-    for make_env in (parallel_env, stepmill_env):
-        env = make_env("HalfCheetah-v5", has_infos=True)
-        check_env_specs(env)
-        env.close()
-        env = make_env("HalfCheetah-v5", has_infos=True)
-        torch.manual_seed(0)
-        td, steps = env.reset(), []
-        for _ in range(10):
-            td = td.set("action", torch.rand(4, 6) * 2 - 1)
-            steps.append(env.step(td)["next"].clone())
-            td = steps[-1].clone()
-        rollouts.append(torch.stack(steps, 1))
-        env.close()
-    theirs, ours = rollouts
-    for key in INFOS:
-        assert torch.equal(theirs[key], ours["info", key]), key
-    assert torch.equal(theirs["observation"], ours["observation"])
-    assert isinstance(ours, TensorDict)
 
 
 # "CLASS.METHOD(PARAMETER): how it differs", and words of the row of the page that says so.

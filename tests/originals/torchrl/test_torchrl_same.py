@@ -13,14 +13,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torchrl")
 
 import torchrl.envs  # noqa: E402 - only if TorchRL is there
-from tensordict import TensorDict  # noqa: E402
 from torchrl.collectors import Collector, MultiSyncCollector  # noqa: E402
 from torchrl.envs import Compose, GymEnv, RewardSum, StepCounter, TransformedEnv  # noqa: E402
 from torchrl.envs.utils import check_env_specs  # noqa: E402
 
 from stepmill.frontends import torchrl as frontend  # noqa: E402
 from tests.originals.either import assert_same_with_either  # noqa: E402
-from tests.originals.rows import ORIGINAL, OURS  # noqa: E402
 from tests.originals.signatures import check_protected  # noqa: E402
 from tests.originals.torchrl.sides import MARKS, Maker, act, cartpole, counted, use_gymnasium  # noqa: E402
 
@@ -141,8 +139,7 @@ def classes(make: Maker) -> Any:
         "MultiThreadedEnv": make.threaded(2, "CartPole-v1"),
         "AsyncEnvPool": pool,
     }
-    envs["MultiThreadedEnvWrapper"] = envs["BatchedEnvBase"] = None
-    found = [isinstance(env, getattr(torchrl.envs, name)) for name, env in envs.items() if env is not None]
+    found = [isinstance(env, getattr(torchrl.envs, name)) for name, env in envs.items()]
     found.append(isinstance(envs["MultiThreadedEnv"], torchrl.envs.MultiThreadedEnvWrapper))
     pool.async_reset_send(env_index=[0, 1])
     td = pool.async_reset_recv(min_get=2)
@@ -169,29 +166,13 @@ def copies(make: Maker) -> Any:
 SAME = (rollouts, collected, specs, integers, seeds, masks, ends, parts, classes, copies)
 
 
-@pytest.mark.covers("T-6", "T-12", "T-17")
+@pytest.mark.covers("T-12", "T-17")
 @pytest.mark.parametrize("program", SAME, ids=lambda program: str(program.__name__))
 def test_this_program_gives_the_same_with_either(
     program: Callable[[Maker], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_gymnasium(monkeypatch)
     assert_same_with_either(program, Maker)
-
-
-@pytest.mark.covers("T-6")
-def test_a_tensordict_of_another_batch_size_is_an_error_and_results_carry_no_gradient(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    use_gymnasium(monkeypatch)
-    for whose in (ORIGINAL, OURS):
-        make = Maker(whose)
-        env = make.here(cartpole)
-        first = env.reset()
-        with pytest.raises(RuntimeError, match="batch"):
-            env.step(TensorDict({"action": torch.tensor([[0, 1]] * 3)}, [3]))
-        after = env.step(first.set("action", torch.tensor([[0.0, 1.0]] * 2, requires_grad=True)))["next"]
-        assert not after["observation"].requires_grad
-        make.close()
 
 
 @pytest.mark.covers("T-17")
