@@ -10,7 +10,7 @@ if [ -n "${CI:-}" ]; then
     tests=(tests/unit/test_{envs_gymnasium,envs_gymnasium_vector,envs_unknown,frontends_gymnasium,functions_that_are_sent,package}.py
         tests/contract/test_{gymnasium_cases,gymnasium_modes,gymnasium_wrappers,real_envs,envs_of_other_apis,saved_kinds}.py
         tests/frontends tests/integration/test_{by_value,changed_modules,registered_envs,traceback_lines,video}.py
-        tests/kernels/test_{gymnasium,make_vec,mujoco,python}.py)
+        tests/kernels/test_{gymnasium,mujoco,python}.py)
 fi
 [ -x $newest ] || "$1" -m venv .venvs/newest
 $newest -m pip install -q --upgrade --upgrade-strategy eager '.[test,atari,mujoco,numba,video]'

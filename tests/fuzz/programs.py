@@ -98,6 +98,9 @@ def _draw_options(rng: random.Random, backend: str, kind: str) -> dict[str, Any]
     elif rng.random() < 0.25:
         options["num_episodes"] = rng.randint(1, 3)
     if kind == "kernel":
+        if rng.random() < 0.5:  # then a step of all envs needs no commands
+            options |= {"autoreset_mode": "NextStep", "seeding": "continue"}
+            options.pop("num_episodes", None)
         return options
     if rng.random() < 0.3 and kind != "batched":
         options |= {"on_fault": "replay", "seeding": "per_episode"}

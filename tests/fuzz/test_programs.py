@@ -28,6 +28,7 @@ def _no_log(caplog: pytest.LogCaptureFixture) -> None:
         ("serial", 60),
         ("thread", 30),
         ("fork", 5),
+        ("kernel", 25),
         pytest.param("serial", 500, marks=pytest.mark.slow),
         pytest.param("thread", 200, marks=pytest.mark.slow),
         pytest.param("fork", 20, marks=pytest.mark.slow),

@@ -1,9 +1,8 @@
-"""Arguments of Gymnasium's envs mean the same to kernels: both do the same from the same state with the same action."""
+"""Arguments of Gymnasium's envs reach kernels (test_gymnasium.py compares what they do), or are refused by name."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,63 +12,8 @@ import pytest
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
 import stepmill
-from tests.kernels.tables import check_outcomes
 
 pytest.importorskip("numba")
-
-Arguments = Mapping[str, Any]
-
-CLASSIC: list[tuple[str, Arguments, tuple[str, ...], list[float]]] = [
-    ("CartPole-v1", {"sutton_barto_reward": True}, ("x", "x_dot", "theta", "theta_dot"), [2.5, 3.0, 0.22, 3.0]),
-    ("MountainCar-v0", {"goal_velocity": 0.03}, ("position", "velocity"), [0.6, 0.07]),
-    ("MountainCarContinuous-v0", {"goal_velocity": 0.03}, ("position", "velocity"), [0.6, 0.07]),
-    ("Pendulum-v1", {"g": 9.81}, ("theta", "theta_dot"), [7.0, 8.0]),
-]
-TABULAR: list[tuple[str, Arguments]] = [
-    ("FrozenLake-v1", {"map_name": "8x8", "is_slippery": False}),
-    ("FrozenLake-v1", {"success_rate": 0.7, "reward_schedule": (10, -3, -1)}),
-    ("FrozenLake-v1", {"desc": ["SFFH", "FFHG"]}),
-    ("FrozenLake8x8-v1", {"is_slippery": False}),
-    ("CliffWalking-v1", {"is_slippery": True}),
-    ("Taxi-v4", {"is_rainy": True, "rainy_probability": 0.5}),
-]
-NUM_STATES = 200
-
-
-@pytest.mark.parametrize(("env_id", "arguments", "fields", "high"), CLASSIC)
-def test_a_step_from_a_given_state_is_gymnasiums(
-    env_id: str, arguments: Arguments, fields: tuple[str, ...], high: list[float]
-) -> None:
-    ours, theirs = stepmill.kernels.find(env_id, **arguments)(), gymnasium.make(env_id, **arguments).unwrapped
-    ours.reset(seed=0)
-    theirs.reset(seed=0)
-    theirs.action_space.seed(0)
-    dtype = np.float32 if env_id == "MountainCarContinuous-v0" else np.float64
-    rewards, num_ends = set(), 0
-    for state in (np.random.default_rng(1).uniform(-1.0, 1.0, (NUM_STATES, len(high))) * high).astype(dtype):
-        action = theirs.action_space.sample()
-        for name, value in zip(fields, state, strict=True):
-            setattr(ours.memory.record, name, value)
-        theirs.state = state.copy() if env_id != "MountainCar-v0" else tuple(state.tolist())
-        if env_id == "CartPole-v1":
-            theirs.steps_beyond_terminated = None
-        mine, yours = ours.step(action), theirs.step(action)
-        np.testing.assert_allclose(mine[0], yours[0], rtol=3e-7, atol=3e-7)
-        np.testing.assert_allclose(mine[1], float(yours[1]), rtol=1e-12, atol=1e-12)
-        assert mine[2] == yours[2]
-        rewards.add(mine[1])
-        num_ends += mine[2]
-    assert num_ends or env_id == "Pendulum-v1"
-    assert env_id != "CartPole-v1" or rewards == {0.0, -1.0}
-
-
-@pytest.mark.parametrize(("env_id", "arguments"), TABULAR)
-def test_the_outcomes_of_a_table_are_gymnasiums(env_id: str, arguments: Arguments) -> None:
-    ours, theirs = stepmill.kernels.find(env_id, **arguments)(), gymnasium.make(env_id, **arguments).unwrapped
-    assert ours.observation_space == theirs.observation_space
-    assert ours.action_space == theirs.action_space
-    assert int(ours.reset(seed=0)[0]) in np.flatnonzero(theirs.initial_state_distrib)
-    check_outcomes(ours, theirs)
 
 
 def test_a_fickle_passenger_chooses_another_destination_once() -> None:
@@ -92,24 +36,6 @@ def test_a_fickle_passenger_chooses_another_destination_once() -> None:
         seen.append([places.count(destination) for destination in range(4)])
     assert np.abs(np.subtract(*seen)).max() < 250
     assert min(seen[0]) > 250
-
-
-@pytest.mark.parametrize("arguments", [{"natural": True, "sab": False}, {"sab": False}, {"natural": True, "sab": True}])
-def test_a_natural_of_blackjack_pays_what_gymnasiums_pays(arguments: Arguments) -> None:
-    ours, theirs = (
-        stepmill.kernels.find("Blackjack-v1", **arguments)(),
-        gymnasium.make("Blackjack-v1", **arguments).unwrapped,
-    )
-    ours.reset(seed=0)
-    theirs.reset(seed=0)
-    for player in ([1, 10], [10, 5, 6], [9, 10], [10, 10]):
-        for dealer in ([10, 1], [10, 9], [10, 7], [9, 8]):
-            record = ours.memory.record
-            record.player, record.player_aces = sum(player), player.count(1)
-            record.dealer, record.dealer_aces = sum(dealer), dealer.count(1)
-            record.player_cards, record.shown = len(player), dealer[0]
-            theirs.player, theirs.dealer = list(player), list(dealer)
-            assert ours.step(0)[1] == theirs.step(0)[1], (player, dealer)
 
 
 @pytest.mark.parametrize("limit", [7, -1])
@@ -172,6 +98,11 @@ def test_an_argument_that_cannot_be_honoured_is_refused_by_name(env_id: str, arg
         pytest.importorskip("mujoco")
     with pytest.raises(stepmill.UsageError, match=message):
         stepmill.make_vec(env_id, 2, backend="kernel", env_kwargs=arguments)
+
+
+def test_envs_of_a_kernel_cannot_be_wrapped() -> None:
+    with pytest.raises(stepmill.UsageError, match="of a kernel cannot be wrapped"):
+        stepmill.make_vec("CartPole-v1", 2, backend="kernel", wrappers=[gymnasium.wrappers.TimeAwareObservation])
 
 
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:

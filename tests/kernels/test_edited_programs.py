@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ import stepmill
 pytest.importorskip("numba")
 
 import numba
+
+from stepmill.kernels.code_digest import digest_of
 
 NUM_MODULES = 3
 # Where a function may have its number: lines before the function, of the lines in it, and the term.
@@ -148,6 +151,18 @@ def programs(draw: st.DrawFn) -> Program:
         choices = draw(st.sampled_from(places)), number, draw(st.sampled_from(DECORATORS)), draw(st.booleans())
         made.append(Function(module, *choices))
     return tuple(made)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_digest_changes_with_a_number_in_a_function_that_is_called(folder: Path, place: str) -> None:
+    def digest_with(value: float) -> str:
+        caller = Function(0, "literal", 1.0, decorator, is_imported)
+        called = Function(0 if place.startswith("attribute") else 1, place, value, decorator, is_imported)
+        return digest_of(load((caller, called), numba.njit, folder))
+
+    for decorator, is_imported in itertools.product(DECORATORS, (False, True)):
+        assert digest_with(1.0) == digest_with(1.0)
+        assert digest_with(1.0) != digest_with(2.0), (decorator, is_imported)
 
 
 @pytest.mark.slow

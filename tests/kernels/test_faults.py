@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -14,6 +10,7 @@ import stepmill
 pytest.importorskip("numba")
 
 from tests.harness.pools import begun
+from tests.harness.scripts import start_script
 from tests.kernels.kernels import faulty
 
 
@@ -32,14 +29,6 @@ def test_what_compiled_code_raises_is_an_error_of_its_env(action: int, text: str
         assert pool.step(np.zeros(3, np.int64)).obs[:, 0].tolist() == [2.0, 1.0, 2.0]
 
 
-def test_an_episode_that_a_fault_ends_is_truncated_where_that_is_wanted() -> None:
-    with begun(stepmill.Pool([faulty] * 2, backend="kernel", on_fault="truncate")) as pool:
-        batch = pool.step(np.array([0, 2]))
-        assert batch.truncated.tolist() == [False, True]
-        assert pool.step(np.zeros(2, np.int64)).obs[:, 0].tolist() == [2.0, 0.0]
-        assert pool.step(np.zeros(2, np.int64)).obs[:, 0].tolist() == [3.0, 1.0]
-
-
 def test_a_kernel_raises_in_python_what_it_raises_compiled() -> None:
     env = begun(faulty(compiled=False))
     with pytest.raises(ValueError, match="no such move"):
@@ -47,38 +36,19 @@ def test_a_kernel_raises_in_python_what_it_raises_compiled() -> None:
 
 
 _ENDLESS = """
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
-from gymnasium import spaces
 import stepmill
-
-@stepmill.kernel(
-    observation_space=spaces.Box(0.0, 1.0, (1,)), action_space=spaces.Discrete(2), state=np.dtype([("count", "i8")])
-)
-class endless:
-    def reset(state, rng, obs):
-        obs[0] = 0.0
-
-    def step(state, action, rng, obs):
-        while action == 1 and rng.random() < 2.0:
-            state.count += 1
-        obs[0] = 0.0
-        return 0.0, False, False
+from tests.kernels.kernels import endless
 
 pool = stepmill.Pool([endless] * 4, backend="kernel", num_workers=2, step_timeout_s=0.2)
 pool.reset()
 pool.step(np.zeros(4, np.int64))
-pool.step(np.array([0, 0, 1, 0]))
+pool.step(np.array([0, 0, 4, 0]))
 """
 
 
-def test_an_env_that_does_not_come_back_is_named(tmp_path: Path) -> None:
-    program = tmp_path / "endless.py"
-    program.write_text(_ENDLESS)
-    with subprocess.Popen([sys.executable, str(program)], stderr=subprocess.PIPE, text=True) as run:
+def test_an_env_that_does_not_come_back_is_named() -> None:
+    with start_script(_ENDLESS, interpreter=()) as run:
         line = run.stderr.readline()
         run.kill()
     assert "env 2 of the kernel endless has not returned" in line

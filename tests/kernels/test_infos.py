@@ -13,7 +13,6 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import stepmill
 from stepmill.pool.infos import rows_of
-from tests.harness.pools import begun
 
 pytest.importorskip("numba")
 
@@ -48,17 +47,9 @@ class counter:  # noqa: N801
         obs[1] = state.total
         return 1.0, state.count >= state.total, False
 
-    def read_total(state: Any) -> float:
-        return float(state.total)
-
 
 def _pool(backend: str, mode: str, **options: Any) -> stepmill.Pool:
     return stepmill.Pool([counter] * NUM_ENVS, backend=backend, autoreset_mode=mode, **options)
-
-
-def _values(info: Any) -> dict[str, Any]:
-    """Return the merged info, with objects as lists of dicts."""
-    return {name: value.tolist() for name, value in dict(info).items() if name in INFOS.names}
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
@@ -116,39 +107,6 @@ def test_infos_have_the_types_that_they_have_in_gymnasiums_vector_env(backend: A
             found, wanted = _dtypes(mine), _dtypes(yours)
             assert wanted["is_even"] == np.bool_
             assert {name: wanted[name] for name in found} == found
-
-
-def test_an_info_that_a_reset_does_not_write_is_zero() -> None:
-    with begun(_pool("kernel", "NextStep")) as pool:
-        pool.step(np.full(NUM_ENVS, 1))
-        info = pool.reset().info
-        assert info["last"].tolist() == [[0, 0]] * NUM_ENVS
-        assert info["half"].tolist() == [0.0] * NUM_ENVS
-        assert (info["total"] >= 3.0).all()
-
-
-def test_methods_and_fields_are_those_of_the_state() -> None:
-    with _pool("kernel", "NextStep") as pool:
-        info = pool.reset(seed=0).info
-        assert pool.call("read_total") == tuple(info["total"].tolist())
-        assert pool.get_attr("total") == tuple(info["total"].tolist())
-
-
-def test_envs_that_are_stepped_one_by_one_have_their_own_infos() -> None:
-    with begun(_pool("kernel", "NextStep")) as pool:
-        pool.send(np.array([2, 1]), [3, 1])
-        batch = pool.recv(2)
-        given = dict(zip(batch.env_id.tolist(), batch.info["last"][:, 0].tolist(), strict=True))
-        assert given == {3: 2, 1: 1}
-
-
-def test_a_snapshot_goes_on_with_the_same_infos() -> None:
-    with begun(_pool("kernel", "SameStep")) as pool:
-        pool.step(np.full(NUM_ENVS, 1))
-        snapshot = stepmill.save(pool, None)
-        expected = [_values(pool.step(np.full(NUM_ENVS, 1)).info) for _ in range(10)]
-        stepmill.restore(pool, snapshot)
-        assert [_values(pool.step(np.full(NUM_ENVS, 1)).info) for _ in range(10)] == expected
 
 
 def test_a_kernel_gives_the_same_infos_as_python_and_compiled() -> None:
@@ -216,17 +174,3 @@ def test_make_vec_has_the_infos_of_gymnasium() -> None:
         assert (mine[name].shape, mine[name].dtype) == (yours[name].shape, yours[name].dtype)
     ours.close()
     theirs.close()
-
-
-@pytest.mark.parametrize("backend", ["kernel", "thread"])
-def test_a_row_without_a_step_has_no_infos_of_the_step_before(backend: str) -> None:
-    limits = {"num_episodes": 1, "on_fault": "truncate", "autoreset_mode": "Disabled"}
-    with begun(stepmill.Pool([counter] * NUM_ENVS, backend=backend, **limits)) as pool:
-        while not (pool.exhausted.any() and not pool.exhausted.all()):
-            batch = pool.step([1] * NUM_ENVS)
-        exhausted = pool.exhausted
-        batch = pool.step([1] * NUM_ENVS)
-
-        assert not batch.info["last"][exhausted].any()
-        assert not batch.info["total"][exhausted].any()
-        assert batch.info["last"][~exhausted].any()

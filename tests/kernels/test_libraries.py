@@ -129,20 +129,16 @@ def test_a_message_that_is_no_utf8_is_shown_as_far_as_it_is_text(
                 pool.recv(3)
             pool.recv(2)
             pool.reset(env_ids=[1])
+        assert pool.step(np.zeros(3, np.int64)).obs.tolist() == [[0.0]] * 3
 
 
 @pytest.mark.filterwarnings("ignore:env 1 is not replayable")
-@pytest.mark.parametrize("policy", ["raise", "truncate", "replay"])
+@pytest.mark.parametrize("policy", ["truncate", "replay"])
 @pytest.mark.parametrize("action", [1, 2])
 def test_a_pool_goes_on_after_a_message_that_is_no_utf8(messages: Any, policy: Any, action: int) -> None:
     with begun(stepmill.Pool([messages] * 3, backend="kernel", on_fault=policy, seeding="per_episode")) as pool:
         pool.step(np.zeros(3, np.int64))
-        if policy != "raise":
-            assert pool.step(np.array([0, action, 0])).truncated.tolist() == [False, True, False]
-        else:
-            with pytest.raises(stepmill.EnvError, match="env 1 raised KernelError"):
-                pool.step(np.array([0, action, 0]))
-            pool.reset()
+        assert pool.step(np.array([0, action, 0])).truncated.tolist() == [False, True, False]
         for _ in range(3):
             assert pool.step(np.zeros(3, np.int64)).obs.tolist() == [[0.0]] * 3
 
@@ -162,7 +158,6 @@ const stepmill_kernel *stepmill_kernel_describe(void) {{
         ("int nothing;", "defines no stepmill_kernel_describe"),
         (_WRONG.format(".abi_version = 99"), "was compiled for version 99"),
         (_WRONG.format(".abi_version = STEPMILL_KERNEL_ABI, .size_bytes = sizeof kernel"), "has no reset function"),
-        (_WRONG.format(".abi_version = STEPMILL_KERNEL_ABI, .size_bytes = 8"), "size_bytes is 8; it must be sizeof"),
     ],
 )
 def test_libraries_that_are_no_kernel_are_refused(text: str, message: str, tmp_path: Path) -> None:
