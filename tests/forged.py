@@ -28,8 +28,8 @@ import numpy as np
 import stepmill
 from stepmill import _native
 from stepmill.spec.container import pack, unpack
-from tests.contract.test_saved_kinds import make_pool, record, sample
-from tests.contract.test_saving import SERIAL, Wanderer, read_state, set_state
+from tests.contract.test_saved_kinds import make_pool, sample
+from tests.contract.test_saving import SERIAL, Wanderer, read_state, record, set_state
 
 _KIND = "file of saved envs"
 NUM_STEPS = 30

@@ -26,8 +26,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 import stepmill
-from tests.contract.test_saved_kinds import KINDS, make_pool, record, sample
-from tests.contract.test_saving import BACKENDS
+from tests.contract.test_saved_kinds import KINDS, make_pool, sample
+from tests.contract.test_saving import BACKENDS, record
 
 WORKERS: dict[str, Any] = {**dict(BACKENDS), "kernel": {}}
 

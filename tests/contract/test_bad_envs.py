@@ -183,27 +183,16 @@ def test_an_invalid_output_that_ends_an_episode_is_truncated_with_one_reset(pool
 
 
 @pytest.mark.covers("G-4", "G-14", "A-B8", "G-1/construct")
-@pytest.mark.parametrize("error", ["value", "unpicklable", "exit", "odd"])
-def test_a_constructor_that_raises_is_reported_with_its_env(pool_of, error):
+@pytest.mark.parametrize("error", ["value", "unpicklable", "exit", "odd", "mute", "memory"])
+def test_constructors_that_raise_are_all_reported_with_their_envs(pool_of, error):
+    bad = partial(RaisingEnv, "init", error=error)
     with pytest.raises(stepmill.EnvError) as caught:
-        pool_of([CountingEnv, partial(RaisingEnv, "init", error=error), CountingEnv])
+        pool_of([CountingEnv, bad, CountingEnv, bad], num_workers=4)
     assert caught.value.env_id == 1
+    assert [other.env_id for other in caught.value.others] == [3]
     assert caught.value.phase == "construct"
     assert caught.value.error_type.endswith(type(ERRORS[error]()).__name__)
     assert "_fail" in caught.value.remote_traceback
-
-
-def test_all_constructors_that_raise_are_reported(pool_of):
-    with pytest.raises(stepmill.EnvError) as caught:
-        pool_of([partial(RaisingEnv, "init"), CountingEnv, partial(RaisingEnv, "init")], num_workers=3)
-    text = str(caught.value)
-    assert "env 0" in text
-    assert "env 2" in text
-
-
-def test_what_is_no_env_is_refused(pool_of):
-    with pytest.raises(stepmill.StepmillError, match="env 1"):
-        pool_of([CountingEnv, dict])
 
 
 @pytest.mark.covers("G-13/compared")

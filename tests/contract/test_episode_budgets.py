@@ -43,47 +43,6 @@ def test_each_env_plays_its_budget_and_no_episode_more(pool_of, mode):
     assert pool.get_attr("num_resets") == (2, 2, 2)  # none was begun that nobody plays
 
 
-@pytest.mark.covers("D-5")
-def test_with_autoreset_off_the_users_own_resets_spend_the_budget(pool_of):
-    pool = begun(pool_of(counting_envs(2, 2), num_episodes=2, autoreset_mode="Disabled"))
-    pool.step([1, 1])
-    assert pool.step([1, 1]).terminated.all()
-    assert not pool.exhausted.any()
-    pool.reset(env_ids=[0])
-    pool.send([1], [0])
-    pool.recv(1)
-    pool.send([1], [0])
-    assert pool.recv(1).terminated.tolist() == [True]
-    assert pool.exhausted.tolist() == [True, False]
-
-
-def test_the_last_observation_of_the_last_episode_is_told_as_ever(pool_of):
-    pool = begun(pool_of(counting_envs(1, 2), num_episodes=1, autoreset_mode="SameStep"))
-    pool.step([1])
-    batch = pool.step([1])
-    assert batch.terminated.tolist() == [True]
-    assert batch.info["final_obs"][0].tolist() == [0, 0, 2]
-    assert batch.info["final_info"]["t"].tolist() == [2]
-    assert batch.obs.tolist() == [[0, 0, 2]]  # no next episode begins
-    assert batch.info["episode"]["l"].tolist() == [2]
-
-
-@MODES
-def test_a_step_of_all_envs_leaves_the_rows_of_the_exhausted_empty(pool_of, mode):
-    pool = begun(pool_of([partial(CountingEnv, 0, 2), partial(CountingEnv, 1, 9)], num_episodes=1, autoreset_mode=mode))
-    pool.step([1, 1])
-    last = pool.step([1, 1])
-    assert last.terminated.tolist() == [True, False]
-    for t in (3, 4):
-        batch = pool.step([7, 7])
-        assert batch.env_id.tolist() == [0, 1]
-        assert batch.obs.tolist() == [[0, 0, 2], [1, 0, t]]
-        assert batch.reward.tolist() == [0.0, 7.0]
-        assert not batch.terminated.any()
-        assert batch.info["_t"].tolist() == [False, True]
-    assert pool.get_attr("num_steps") == (2, 4)
-
-
 def test_a_vector_env_steps_on_until_all_are_exhausted(vector_env_of):
     envs = begun(
         vector_env_of([partial(CountingEnv, 0, 1), partial(CountingEnv, 1, 3)], options={"num_episodes": 1}, copy=True)
@@ -117,23 +76,6 @@ def test_nothing_waits_for_a_pool_that_is_exhausted(pool_of):
     with pytest.raises(stepmill.UsageError, match="are exhausted"):
         pool.step([1, 1])
     assert pool.recv(min_envs=0).num_rows == 0
-
-
-def test_a_reset_gives_an_exhausted_env_as_many_episodes_again(pool_of):
-    pool = begun(pool_of(counting_envs(2, 2), num_episodes=2))
-    drive(pool)
-    pool.reset(env_ids=[1])
-    assert PoolPort(pool).num_ended.tolist() == [2, 0]
-    assert drive(pool).tolist() == [0, 2]
-
-
-def test_a_reset_in_between_does_not_lengthen_the_budget(pool_of):
-    pool = begun(pool_of(counting_envs(1, 2), num_episodes=2))
-    pool.step([1])
-    pool.step([1])
-    pool.reset(seed=0)
-    assert PoolPort(pool).num_ended.tolist() == [1]
-    assert drive(pool).tolist() == [1]
 
 
 class FailingEnv(CountingEnv):

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 
 import stepmill
 from tests.harness.external_pools import Script
+from tests.harness.pools import keep_closed
 
 MakePool = Callable[..., stepmill.Pool]
 
 
 @pytest.fixture
 def external() -> Iterator[MakePool]:
-    """Build pools over a Script; they are closed at the end, and the external pool with them."""
-    made: list[tuple[stepmill.Pool, Script]] = []
-
-    def make(script: Script, num_envs: int = 4, *, batch_size: int | None = None, **options: Any) -> stepmill.Pool:
-        chosen = stepmill.PoolOptions(**options)
-        made.append(
-            (stepmill.Pool([script] * num_envs, backend="envpool", batch_size=batch_size, options=chosen), script)
-        )
-        return made[-1][0]
-
-    yield make
-    for pool, script in made:
-        pool.close()
-        assert script.is_closed
-    made.clear()
+    """Build pools over a Script; they are closed at the end."""
+    yield from keep_closed(
+        lambda script, num_envs=4, **options: stepmill.Pool([script] * num_envs, backend="envpool", **options)
+    )
 
 
 def test_rows_find_their_envs_in_whatever_order_the_pool_answers(external):

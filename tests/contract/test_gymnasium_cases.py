@@ -13,11 +13,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import stepmill
 from stepmill.frontends.gymnasium.errors import ClosedVectorEnvError
 from stepmill.testing.envs import CountingEnv, ImageEnv, SeedRecorder
-from stepmill.testing.faulty import RaisingEnv
 from stepmill.testing.gates import GATED_ACTION, GateEnv
 from tests.harness.gym_envs import (
-    TESTED_SPACES,
-    SampleEnv,
     WordEnv,
     WordSpace,
     cartpoles,
@@ -35,18 +32,6 @@ def test_it_is_a_gymnasium_vector_env(vector_env_of):
     assert envs.unwrapped is envs
     assert "VectorEnv" in repr(envs)
     assert "num_envs=4" in repr(envs)
-
-
-@pytest.mark.parametrize("where", ["fork"])  # test_differential.py has any space on every backend
-@pytest.mark.parametrize("name", TESTED_SPACES)
-def test_any_space_serves_as_observation_and_as_action(vector_env_of, name):
-    space = TESTED_SPACES[name]
-    envs = vector_env_of([partial(SampleEnv, space, space)] * 3)
-    assert envs.observation_space == envs.action_space
-    observation, _ = envs.reset()
-    assert observation in envs.observation_space
-    observation, *_ = envs.step(envs.action_space.sample())
-    assert observation in envs.observation_space
 
 
 def test_custom_spaces_travel_as_tuples(vector_env_of):
@@ -178,22 +163,6 @@ def test_use_after_close_is_an_error_and_closing_twice_is_not(vector_env_of):
             use()
 
 
-# ---------------------------------------------------------------- errors of envs
-
-
-@pytest.mark.filterwarnings("default")
-def test_errors_in_step_are_all_reported(vector_env_of, recwarn):
-    errors = {1: "ValueError", 2: "SystemExit"}
-    raising = [partial(RaisingEnv, "step", 1, error, identity=i) for i, error in ((1, "value"), (2, "exit"))]
-    envs = begun(vector_env_of([CountingEnv, *raising]))
-    with pytest.raises(stepmill.EnvError) as caught:
-        envs.step(np.array([0, 1, 2]))
-    envs.reset(seed=0)  # warns of an error that came later
-    reports = [str(caught.value), *(str(each.message) for each in recwarn)]
-    for env_id, error in errors.items():
-        assert sum(f"env {env_id} raised {error} in step" in report for report in reports) == 1
-
-
 # ---------------------------------------------------------------- partial resets and actions
 
 
@@ -247,9 +216,3 @@ def test_a_bad_reset_mask_is_refused_and_changes_nothing(vector_env_of, mask, na
     with pytest.raises((TypeError, ValueError), match=names):
         envs.reset(options={"reset_mask": mask})
     assert envs.step(np.array([0, 0, 0]))[0].shape == (3, 4)
-
-
-def test_a_list_of_seeds_of_the_wrong_length_is_refused(vector_env_of):
-    envs = vector_env_of(cartpoles(3))
-    with pytest.raises(ValueError, match="3"):
-        envs.reset(seed=[1, 2])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from functools import partial
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -68,17 +67,6 @@ def test_episode_statistics_are_recorded(vector_env_of, mode):
     assert any("episode" in infos for *_, infos in left)
     assert list(ours.return_queue) == list(theirs.return_queue)
     assert list(ours.length_queue) == list(theirs.length_queue)
-
-
-def test_wrappers_of_one_env_work_inside_workers(vector_env_of):
-    env_fns = [partial(_recorded_cartpole, i) for i in range(2)]
-    ours, theirs = _without_times(_play(vector_env_of(env_fns), 60)), _without_times(_play(SyncVectorEnv(env_fns), 60))
-    assert_equal(ours, theirs)
-
-
-def _recorded_cartpole(seed):
-    env = gymnasium.wrappers.TimeAwareObservation(gymnasium.make("CartPole-v1"))
-    return gymnasium.wrappers.RecordEpisodeStatistics(env)
 
 
 @pytest.mark.torch

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import numpy as np
 import pytest
 
 import stepmill
 from stepmill.testing.envs import CountingEnv
 from tests.harness.gym_envs import cartpoles
 from tests.harness.pools import begun, counting_envs
-
-
-def test_calls_reach_the_envs_that_are_named(pool_of):
-    pool = begun(pool_of(counting_envs(4)))
-    assert pool.call("add", 1.0, right=0.5) == (1.5, 2.5, 3.5, 4.5)
-    assert pool.call("add", 1.0, env_ids=[2, 0]) == (3.0, 1.0)
-    assert pool.get_attr("identity") == (0, 1, 2, 3)
 
 
 def test_a_function_is_called_with_the_env(pool_of):
@@ -74,14 +64,6 @@ def test_futures_resolve_in_any_order_and_repeatedly(pool_of):
         assert tuple(futures[i].result()) == (float(i), i + 1.0)
 
 
-@pytest.mark.covers("G-10")
-def test_a_call_comes_after_the_step_that_was_sent_before_it(pool_of):
-    pool = begun(pool_of(counting_envs(2)))
-    pool.send([1, 2])
-    assert pool.get_attr("num_steps") == (1, 1)
-    assert sorted(pool.recv(2).reward.tolist()) == [1.0, 2.0]
-
-
 def test_a_call_that_raises_names_the_env_and_the_pool_goes_on(pool_of):
     pool = begun(pool_of(counting_envs(2)))
     with pytest.raises(stepmill.EnvError, match="too bad") as caught:
@@ -92,22 +74,3 @@ def test_a_call_that_raises_names_the_env_and_the_pool_goes_on(pool_of):
     with pytest.raises(stepmill.EnvError, match="nonesuch"):
         pool.call("nonesuch")
     assert pool.step([1, 2]).reward.tolist() == [1.0, 2.0]
-
-
-def test_a_result_of_a_call_may_be_large(pool_of):
-    pool = pool_of([_LibraryEnv] * 2)
-    big = np.arange(300_000)
-    for left, right in zip(pool.call("lend", big), (big, big), strict=True):
-        assert np.array_equal(left, right)
-
-
-class _LibraryEnv(CountingEnv):
-    def lend(self, book):
-        return book
-
-
-def test_render_returns_the_named_envs_frames(pool_of):
-    pool = begun(pool_of([partial(CountingEnv, i, render_mode="rgb_array") for i in range(3)]))
-    pool.step([0] * 3)
-    assert [int(frame[0, 0, 0]) for frame in pool.render()] == [1, 17, 33]
-    assert [int(frame[0, 0, 0]) for frame in pool.render(env_ids=[2])] == [33]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import numpy as np
@@ -55,14 +56,6 @@ def test_whole_numbers_of_any_dtype_are_actions_of_a_discrete_space(pool_of, dty
     assert pool.step(np.array([1, 0]).astype(dtype)).reward.tolist() == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("wrong", [0.5, np.nan, np.inf, -1e30, 2.0**63])
-def test_a_float_that_is_no_whole_number_is_refused_and_changes_nothing(pool_of, wrong):
-    pool = begun(pool_of(counting_envs(2)))
-    with pytest.raises(stepmill.UsageError, match=r"^actions have numbers that int64 cannot hold; give actions of the"):
-        pool.step(np.array([1.0, wrong]))
-    assert pool.step([1.0, 2.0]).reward.tolist() == [1.0, 2.0]
-
-
 def test_odd_but_legal_rewards_pass(pool_of):
     pool = pool_of([partial(OddRewardEnv, length=1000)])
     pool.reset()
@@ -94,27 +87,6 @@ def test_numbers_of_no_dimension_come_in_any_dress(pool_of):
         batch = pool.step([0])
 
 
-# ---------------------------------------------------------------- partial resets
-
-
-def test_a_partial_reset_clears_what_the_last_episode_left(pool_of):
-    pool = begun(pool_of(counting_envs(2, 1)))
-    assert pool.step([0, 0]).terminated.tolist() == [True, True]
-    pool.reset(env_ids=[0])
-    batch = pool.step([5, 5])  # env 0 steps, env 1 is reset
-    assert batch.obs.tolist() == [[0, 1, 1], [1, 1, 0]]
-    assert batch.reward.tolist() == [5.0, 0.0]
-
-
-@pytest.mark.covers("G-9")
-def test_an_env_may_be_reset_twice_in_a_row(pool_of):
-    pool = pool_of(counting_envs(2))
-    pool.reset()
-    assert pool.reset().obs[:, 1].tolist() == [1, 1]
-    assert pool.reset(env_ids=[1]).obs.tolist() == [[1, 2, 0]]
-    assert pool.reset(env_ids=[1]).obs.tolist() == [[1, 3, 0]]
-
-
 # ---------------------------------------------------------------- seeds
 
 
@@ -122,23 +94,17 @@ def _seeds_of(pool):
     return [list(seeds) for seeds in pool.get_attr("seeds")]
 
 
-def test_one_seed_counts_up_over_the_envs(pool_of):
-    pool = pool_of([SeedRecorder] * 3)
-    pool.reset(seed=10)
-    pool.reset(seed=20, env_ids=[2, 0])
-    assert _seeds_of(pool) == [[10, 20], [11], [12, 22]]
-
-
 @pytest.mark.covers("G-20/seeds")
-def test_seeds_may_be_a_list_or_a_dict(pool_of):
+def test_seeds_may_be_one_for_all_or_a_list_or_a_dict(pool_of):
     pool = pool_of([SeedRecorder] * 3)
+    pool.reset(seed=20, env_ids=[2, 0])
     seeds = [5, None, 7]
     pool.reset(seed=seeds)
     assert seeds == [5, None, 7]
     chosen = {0: 1, 2: 3}
     pool.reset(seed=chosen)
     assert chosen == {0: 1, 2: 3}
-    assert _seeds_of(pool) == [[5, 1], [None, None], [7, 3]]
+    assert _seeds_of(pool) == [[20, 5, 1], [None, None], [22, 7, 3]]
 
 
 @pytest.mark.parametrize("seed", [2**31, 2**63, 2**64 - 1, 2**64, 2**200])
@@ -162,16 +128,11 @@ def _play(pool, steps=5):
     return seeds
 
 
-def test_continue_seeds_nothing_but_what_was_asked_for(pool_of):
-    pool = pool_of([partial(SeedRecorder, 1)] * 2)
+@pytest.mark.parametrize(("seeding", "seeds"), [("continue", (None, None)), ("fixed", (100, 101))])
+def test_the_seeds_of_further_episodes_are_those_of_the_option_seeding(pool_of, seeding, seeds):
+    pool = pool_of([partial(SeedRecorder, 1)] * 2, seeding=seeding)
     _play(pool)
-    assert _seeds_of(pool) == [[100, None, None], [101, None, None]]
-
-
-def test_fixed_repeats_the_seed_each_episode(pool_of):
-    pool = pool_of([partial(SeedRecorder, 1)] * 2, seeding="fixed")
-    _play(pool)
-    assert _seeds_of(pool) == [[100, 100, 100], [101, 101, 101]]
+    assert _seeds_of(pool) == [[100 + env_id, seed, seed] for env_id, seed in enumerate(seeds)]
 
 
 @pytest.mark.covers("X-15")
@@ -184,49 +145,7 @@ def test_per_episode_gives_each_episode_of_each_env_a_seed_of_its_own(pool_of):
     assert all(seed is not None for own in seeds for seed in own)
 
 
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_per_episode_seeds_do_not_depend_on_where_envs_run(mode):
-    env_fns = [partial(SeedRecorder, length) for length in (1, 2, 3)]
-    traces = []
-    for where, num_workers in (("serial", 1), ("thread", 2), ("fork", 1), ("fork", 3)):
-        pool = make_pool(where, env_fns, num_workers=num_workers, seeding="per_episode", autoreset_mode=mode)
-        traces.append(_play(pool, 12))
-        pool.close()
-    assert all(trace == traces[0] for trace in traces)
-
-
-# ---------------------------------------------------------------- episode statistics
-
-
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_return_and_length_of_an_episode_are_in_the_info_at_its_end(pool_of, mode):
-    pool = begun(pool_of([*counting_envs(1, 3), *counting_envs(1, 2)], autoreset_mode=mode))
-    returns, lengths = {0: [], 1: []}, {0: [], 1: []}
-    for _ in range(12):
-        batch = pool.step([1, 10])
-        over = np.logical_or(batch.terminated, batch.truncated)
-        assert ("episode" in batch.info) == over.any()
-        for i in np.flatnonzero(over):
-            assert batch.info["_episode"][i]
-            returns[int(i)].append(float(batch.info["episode"]["r"][i]))
-            lengths[int(i)].append(int(batch.info["episode"]["l"][i]))
-    assert set(returns[0]) == {3.0}
-    assert set(returns[1]) == {20.0}
-    assert set(lengths[0]) == {3}
-    assert set(lengths[1]) == {2}
-
-
 # ---------------------------------------------------------------- where results lie
-
-
-@pytest.mark.covers("G-12", "X-1/batches")
-def test_results_that_are_held_are_never_overwritten(pool_of):
-    pool = pool_of([partial(ImageEnv, i) for i in range(3)])
-    held = [pool.reset(seed=0).obs]
-    held += [pool.step([0] * 3).obs for _ in range(20)]
-    for clock, images in enumerate(held):
-        for i in range(3):
-            assert (images[i] == ImageEnv.colour(i, clock)).all()
 
 
 @pytest.mark.covers("G-12")
@@ -286,19 +205,24 @@ def test_a_new_observation_may_be_written_to_by_its_holder(pool_of):
     assert (pool.step([0, 0]).obs[0] == ImageEnv.colour(0, 2)).all()
 
 
-def test_a_wrong_number_of_actions_is_counted_against_the_envs(pool_of):
-    pool = begun(pool_of(counting_envs(4)))
-    with pytest.raises(stepmill.UsageError, match=r"^got 3 actions for 4 envs; give one action per env$"):
-        pool.step([1, 1, 1])
-    with pytest.raises(stepmill.UsageError, match=r"^actions have shape \(4, 1\); give shape \(4,\)$"):
-        pool.step(np.ones((4, 1), np.int64))
-    with pytest.raises(stepmill.UsageError, match=r"^actions have dtype complex128; give dtype int64$"):
-        pool.step(np.ones(4, complex))
-    with pytest.raises(
-        stepmill.UsageError, match=r"^actions have numbers that int64 cannot hold; give actions of the space$"
-    ):
-        pool.step(np.array([2**63, 1, 1, 1], np.uint64))
-    assert pool.step([1, 1, 1, 1]).reward.tolist() == [1.0] * 4
+TOO_LARGE = "actions have numbers that int64 cannot hold; give actions of the space"
+
+
+@pytest.mark.parametrize(
+    ("actions", "text"),
+    [
+        ([1, 1, 1], "got 3 actions for 2 envs; give one action per env"),
+        (np.ones((2, 1), np.int64), "actions have shape (2, 1); give shape (2,)"),
+        (np.ones(2, complex), "actions have dtype complex128; give dtype int64"),
+        (np.array([2**63, 1], np.uint64), TOO_LARGE),
+        *((np.array([1.0, wrong]), TOO_LARGE) for wrong in (0.5, np.nan, np.inf, -1e30, 2.0**63)),
+    ],
+)
+def test_actions_of_another_form_than_the_spaces_are_refused_with_what_to_give(pool_of, actions, text):
+    pool = begun(pool_of(counting_envs(2)))
+    with pytest.raises(stepmill.UsageError, match=f"^{re.escape(text)}$"):
+        pool.step(actions)
+    assert pool.step([1, 1]).reward.tolist() == [1.0] * 2
 
 
 class Unreadable:

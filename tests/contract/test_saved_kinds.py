@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from gymnasium import spaces
 
 import stepmill
-from tests.contract.test_saving import BACKENDS, LOGGED, SERIAL, Wanderer
+from tests.contract.test_saving import BACKENDS, LOGGED, SERIAL, Wanderer, record
 from tests.harness.effort import examples
 
 
@@ -25,42 +25,10 @@ def make_pong() -> Any:
     return gymnasium.wrappers.FrameStackObservation(env, 4)
 
 
-def make_pair() -> Any:
-    from pettingzoo import ParallelEnv
+def make_tag() -> Any:
+    from tests.harness.envs_of_other_apis import Tag
 
-    class Pair(ParallelEnv):  # type: ignore[misc,type-arg]
-        """Two agents with a position each. The first leaves early."""
-
-        metadata: dict[str, Any] = {"name": "pair"}
-        possible_agents = ["left", "right"]
-
-        def observation_space(self, _: Any) -> Any:
-            return spaces.Box(-1e9, 1e9, (2,), np.float64)
-
-        def action_space(self, _: Any) -> Any:
-            return spaces.Discrete(5)
-
-        def reset(self, seed: int | None = None, options: Any = None) -> Any:
-            self.random = np.random.default_rng(seed)
-            self.agents, self.t, self.places = list(self.possible_agents), 0, dict.fromkeys(self.possible_agents, 0.0)
-            return {name: np.zeros(2) for name in self.agents}, {name: {} for name in self.agents}
-
-        def step(self, actions: Any) -> Any:
-            self.t += 1
-            ends = {"left": self.t >= 9, "right": self.t >= 14}
-            for name, action in actions.items():
-                self.places[name] += action * self.random.random()
-            present = list(actions)
-            self.agents = [name for name in present if not ends[name]]
-            return (
-                {name: np.array([self.places[name], self.t]) for name in present},
-                {name: self.places[name] for name in present},
-                {name: ends[name] for name in present},
-                dict.fromkeys(present, False),
-                {name: {} for name in present},
-            )
-
-    return Pair()
+    return Tag()
 
 
 class Chatter(gymnasium.Env[Any, Any]):
@@ -88,7 +56,7 @@ KINDS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "mujoco": (partial(gymnasium.make, "HalfCheetah-v5", max_episode_steps=50), {}),
     "atari": (make_pong, {}),
     "dict": (Wanderer, {"autoreset_mode": "SameStep"}),
-    "agents": (make_pair, {}),
+    "agents": (make_tag, {}),
     "text": (Chatter, {}),
     "batched": (partial(gymnasium.make_vec, "CartPole-v1", num_envs=3, vectorization_mode="vector_entry_point"), {}),
     "kernel": (partial(stepmill.kernels.find, "CartPole-v1"), {"backend": "kernel"}),
@@ -110,17 +78,6 @@ def sample(pool: stepmill.Pool, numbers: np.random.Generator) -> Any:
     space = pool.single_action_space
     actions = [space.sample() for _ in range(pool.num_rows)]
     return actions if isinstance(space, spaces.Text) else np.array(actions)
-
-
-def record(values: Any) -> Any:
-    """Return a batch as plain values that compare by their bits."""
-    if isinstance(values, np.ndarray) and values.dtype != object:
-        return values.dtype.str, values.shape, values.tobytes()
-    if isinstance(values, Mapping):
-        return {name: record(each) for name, each in values.items()}
-    if isinstance(values, (tuple, list, np.ndarray, stepmill.Batch)):
-        return [record(each) for each in values]
-    return repr(values)
 
 
 @pytest.mark.slow

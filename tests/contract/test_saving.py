@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,12 +67,15 @@ def set_state(env: Any, state: Any) -> None:
     inner.t, inner.length, inner.place, inner.bonus, inner.np_random.bit_generator.state = state
 
 
-def record(batch: Any) -> Any:
-    """Return all that is in a batch, in a form that == compares."""
-    obs, reward, terminated, truncated, info = batch
-    return pickle.dumps(
-        (obs["place"].tolist(), obs["name"], reward.tolist(), terminated.tolist(), truncated.tolist())
-    ), repr(dict(info))
+def record(values: Any) -> Any:
+    """Return a batch as plain values that compare by their bits."""
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return values.dtype.str, values.shape, values.tobytes()
+    if isinstance(values, Mapping):
+        return {name: record(each) for name, each in values.items()}
+    if isinstance(values, (tuple, list, np.ndarray, stepmill.Batch)):
+        return [record(each) for each in values]
+    return repr(values)
 
 
 def play(pool: stepmill.Pool, first: int, last: int) -> list[Any]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import io
 import pickle
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,20 +100,6 @@ def test_an_evaluation_is_that_of_the_env_in_this_process() -> None:
     assert returns[0] == returns[1] == returns[2]
 
 
-@pytest.mark.slow
-def test_an_evaluation_is_the_same_with_1_5_and_50_simulators() -> None:
-    def policy(obs: NDArray[Any]) -> NDArray[Any]:
-        return (np.abs(obs[:, 0]) * 1e4).astype(np.int64) % 2
-
-    results = [
-        stepmill.evaluate(policy, cart_pole(), seeds=range(60), num_envs=num_envs, num_workers=2).episodes
-        for num_envs in (1, 5, 50)
-    ]
-    returns = [[(each.seed, each.episode_return, each.length) for each in episodes] for episodes in results]
-    assert returns[0] == returns[1] == returns[2]
-    assert len({episode_return for _, episode_return, _ in returns[0]}) > 10
-
-
 def test_a_recycled_worker_has_a_new_simulator_and_the_same_episodes() -> None:
     rows: dict[bool, list[Any]] = {}
     for recycles in (False, True):
@@ -129,27 +113,6 @@ def test_a_recycled_worker_has_a_new_simulator_and_the_same_episodes() -> None:
                 rows[recycles].append(pool.step(["move"]).obs[0])
         assert (len(pids) > 1) == recycles
     np.testing.assert_array_equal(rows[False], rows[True])
-
-
-def test_the_front_ends_step_simulators_as_they_step_other_envs() -> None:
-    results: list[list[Any]] = []
-    for env_fn in (cart_pole(), partial(gymnasium.make, "CartPole-v1")):
-        with stepmill.VectorEnv([env_fn] * 2, backend="process", num_workers=2) as envs:
-            rows: list[Any] = [envs.reset(seed=3)[0], *(envs.step(np.array([1, 0]))[0] for _ in range(20))]
-        rows.append(asyncio.run(play_leased(env_fn)))
-        with stepmill.Pool([env_fn] * 2, num_workers=2, autoreset_mode="SameStep") as pool:
-            rollout = stepmill.Rollout(pool, 8)
-            rollout.reset(seed=5)
-            rows.append(rollout.collect(lambda obs, _: np.zeros(len(obs), np.int64)).obs)
-        results.append(rows)
-    for ours, theirs in zip(*results, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-async def play_leased(env_fn: Any) -> list[Any]:
-    async with stepmill.AsyncPool(env_fn, 2, num_workers=2) as pool, pool.lease() as env:
-        obs = [(await env.reset(seed=4))[0]]
-        return [*obs, *[(await env.step(1))[0] for _ in range(5)]]
 
 
 def test_old_gyms_four_values_seed_and_render_are_found_out() -> None:

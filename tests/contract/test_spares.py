@@ -12,50 +12,6 @@ from stepmill.testing.gates import Gate
 from tests.harness.pools import begun
 from tests.harness.spare_envs import Named, batched, named_pool
 
-STEPS = 40
-LAYOUTS = [("thread", 1), ("thread", 3), ("process", 1), ("process", 2), ("process", 6)]
-
-
-def play(pool, steps=STEPS):
-    """All that a user sees of a run with resets of all kinds in between."""
-    rng = np.random.default_rng(0)
-    seen = []
-
-    def note(batch):
-        seen.append(
-            (
-                batch.obs.tolist(),
-                batch.reward.tolist(),
-                batch.terminated.tolist(),
-                batch.env_id.tolist(),
-                str(dict(batch.info)),
-            )
-        )
-
-    note(pool.reset(seed=3))
-    for step in range(steps):
-        note(pool.step(rng.integers(8, size=pool.num_envs)))
-        seen.append(pool.get_attr("identity"))
-        if step == 15:
-            note(pool.reset(seed=5))
-        if step == 22:
-            note(pool.reset())
-        if step == 27:
-            note(pool.reset(env_ids=[1]))
-        if step == 32:
-            note(pool.reset(env_ids=[2], seed=9))
-    return seen
-
-
-@pytest.mark.covers("A-12", "A-13", "A-14", "G-7", "X-6", "G-16/cases")
-@pytest.mark.parametrize("seeding", ["continue", "per_episode", "fixed"])
-def test_a_run_with_spares_is_the_same_on_every_backend_and_number_of_workers(seeding):
-    with named_pool(4, 2, backend="serial", seeding=seeding) as pool:
-        expected = play(pool)
-    for backend, num_workers in LAYOUTS if seeding == "per_episode" else LAYOUTS[1:4:2]:
-        with named_pool(4, 2, backend=backend, num_workers=num_workers, seeding=seeding) as pool:
-            assert play(pool) == expected, (backend, num_workers)
-
 
 @pytest.mark.covers("A-12", "A-14")
 def test_the_queue_is_first_in_first_out_in_the_order_of_env_ids():

@@ -71,15 +71,6 @@ def test_a_final_observation_and_its_info_have_the_values_of_the_last_step(where
             _check(info["final_info"], 2)
 
 
-@pytest.mark.parametrize("where", WHERE)
-def test_a_final_info_of_a_vector_env_has_the_values_of_the_last_step(where):
-    envs = make_vector_env(where, [Reused] * 2, autoreset_mode="SameStep")
-    envs.reset()
-    envs.step(np.zeros(2, int))
-    _check(envs.step(np.zeros(2, int))[4]["final_info"], 2)
-    envs.close()
-
-
 class UnsendableEnd(Reused):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, _ = super().step(action)

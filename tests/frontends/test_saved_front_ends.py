@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import stepmill
-from tests.contract.test_saved_kinds import record
-from tests.contract.test_saving import LOGGED, Wanderer
+from tests.contract.test_saving import LOGGED, Wanderer, record
 
 make = partial(gymnasium.make, "CartPole-v1", max_episode_steps=20)
 FIRST, LAST = 33, 90  # steps before the save, and in all

@@ -128,13 +128,17 @@ class _Comparison:
         self._over = np.logical_or(theirs[2], theirs[3])
 
     def _compare(self, where: str, ours: Any, theirs: Any) -> None:
-        space = self._story.observation_space
-        pair = ((*side[:-1], with_plain_final_obs(side[-1], space)) for side in (ours, theirs))
-        assert not (difference := find_difference(*pair, where)), difference
+        assert_results_equal(ours, theirs, self._story.observation_space, where)
         assert type(ours[-1]) is dict or isinstance(ours[-1], dict)
 
     def _hold(self, result: Any) -> None:
         self._held.append((result[:-1], copy.deepcopy(result[:-1])))
+
+
+def assert_results_equal(ours: Any, theirs: Any, space: spaces.Space, where: str) -> None:
+    """Compare what `reset` or `step` of two vector envs returned, to the last bit."""
+    pair = ((*side[:-1], with_plain_final_obs(side[-1], space)) for side in (ours, theirs))
+    assert not (difference := find_difference(*pair, where)), difference
 
 
 def with_plain_final_obs(info: Any, space: spaces.Space) -> dict[str, Any]:

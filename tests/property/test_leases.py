@@ -186,18 +186,6 @@ TestForkLeases = ForkLeases.TestCase
 TestForkLeases.settings = settings(max_examples=examples(8), stateful_step_count=30)
 
 
-def test_a_pool_of_which_all_is_held_goes_on_by_copying():
-    pool = make_pool("serial", [partial(ImageEnv, i, SHAPE) for i in range(NUM_ENVS)], tuning={"slots": 2})
-    held = [pool.reset(seed=0).obs] + [pool.step([0] * NUM_ENVS).obs for _ in range(30)]
-    for clock, images in enumerate(held):
-        assert (images[1] == ImageEnv.colour(1, clock)).all()
-    assert len({images.ctypes.data for images in held}) == len(held)
-    held.clear()
-    del images
-    _assert_lends(pool)
-    pool.close()
-
-
 def test_a_reward_that_is_kept_pins_no_slot():
     pool = begun(make_pool("serial", [partial(ImageEnv, i, SHAPE) for i in range(NUM_ENVS)], tuning={"slots": 1}))
     kept = []

@@ -8,51 +8,51 @@ from tests.harness.spare_envs import named_pool
 
 NUM_ENVS = 3
 IDS = st.lists(st.sampled_from(range(NUM_ENVS)), min_size=1, unique=True).map(sorted)
-MOVES = st.one_of(
-    st.tuples(st.just("send"), IDS),
-    st.tuples(st.just("receive"), IDS),
-    st.tuples(st.just("reset"), IDS, st.sampled_from([None, 7])),
-    st.tuples(st.just("reset all"), st.sampled_from([None, 7])),
-    st.tuples(st.just("call"), IDS),
-)
+KINDS = ["step"] * 5 + ["send", "receive", "reset", "reset all", "call"]
+MOVES = st.lists(
+    st.tuples(st.sampled_from(KINDS), IDS, st.sampled_from([None, 7])), min_size=20, max_size=60
+)  # of lists that may be short, few contain the end of an episode
 
 
 def follow(moves, num_spares, seeding, **where):
-    """All results of the pool for the `moves` that it does not refuse."""
+    """All that a user sees of the pool for the `moves` that it does not refuse."""
     seen = []
+
+    def note(batch):
+        columns = (batch.obs, batch.reward, batch.terminated, batch.truncated, batch.env_id)
+        seen.append([*(column.tolist() for column in columns), str(dict(batch.info))])
+
     with named_pool(NUM_ENVS, num_spares, seeding=seeding, **where) as pool:
         pool.reset(seed=1)
         sent = set()
-        for kind, *rest in moves:
-            ids = rest[0] if kind != "reset all" else list(range(NUM_ENVS))
-            if kind == "send" and (free := [i for i in ids if i not in sent]):
+        for kind, ids, seed in moves:
+            if kind in ("send", "step") and (free := [i for i in ids if i not in sent]):
                 pool.send([1] * len(free), free)
                 sent |= set(free)
-            elif kind == "receive" and (known := [i for i in ids if i in sent]):
-                seen.append(pool.recv(env_ids=known))
+            if kind in ("receive", "step") and (known := [i for i in ids if i in sent]):
+                note(pool.recv(env_ids=known))
                 sent -= set(known)
-            elif kind.startswith("reset"):
-                seen.append(pool.reset(env_ids=ids, seed=rest[-1]))
-                sent -= set(ids)
-            elif kind == "call":
+            if kind.startswith("reset"):
+                chosen = ids if kind == "reset" else list(range(NUM_ENVS))
+                note(pool.reset(env_ids=chosen, seed=seed))
+                sent -= set(chosen)
+            if kind == "call":
                 seen.append(pool.get_attr("identity", env_ids=ids))
-    return [(each.obs.tolist(), each.terminated.tolist()) if hasattr(each, "obs") else each for each in seen]
+    return seen
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    st.lists(MOVES, max_size=60),
-    st.integers(1, 4),
-    st.sampled_from(["continue", "per_episode", "fixed"]),
-    st.integers(1, 4),
-)
-def test_threads_do_what_the_serial_backend_does(moves, num_spares, seeding, num_workers):
+@pytest.mark.covers("A-12", "A-13", "A-14", "G-7", "X-6", "G-16/cases")
+@pytest.mark.parametrize("seeding", ["continue", "per_episode", "fixed"])
+@settings(max_examples=14, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(moves=MOVES, num_spares=st.integers(1, 4), num_workers=st.integers(1, 4))
+def test_threads_do_what_the_serial_backend_does(seeding, moves, num_spares, num_workers):
     expected = follow(moves, num_spares, seeding, backend="serial")
     assert follow(moves, num_spares, seeding, backend="thread", num_workers=num_workers) == expected
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(MOVES, min_size=20, max_size=60), st.integers(1, 3), st.integers(1, 3))
+@pytest.mark.covers("A-12", "A-13", "A-14", "G-7", "X-6", "G-16/cases")
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(MOVES, st.integers(1, 3), st.integers(1, 3))
 def test_processes_do_what_the_serial_backend_does(moves, num_spares, num_workers):
     expected = follow(moves, num_spares, "per_episode", backend="serial")
     assert follow(moves, num_spares, "per_episode", backend="process", num_workers=num_workers) == expected
