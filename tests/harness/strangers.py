@@ -1,4 +1,4 @@
-"""What a program sends that has got the port of a node."""
+"""Values that do harm where they are unpickled, as a program may send them that has got the port of a node."""
 
 from __future__ import annotations
 
@@ -18,6 +18,19 @@ class Bomb:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (self.path,)
+
+
+class Unloadable:
+    """A value, or a function, that can be pickled and not loaded."""
+
+    def __call__(self) -> None: ...
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _raise_import_error, ()
+
+
+def _raise_import_error() -> None:
+    raise ImportError("no such luck")
 
 
 def bomb_message(folder: Path) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +16,9 @@ from stepmill.testing.envs import CountingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
 from stepmill.worker.messages import Request, RequestKind, Value
 from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.interrupts import interrupted_after, wait_for_threads
 from tests.harness.pools import begun, counting_envs, make_pool
+from tests.harness.strangers import Unloadable
 
 PoolOf = Callable[..., Any]
 BIG = 20_000_000  # bytes
@@ -43,23 +44,9 @@ class ToolEnv(CountingEnv):
     def spoil(self) -> None:
         self.step = 5
 
-    def leave(self) -> None:
-        raise SystemExit(3)
-
     def nap(self, seconds: float) -> int:
         time.sleep(seconds)
         return self.identity
-
-
-def _raise_import_error() -> None:
-    raise ImportError("no such luck")
-
-
-class Unloadable:
-    """A value that can be pickled and not loaded."""
-
-    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        return _raise_import_error, ()
 
 
 # ---- order --------------------------------------------------------------------------------------------------------------
@@ -122,13 +109,6 @@ def test_large_arguments_reach_a_worker_that_is_at_work(where: str, pool_of: Poo
 # ---- what goes wrong -----------------------------------------------------------------------------------------------------
 
 
-def test_an_env_that_leaves_does_not_take_its_worker_along(pool_of: PoolOf) -> None:
-    pool = pool_of([ToolEnv])
-    with pytest.raises(stepmill.EnvError, match="SystemExit"):
-        pool.call("leave")
-    assert pool.reset(seed=0).obs.tolist() == [[0, 0, 0]]
-
-
 @pytest.mark.parametrize("where", ["fork", "forkserver"])
 def test_results_that_cannot_travel_are_told(where: str, pool_of: PoolOf) -> None:
     pool = pool_of([ToolEnv])
@@ -185,16 +165,8 @@ def test_a_call_that_is_interrupted_can_be_asked_again(where: str, pool_of: Pool
     pool = pool_of([ToolEnv])
     future = pool.call_async("nap", 0.6)
 
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    old = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            future.result()
-    finally:
-        signal.signal(signal.SIGALRM, old)
+    with interrupted_after(0.1), pytest.raises(KeyboardInterrupt):
+        future.result()
     assert future.result() == (0,)
 
 
@@ -249,6 +221,4 @@ def test_a_thread_that_hangs_is_left_behind_with_a_warning_and_harms_nobody() ->
         assert time.monotonic() - began < HANG_GUARD_S
         del pool
         gate.open()
-    for thread in threading.enumerate():
-        if thread.name.startswith("stepmill-worker"):
-            thread.join(HANG_GUARD_S)
+    wait_for_threads()

@@ -82,10 +82,11 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[M
         del sys.modules[name]
 
 
-def _start(env: ModuleType, context: str = "forkserver") -> None:
-    stepmill.Pool(
-        [env.Env] * 4, num_workers=2, backend="process", options=stepmill.PoolOptions(context=context)
-    ).close()
+def _start(env: ModuleType, context: str = "forkserver", **workers: object) -> list[float]:
+    """Return what the envs observe first."""
+    options = stepmill.PoolOptions(context=context, workers=workers)
+    with stepmill.Pool([env.Env] * 4, num_workers=2, backend="process", options=options) as pool:
+        return pool.reset(seed=0).obs.ravel().tolist()
 
 
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
@@ -101,9 +102,7 @@ def test_a_changed_value_is_named_with_both_values(modules, context):
 def test_a_fork_has_what_the_program_has_and_there_is_no_warning(modules):
     settings, env = modules
     settings.LIMIT = 99
-    options = stepmill.PoolOptions(context="fork")
-    with stepmill.Pool([env.Env] * 2, num_workers=1, backend="process", options=options) as pool:
-        assert pool.reset(seed=0).obs.ravel().tolist() == [198.0, 198.0]
+    assert _start(env, "fork") == [198.0] * 4
 
 
 def test_modules_as_they_were_imported_cause_no_warning(modules):
@@ -179,6 +178,24 @@ def test_a_warning_that_is_an_error_leaves_no_worker(modules):
     settings.LIMIT = 99
     with pytest.raises(RuntimeWarning, match="LIMIT"):  # the fixtures of all tests look for processes
         _start(env)
+
+
+@pytest.mark.parametrize("limit", [99, 7])
+def test_what_workers_init_changes_too_causes_no_warning(modules, limit):
+    settings, env = modules
+    settings.LIMIT = 99
+
+    def change():
+        settings.LIMIT = limit
+
+    assert _start(env, init=change) == [2.0 * limit] * 4
+
+
+def test_what_workers_init_does_not_change_is_named_with_the_way_to_change_it(modules):
+    settings, env = modules
+    settings.LIMIT = 99
+    with pytest.warns(RuntimeWarning, match=r"LIMIT \(99 in the program, 10 in the workers\); pass .*workers={'init'"):
+        assert _start(env, init=lambda: settings.STARTED) == [20.0] * 4
 
 
 def test_a_module_that_loads_when_it_is_used_is_not_loaded(monkeypatch):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tests.harness.crashing import CrashingEnv, RestlessEnv, SeedlessFailure, st
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import begun, make_pool
 from tests.harness.scripts import ROOT
+from tests.harness.strangers import Bomb
 
 COMMAND = [sys.executable, "-m", "stepmill", "replay"]
 DEADLINE_S = 60.0
@@ -92,40 +94,9 @@ def test_a_failing_constructor_fails_again(tmp_path: Path):
     assert done.stdout.splitlines()[-1].startswith("reproduced")
 
 
-def _sample(envs: stepmill.VectorEnv, num_steps: int) -> None:
-    for _ in range(num_steps):
-        envs.step(envs.action_space.sample())
-
-
-def test_a_planted_bug_of_cartpole_is_found_again(tmp_path: Path):
-    envs = stepmill.make_vec(
-        "tests.harness.buggy_cartpole:BuggyCartPole-v0",
-        num_envs=4,
-        options=stepmill.PoolOptions(crash_dir=tmp_path, seeding="per_episode", context="fork"),  # type: ignore[arg-type]
-        num_workers=2,
-    )
-    envs.reset(seed=1)
-    envs.action_space.seed(1)
-    with pytest.raises(stepmill.EnvError, match="crash capsule"):
-        _sample(envs, 500)
-    envs.close()
-    done = replay(str(next(tmp_path.iterdir())), "--trust", "--json")
-    report = json.loads(done.stdout)
-    assert (done.returncode, report["verdict"]) == (0, "reproduced")
-    assert report["failure"]["error_type"] == "ZeroDivisionError"
-    assert report["divergence"] is None
-    assert report["steps"] == report["capsule"]["num_steps"] > 0
-
-
-def test_an_atari_env_that_was_killed_is_played_to_the_same_place_and_does_not_fail(tmp_path: Path):
-    pytest.importorskip("ale_py")
-    from stepmill.observe.catalog import find_env
-
-    choice = find_env("ALE/Pong-v5")
-    options = {"seeding": "per_episode", "crash_dir": tmp_path}
-    with begun(make_pool("fork", [choice.make] * 2, **options)) as pool:
-        for step in range(30):
-            pool.step([step % 6, 5 - step % 6])
+def test_an_env_that_was_killed_is_played_to_the_same_place_and_does_not_fail(tmp_path: Path):
+    with begun(make_pool("fork", [CrashingEnv] * 2, seeding="per_episode", crash_dir=tmp_path)) as pool:
+        _drive(pool, [1] * 30)
         os.kill(pool.stats().workers[1].pid, signal.SIGKILL)
         with pytest.raises(stepmill.WorkerDied):
             _drive(pool, [0, 0])  # the first may have been on its way already
@@ -146,32 +117,19 @@ def test_an_env_that_does_not_repeat_itself_is_told_with_the_first_step_that_dif
 def test_another_failure_is_not_taken_for_the_same(tmp_path: Path):
     path = crash(tmp_path, [2, crashing.RAISE])
     capsule = read_capsule(path)
-    other = write_capsule(_with(capsule, error_type="builtins.KeyError"), str(tmp_path), "other")
+    other = write_capsule(replace(capsule, error_type="builtins.KeyError"), str(tmp_path), "other")
     assert replay(other, "--trust").returncode == 1
     earlier = {**capsule.arrays, "action.0": capsule.arrays["action.0"][::-1].copy()}
-    moved = write_capsule(_with(capsule, arrays=earlier), str(tmp_path), "moved")
+    moved = write_capsule(replace(capsule, arrays=earlier), str(tmp_path), "moved")
     done = replay(moved, "--trust", "--json")
     assert (done.returncode, json.loads(done.stdout)["verdict"]) == (1, "failed differently")
-
-
-def _with(capsule: Any, **changes: Any) -> Any:
-    import dataclasses
-
-    return dataclasses.replace(capsule, **changes)
-
-
-class Evil:
-    """Makes a file where it is unpickled."""
-
-    def __reduce__(self) -> Any:
-        return open, ("ran", "w")
 
 
 def _with_pickle(path: str, part: str, folder: Path, **changes: Any) -> str:
     """Write a capsule like another one, of which one part makes a file `ran` when it is loaded; return its path."""
     capsule = read_capsule(path)
-    parts = {**capsule.parts, part: _native.encode(Evil(), pickle.dumps)}
-    return write_capsule(_with(capsule, parts=parts, **changes), str(folder), "hostile")
+    parts = {**capsule.parts, part: _native.encode(Bomb(folder / "ran"), pickle.dumps)}
+    return write_capsule(replace(capsule, parts=parts, **changes), str(folder), "hostile")
 
 
 def test_nothing_is_loaded_before_the_user_trusts_the_file(tmp_path: Path):
@@ -225,7 +183,7 @@ def test_a_capsule_cannot_steer_the_terminal(tmp_path: Path):
         "notes": [steering],
         "pickled": {"env_fn": steering},
     }
-    hostile = write_capsule(_with(read_capsule(path), **changes), str(tmp_path), "hostile")
+    hostile = write_capsule(replace(read_capsule(path), **changes), str(tmp_path), "hostile")
     done = replay(hostile)
     assert done.returncode == 2
     assert "\x1b" not in done.stdout + done.stderr
@@ -234,7 +192,7 @@ def test_a_capsule_cannot_steer_the_terminal(tmp_path: Path):
 def test_a_call_of_a_method_is_asked_for_even_if_the_env_is_given(tmp_path: Path):
     capsule = read_capsule(crash(tmp_path, [crashing.RAISE]))
     parts = {**capsule.parts, "call": _native.encode(("erase", ["/"], {}), None)}
-    hostile = write_capsule(_with(capsule, command="call", call="call", parts=parts), str(tmp_path), "hostile")
+    hostile = write_capsule(replace(capsule, command="call", call="call", parts=parts), str(tmp_path), "hostile")
     done = replay(hostile, "--env", "tests.harness.crashing:make_whole")
     assert done.returncode == 2
     assert "call of the env: ('erase', ['/'], {})" in done.stderr
@@ -285,7 +243,7 @@ def test_ctrl_c_ends_a_replay_with_its_own_status(tmp_path: Path):
     path = crash(tmp_path, [crashing.HANG], step_timeout_s=0.5)
     capsule = read_capsule(path)
     # Without a limit of the pool's own a hang gets half a minute; Ctrl-C need not wait for that.
-    endless = write_capsule(_with(capsule, pool={**capsule.pool, "step_timeout_s": None}), str(tmp_path), "endless")
+    endless = write_capsule(replace(capsule, pool={**capsule.pool, "step_timeout_s": None}), str(tmp_path), "endless")
     with subprocess.Popen(
         [*COMMAND, endless, "--trust"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     ) as process:

@@ -108,14 +108,6 @@ def test_a_slab_of_another_layout_is_listed_and_refused(tmp_path):
             os.pwrite(fd, struct.pack("<I", version), 8)
 
 
-def test_a_description_that_is_no_json_is_left_out():
-    with make_pool("serial", counting_envs(2)) as pool:
-        fd = pool._runtime.slab.fds[0]
-        offset = pool._runtime.slab.plan["description"][0]
-        os.pwrite(fd, b"????", offset)
-        assert find_pools(os.getpid()) == []
-
-
 def test_an_attached_pool_reads_what_the_program_reads_and_cannot_write():
     with make_pool("forkserver", counting_envs(3)) as pool, AttachedPool(only_pool(os.getpid())) as attached:
         pool.reset(seed=0)

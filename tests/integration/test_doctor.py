@@ -135,8 +135,6 @@ def test_a_sound_env_has_no_findings_in_any_group():
 
 @pytest.mark.slow
 def test_shared_state_shows_as_a_difference_between_backends():
-    from tests.harness.sick_envs import SharedState
-
     found = diagnose(SharedState, groups=["backends"])
     assert {finding.check for finding in found.findings} == {"backend-differs"}
 

@@ -26,7 +26,9 @@ from stepmill.testing.faulty import DyingEnv, RaisingEnv
 from stepmill.worker.messages import WorkerPlan, WorkerSettings
 from tests.harness import leaks
 from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.interrupts import interrupted_after
 from tests.harness.scripts import run_file as run
+from tests.harness.strangers import Unloadable
 
 CONTEXTS = [Context.FORK, Context.FORKSERVER, Context.SPAWN]
 in_contexts = pytest.mark.parametrize("where", ["fork", "forkserver", "spawn"], indirect=True)
@@ -104,19 +106,12 @@ def test_constructors_that_raise_are_all_told_with_their_tracebacks(
     assert [getattr(other, "env_id", None) for other in caught.value.others] == [2]
 
 
-@pytest.mark.parametrize("error", ["exit", "keyboard", "unpicklable", "odd", "mute", "memory"])
-def test_whatever_a_constructor_raises_is_an_env_error(error: str, backend_of: Callable[..., ProcessBackend]) -> None:
-    with pytest.raises(stepmill.EnvError) as caught:
-        backend_of().start(plans_of([functools.partial(RaisingEnv, "init", error=error)]))
-    assert caught.value.env_id == 0
-
-
 def test_envs_that_were_built_are_closed_when_another_fails(
     backend_of: Callable[..., ProcessBackend], tmp_path: Path
 ) -> None:
     leaves = functools.partial(ClosingEnv, str(tmp_path / "closed"))
     with pytest.raises(stepmill.EnvError):
-        backend_of().start(plans_of([leaves], [leaves, functools.partial(RaisingEnv, "init")]))
+        backend_of().start(plans_of([leaves], [leaves, functools.partial(RaisingEnv, "init", error="keyboard")]))
     assert (tmp_path / "closed").read_text() == "closed\n" * 2
 
 
@@ -164,16 +159,8 @@ def test_an_env_whose_metadata_cannot_travel_is_named(
 
 
 def test_a_start_that_is_interrupted_leaves_nothing(backend_of: Callable[..., ProcessBackend]) -> None:
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    old = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            backend_of().start(plans_of([functools.partial(SlowEnv, construct_s=600.0)]))
-    finally:
-        signal.signal(signal.SIGALRM, old)
+    with interrupted_after(0.5), pytest.raises(KeyboardInterrupt):
+        backend_of().start(plans_of([functools.partial(SlowEnv, construct_s=600.0)]))
 
 
 # ---- what workers inherit, and what not ----------------------------------------------------------------------------------
@@ -272,10 +259,6 @@ class ProbeEnv(CountingEnv):
         )
 
 
-def _raise_import_error() -> EnvFn:
-    raise ImportError("no such luck")
-
-
 class TwoArgumentError(Exception):
     """An exception that pickles, and cannot be rebuilt from its pickle."""
 
@@ -297,13 +280,6 @@ def make_holding(kind: str) -> HoldingEnv:
 
 def raise_two_arguments() -> HoldingEnv:
     raise RuntimeError("outside") from TwoArgumentError(1, 2)
-
-
-class Unloadable:
-    """A value that can be pickled and not loaded."""
-
-    def __reduce__(self) -> tuple[Callable[[], EnvFn], tuple[()]]:
-        return _raise_import_error, ()
 
 
 EXIT_SCRIPT = """
