@@ -193,8 +193,8 @@ def test_the_state_of_a_recurrent_model_stays_with_its_episode():
     assert facts(found) == [played_by_hand(seed) for seed in range(20)]
 
 
-@pytest.mark.parametrize(("batch_size", "num_rows"), [("fixed", 32), (5, 5)])
-def test_rows_are_filled_up_to_a_fixed_number(batch_size, num_rows):
+@pytest.mark.parametrize(("batch_size", "num_rows", "num_envs"), [("fixed", 32, 4), (5, 5, 4), (5, 5, 16)])
+def test_rows_are_filled_up_to_a_fixed_number_which_may_be_smaller_than_that_of_envs(batch_size, num_rows, num_envs):
     sizes = set()
 
     def policy(obs, episode_ids, is_first):
@@ -202,9 +202,9 @@ def test_rows_are_filled_up_to_a_fixed_number(batch_size, num_rows):
         assert not is_first[episode_ids == -1].any()
         return forward(obs)
 
-    found = stepmill.evaluate(policy, Walk, seeds=range(9), num_envs=4, batch_size=batch_size)
+    found = stepmill.evaluate(policy, Walk, seeds=range(20), num_envs=num_envs, batch_size=batch_size)
     assert sizes == {(num_rows,) * 3}
-    assert facts(found) == facts(stepmill.evaluate(forward, Walk, seeds=range(9)))
+    assert facts(found) == [played_by_hand(seed) for seed in range(20)]
 
 
 def test_success_is_a_name_or_a_function_of_the_last_info():

@@ -13,7 +13,7 @@ import pytest
 
 import stepmill
 from tests.evaluation.envs import Walk, forward
-from tests.evaluation.test_evaluate import facts, played_by_hand
+from tests.evaluation.test_evaluate import played_by_hand
 
 play = partial(stepmill.evaluate, num_envs=4, backend="serial", progress=False)
 
@@ -204,18 +204,6 @@ def test_a_return_that_is_not_a_number_is_shown():
     assert np.isnan(found.summary.mean_return)
     assert "nan" in str(found)
     assert "go [left]" in str(found)  # the name is not markup
-
-
-def test_a_batch_may_be_smaller_than_the_number_of_envs():
-    sizes = set()
-
-    def policy(obs):
-        sizes.add(len(obs))
-        return forward(obs)
-
-    found = play(policy, Walk, seeds=range(20), num_envs=16, batch_size=5)
-    assert sizes == {5}
-    assert facts(found) == [played_by_hand(seed) for seed in range(20)]
 
 
 TO_PANDAS = """
