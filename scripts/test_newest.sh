@@ -7,7 +7,7 @@ unset PIP_CONSTRAINT
 newest=.venvs/newest/bin/python
 tests=(tests/unit tests/contract tests/frontends tests/integration tests/kernels)
 if [ -n "${CI:-}" ]; then
-    tests=(tests/unit/test_{envs_gymnasium,envs_gymnasium_vector,envs_unknown,frontends_gymnasium,functions_that_are_sent,package}.py
+    tests=(tests/unit/test_{envs_gymnasium,envs_gymnasium_vector,frontends_gymnasium,functions_that_are_sent,package}.py
         tests/contract/test_{gymnasium_cases,gymnasium_modes,gymnasium_wrappers,real_envs,envs_of_other_apis,saved_kinds}.py
         tests/frontends tests/integration/test_{by_value,changed_modules,registered_envs,traceback_lines,video}.py
         tests/kernels/test_{gymnasium,mujoco,python}.py)
