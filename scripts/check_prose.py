@@ -16,7 +16,7 @@ RULES = ROOT / "scripts" / "prose.ini"
 GENERATED = ("constraints.txt", "src/stepmill/_native.pyi", "tests/unit/public_api.txt")
 
 FRONT_ENDS = "src/stepmill/frontends/"
-PARTS_OF_FRONT_ENDS = {"__init__", "batch_rows", "env_objects", "overrides", "rollout", "starting_pool"}
+PARTS_OF_FRONT_ENDS = {"__init__", "batch_rows", "env_objects", "overrides", "pool_options", "rollout", "starting_pool"}
 PLACES_OF_FRONT_ENDS = (
     "CHANGELOG.md",
     "README.md",

@@ -29,6 +29,12 @@ def test_options_are_keywords_and_there_are_statistics(made, make):
     assert env.stats().steps == 0
 
 
+@pytest.mark.parametrize("name", [name for name in MAKERS if name not in ("Pool", "VectorEnv")])
+def test_an_option_that_a_front_end_chooses_itself_is_refused(name):
+    with pytest.raises(UsageError, match=f"^{name} needs episode_stats=False, .*; leave out episode_stats=True"):
+        MAKERS[name](episode_stats=True)
+
+
 @pytest.mark.parametrize(
     "make",
     [

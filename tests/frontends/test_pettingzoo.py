@@ -307,7 +307,7 @@ def test_what_has_no_rows_of_one_kind_is_refused():
         AgentVectorEnv([partial(Tag, kinds=True)], backend="serial")
     with pytest.raises(stepmill.UsageError, match="have different bounds"):
         AgentVectorEnv([Tight], backend="serial")
-    with pytest.raises(stepmill.UsageError, match="use 'NextStep'"):
+    with pytest.raises(stepmill.UsageError, match="needs autoreset_mode='NextStep'"):
         AgentVectorEnv([Tag], backend="serial", options=stepmill.PoolOptions(autoreset_mode="SameStep"))
 
 

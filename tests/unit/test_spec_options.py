@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from stepmill import _native
+from stepmill.frontends.pool_options import options_of
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import (
     RECORDS,
@@ -144,6 +145,15 @@ def test_a_keyword_that_contradicts_the_options_is_refused():
         merge_options(PoolOptions(copy=True), {"copy": False})
     with pytest.raises(UsageError, match="both given"):
         merge_options(PoolOptions(envs_per_worker=3), {"num_workers": 2})
+
+
+def test_what_a_front_end_chooses_may_be_given_with_the_same_value_only():
+    fixed = {"autoreset_mode": AutoresetMode.SAME_STEP, "num_episodes": None}
+    for options in (None, PoolOptions(autoreset_mode="SameStep")):
+        assert options_of("Mine", options, {"num_episodes": None}, fixed).autoreset_mode is AutoresetMode.SAME_STEP
+    for options, keywords in ((None, {"autoreset_mode": "NextStep"}), (PoolOptions(num_episodes=2), {})):
+        with pytest.raises(UsageError, match=r"^Mine needs (.*)=.*, which is set for you; leave out \1="):
+            options_of("Mine", options, keywords, fixed)
 
 
 def test_a_keyword_is_checked_together_with_the_options():

@@ -14,6 +14,7 @@ ray_rollout    `RayRollout`: rollouts on the machines of a Ray cluster
 rollout        T steps of all envs in arrays, for any learner
 batch_rows     rows of batches and actions, for the other modules
 env_objects    the env objects of a pool, for the other modules
+pool_options   options that a front-end sets itself, for the other modules
 starting_pool  a pool whose processes start before it is made, for the other modules
 overrides      refuses overridden methods that are never called, for the other modules
 """

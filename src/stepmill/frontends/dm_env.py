@@ -11,7 +11,6 @@ provides its own discounts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +18,13 @@ from gymnasium import spaces
 
 from stepmill.frontends.batch_rows import stack_rows, view_row
 from stepmill.frontends.gymnasium.spaces import read_spaces
+from stepmill.frontends.pool_options import options_of
 from stepmill.pool.pool import Pool
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError, needs_extra
-from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords, PoolOptions, merge_options
+from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords, PoolOptions
 from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode
 
@@ -65,8 +65,8 @@ class DmEnvironment(dm_env.Environment):
         options: PoolOptions | None = None,
         **keywords: Unpack[OptionKeywords],
     ) -> None:
-        chosen = merge_options(options, keywords, backend=BackendName.PROCESS)
-        chosen = replace(chosen, autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
+        fixed = {"autoreset_mode": AutoresetMode.DISABLED, "episode_stats": False}
+        chosen = options_of("DmEnvironment", options, keywords, fixed, backend=BackendName.PROCESS)
         self._seed = seed
         self._is_over = True
         self._pool = Pool([env_fn], options=chosen)

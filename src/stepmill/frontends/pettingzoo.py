@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,13 +24,14 @@ from numpy.typing import NDArray
 from stepmill.envs.agent_stacking import zeros
 from stepmill.envs.pettingzoo import StackedAgents, info_key
 from stepmill.frontends.batch_rows import stack_rows, view_row
+from stepmill.frontends.pool_options import options_of
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import CLOSE_TIMEOUT_S, OMITTED, Options, PoolPort, Seed, checked_fns, merge, rows_of
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError, needs_extra
-from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords, PoolOptions, merge_options
+from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords, PoolOptions
 from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import DictNode, Leaf, Node, Opaque, map_tree
 
@@ -66,8 +66,8 @@ class StepmillParallelEnv(ParallelEnv):
     def __init__(
         self, env_fn: Callable[[], object], *, options: PoolOptions | None = None, **keywords: Unpack[OptionKeywords]
     ) -> None:
-        chosen = merge_options(options, keywords, backend=BackendName.PROCESS)
-        chosen = replace(chosen, autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
+        fixed = {"autoreset_mode": AutoresetMode.DISABLED, "episode_stats": False}
+        chosen = options_of("StepmillParallelEnv", options, keywords, fixed, backend=BackendName.PROCESS)
         self.agents: list[Agent] = []
         self._pool = Pool([env_fn], options=chosen)
         with close_on_error(self._pool.close):
@@ -217,12 +217,9 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         options: PoolOptions | None = None,
         **keywords: Unpack[OptionKeywords],
     ) -> None:
-        chosen = replace(merge_options(options, keywords), episode_stats=False)
-        if chosen.autoreset_mode is not AutoresetMode.NEXT_STEP:
-            raise UsageError(
-                f"AgentVectorEnv does not support autoreset_mode={chosen.autoreset_mode.value!r}: agents of one env end at "
-                "different times; use 'NextStep'"
-            )
+        # Agents of one env end at different times.
+        fixed = {"autoreset_mode": AutoresetMode.NEXT_STEP, "episode_stats": False}
+        chosen = options_of("AgentVectorEnv", options, keywords, fixed)
         self._pool = Pool([partial(_make_stacked, env_fn) for env_fn in checked_fns(env_fns)], options=chosen)
         with close_on_error(self._pool.close):
             self._describe(self._pool.spec)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,12 +20,13 @@ from numpy.typing import NDArray
 from stepmill.frontends.batch_rows import infos_and_finals, stack_rows
 from stepmill.frontends.env_objects import env_objects
 from stepmill.frontends.gymnasium.spaces import SpacePair, check_spaces, read_spaces
+from stepmill.frontends.pool_options import options_of
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import PoolPort, whole_ids
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import EnvError, UsageError, needs_extra, rebuild_error
-from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords, PoolOptions, merge_options
+from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords, PoolOptions
 from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import Leaf
 from stepmill.worker.calls import has_named
@@ -68,7 +68,9 @@ class SB3VecEnv(VecEnv):
         **keywords: Unpack[OptionKeywords],
     ) -> None:
         # SB3's Monitor keeps an episode's statistics in the env.
-        chosen = replace(_options(options, keywords, start_method), episode_stats=False)
+        context = {} if start_method is None else {"context": start_method}
+        fixed = {"autoreset_mode": AutoresetMode.SAME_STEP, "episode_stats": False}
+        chosen = options_of("SB3VecEnv", options, {**keywords, **context}, fixed)
         self._is_stepping = False
         self._pool = Pool(env_fns, options=chosen)
         self._port = PoolPort(self._pool)
@@ -217,14 +219,6 @@ class SB3VecEnv(VecEnv):
 
     def _ids(self, indices: VecEnvIndices) -> list[int]:
         return [range(self.num_envs)[index] for index in whole_ids(self._get_indices(indices))]
-
-
-def _options(options: PoolOptions | None, keywords: OptionKeywords, start_method: str | None) -> PoolOptions:
-    context = {} if start_method is None else {"context": start_method}
-    chosen = merge_options(options, {**keywords, **context})
-    if chosen.autoreset_mode is AutoresetMode.DISABLED:
-        raise UsageError("SB3's algorithms need envs that reset themselves; leave out autoreset_mode='Disabled'")
-    return replace(chosen, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 def _own_spaces(envs: Sequence[Any], spaces: SpacePair) -> SpacePair:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -20,12 +19,13 @@ from numpy.typing import NDArray
 
 from stepmill.frontends.batch_rows import stack_rows, view_row
 from stepmill.frontends.gymnasium.spaces import SpacePair, read_spaces
+from stepmill.frontends.pool_options import options_of
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import PoolPort, checked_fns, checked_ids, rows_of
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import RecvTimeout, UsageError, needs_extra
-from stepmill.spec.options import AutoresetMode, EnvState, OptionKeywords, PoolOptions, merge_options
+from stepmill.spec.options import AutoresetMode, EnvState, OptionKeywords, PoolOptions
 from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import DictNode, TupleNode
 
@@ -75,7 +75,8 @@ class StepmillVectorEnv(BaseVectorEnv):
         self.is_closed = False
         self.waiting_id: list[int] = []
         self.ready_id = list(range(self.env_num))
-        chosen = replace(merge_options(options, keywords), autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
+        fixed = {"autoreset_mode": AutoresetMode.DISABLED, "episode_stats": False}
+        chosen = options_of("StepmillVectorEnv", options, keywords, fixed)
         self._pool = Pool(env_fns, options=chosen)
         with close_on_error(self._pool.close):
             pairs = read_spaces(PoolPort(self._pool).env_specs, allows_vectors=True)

@@ -289,7 +289,7 @@ def test_a_killed_worker_is_an_error_and_under_truncate_a_marked_end_of_the_epis
 
 
 def test_misuse_is_refused(sb3_env_of):
-    with pytest.raises(UsageError, match="Disabled"):
+    with pytest.raises(UsageError, match=r"SB3VecEnv needs autoreset_mode='SameStep', .*='Disabled'"):
         sb3_env_of(make(2), options=PoolOptions(autoreset_mode="Disabled"))
     with pytest.raises(UsageError, match="observation space"):
         sb3_env_of([lambda: Talker(), lambda: gymnasium.make("CartPole-v1")])

@@ -316,7 +316,7 @@ def test_what_cannot_be_a_tensor_is_refused_by_name():
         StepmillEnv([lambda: Talks(text)], backend="serial")
     with pytest.raises(stepmill.UsageError, match=r"keys \['reward'\], which TorchRL reserves"):
         StepmillEnv([lambda: Talks(reward)], backend="serial")
-    with pytest.raises(stepmill.UsageError, match="TorchRL requests the resets"):
+    with pytest.raises(stepmill.UsageError, match="TorchRL needs autoreset_mode='Disabled'"):
         StepmillEnv([CountingEnv], backend="serial", options=stepmill.PoolOptions(autoreset_mode="SameStep"))
     with pytest.raises(stepmill.UsageError, match="frame_skip must be an integer"):
         counting(frame_skip=0)

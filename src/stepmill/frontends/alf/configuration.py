@@ -16,8 +16,16 @@ from importlib import import_module
 from typing import Any, Literal
 
 from stepmill.frontends.alf import errors
+from stepmill.frontends.pool_options import options_of
 from stepmill.spec.errors import ArgumentTypeError
-from stepmill.spec.options import BackendName, Context, OptionKeywords, PoolOptions, merge_options
+from stepmill.spec.options import (
+    AutoresetMode,
+    BackendName,
+    Context,
+    OptionKeywords,
+    PoolOptions,
+    merge_options,
+)
 
 CONTEXTS = ("fork", "spawn", "forkserver")
 
@@ -84,6 +92,7 @@ class Arguments:
 
         Raises:
             StartMethodError: an unknown start method.
+            UsageError: another option has a value that ALF does not support.
         """
         if self.start_method not in CONTEXTS:
             raise errors.StartMethodError(
@@ -96,21 +105,18 @@ class Arguments:
         elif given.num_workers is None and given.envs_per_worker is None:
             workers = {"envs_per_worker": 1}
         backend = BackendName.PROCESS if given.backend is BackendName.AUTO else given.backend
-        of_processes: dict[str, Any] = {}
+        fixed: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP, "episode_stats": False}
         if backend is BackendName.PROCESS:
-            of_processes = {
-                "context": Context(self.start_method),
-                "workers": replace(given.workers, threads=self.torch_num_threads_per_env),
-            }
-        return replace(
+            fixed["context"] = Context(self.start_method)
+            workers["workers"] = replace(given.workers, threads=self.torch_num_threads_per_env)
+        chosen = replace(
             given,
             backend=backend,
-            episode_stats=False,
             resets=replace(given.resets, overlap=True, spare_envs=num_spares),
             start=given.start if start_serially is False else replace(given.start, serially=start_serially),
             **workers,
-            **of_processes,
         )
+        return options_of("ALF", chosen, {}, fixed)
 
 
 _ORIGINAL = "alf.environments.fast_parallel_environment"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from stepmill.envs.opaque import OpaqueEnvMaker
+from stepmill.frontends.pool_options import options_of
 from stepmill.frontends.starting_pool import StartingPool
 from stepmill.pool.pool import Pool
 from stepmill.pool.port import CLOSE_TIMEOUT_S, PoolFuture, PoolPort
@@ -119,14 +120,14 @@ def _describe(env: Any) -> dict[str, Any]:
 
 
 def _with_defaults(options: PoolOptions) -> PoolOptions:
-    chosen: dict[str, Any] = {"episode_stats": False}
+    chosen: dict[str, Any] = {}
     if options.backend is BackendName.AUTO:
         chosen["backend"] = BackendName.PROCESS
     if options.num_workers is None and options.envs_per_worker is None:
         chosen["envs_per_worker"] = 1
     if options.on_fault is OnFault.RAISE and options.restarts.on_raise is None:
         chosen["on_fault"], chosen["restarts"] = OnFault.TRUNCATE, replace(options.restarts, on_raise=OnFault.RAISE)
-    return replace(options, **chosen)
+    return options_of("MultiEnv", replace(options, **chosen), {}, {"episode_stats": False})
 
 
 def _faults_of(batch: Batch, env_ids: Sequence[int]) -> dict[int, Mapping[str, str]]:

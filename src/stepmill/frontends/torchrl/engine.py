@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill.frontends.gymnasium.spaces import read_spaces
+from stepmill.frontends.pool_options import options_of
 from stepmill.frontends.torchrl.errors import translated
 from stepmill.frontends.torchrl.makers import EnvMakers, Kwargs
 from stepmill.frontends.torchrl.states import States
@@ -23,7 +24,7 @@ from stepmill.pool.port import Options, PoolPort, Seed, choose_backend, spread_s
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError, raising_as
-from stepmill.spec.options import AutoresetMode, BackendName, EnvState, PoolOptions, merge_options
+from stepmill.spec.options import AutoresetMode, BackendName, EnvState, PoolOptions
 from stepmill.spec.tree import map_nest
 
 Mask = NDArray[np.bool_]
@@ -31,15 +32,9 @@ Rows = tuple[Any, NDArray[np.float64], Mask, Mask]  # observations, rewards, ter
 
 
 def torchrl_options(options: PoolOptions | None, keywords: Mapping[str, Any], **defaults: object) -> PoolOptions:
-    """Return options of a pool without automatic resets; the arguments are those of `merge_options`.
-
-    Raises:
-        UsageError: the options have automatic resets.
-    """
-    options = merge_options(options, keywords, **defaults)
-    if options.autoreset_mode is AutoresetMode.SAME_STEP:
-        raise UsageError("TorchRL requests the resets; leave autoreset_mode out of the options")
-    return replace(options, autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
+    """Return options of a pool without automatic resets, which TorchRL requests; the arguments are those of `merge_options`."""
+    fixed = {"autoreset_mode": AutoresetMode.DISABLED, "episode_stats": False}
+    return options_of("TorchRL", options, keywords, fixed, **defaults)
 
 
 def with_deadlines(options: PoolOptions, env_fns: Sequence[Callable[[], object]]) -> PoolOptions:
