@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 from gymnasium import spaces
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 EnvIds: TypeAlias = int | Sequence[int] | NDArray[np.integer[Any]] | None
 StepResult: TypeAlias = tuple[NDArray[Any], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], NDArray[Any]]
+_Columns = TypeVar("_Columns", bound=tuple[NDArray[Any], ...])
 
 _SPACES = ("observation_space", "action_space")
 
@@ -74,7 +75,8 @@ class StepmillVectorEnv(BaseVectorEnv):
         self.is_async = self.wait_num != self.env_num or timeout is not None
         self.is_closed = False
         self.waiting_id: list[int] = []
-        self.ready_id = list(range(self.env_num))
+        self._all_ids = list(range(self.env_num))
+        self.ready_id = [*self._all_ids]
         fixed = {"autoreset_mode": AutoresetMode.DISABLED, "episode_stats": False}
         chosen = options_of("StepmillVectorEnv", options, keywords, fixed)
         self._pool = Pool(env_fns, options=chosen)
@@ -104,9 +106,9 @@ class StepmillVectorEnv(BaseVectorEnv):
         if kwargs:
             raise UsageError(f"reset() got unknown arguments {sorted(kwargs)}; give seed and options only")
         batch = self._pool.reset(seed=None if seed is None else dict.fromkeys(ids, seed), options=options, env_ids=ids)
-        self._mark_idle(ids)  # an env that had a fault may still be listed as stepping
-        rows = _places_of(ids)
-        return self._as_array(batch.obs, len(ids))[rows], _own_infos(batch)[rows]
+        if self.is_async:
+            self._mark_idle(ids)  # an env that had a fault may still be listed as stepping
+        return _in_order((self._as_array(batch.obs, len(ids)), _own_infos(batch)), ids)
 
     def step(self, action: Any, id: EnvIds = None) -> StepResult:  # noqa: A002  Tianshou's name
         """Step some envs, or all, and wait for all of them. An asynchronous vector env returns the envs that have results.
@@ -118,25 +120,37 @@ class StepmillVectorEnv(BaseVectorEnv):
         Returns:
             observations [B, ...], rewards [B], terminated [B], truncated [B], infos [B], dicts with "env_id".
         """
+        if not self.is_async:
+            return self._step_all(action, id)
         self._assert_is_not_closed()
-        if action is None and not self.is_async:
-            raise ValueError("action must be not-None for non-async")
         if action is not None:
-            self._send(action, id)
+            ids = self._idle_ids(id)
+            self._pool.send(self._batched(action, ids), ids)
+            self.waiting_id = self.waiting_id + ids
+            sent = set(ids)
+            self.ready_id = [each for each in self.ready_id if each not in sent]
         try:
-            batch = self._receive() if self.is_async else self._pool.recv(env_ids=self._idle_ids(id))
+            batch = self._receive()
         except BaseException:
             # An env with a fault is not stepping; reset() repairs it.
             states = self._pool.states
             self._mark_idle([each for each in self.waiting_id if states[each] not in (EnvState.BUSY, EnvState.READY)])
             raise
-        result, received = self._as_tianshou(batch), batch.env_id.tolist()
-        requested = self.waiting_id if self.is_async else self._idle_ids(id)
-        self._mark_idle(received)
-        if self.is_async or requested == received:
-            return result
-        rows = _places_of(requested)
-        return tuple(column[rows] for column in result)  # type: ignore[return-value]
+        self._mark_idle(batch.env_id.tolist())
+        return self._as_tianshou(batch)
+
+    def _step_all(self, action: Any, id: EnvIds) -> StepResult:  # noqa: A002
+        """Step some envs, or all, and wait for all of them. Hot path."""
+        ids = self._idle_ids(id)
+        if action is None:
+            raise ValueError("action must be not-None for non-async")
+        actions = self._batched(action, ids)
+        if ids == self._all_ids:
+            batch = self._pool.step(actions)
+        else:
+            self._pool.send(actions, ids)
+            batch = self._pool.recv(env_ids=ids)
+        return _in_order(self._as_tianshou(batch), ids)
 
     def _as_tianshou(self, batch: Batch) -> StepResult:
         infos = _own_infos(batch)
@@ -146,24 +160,19 @@ class StepmillVectorEnv(BaseVectorEnv):
 
     def _as_returned(self, batch: Batch) -> StepResult:
         """Return what `stepmill.restore` returns: the newest results of all envs."""
-        states = self._pool.states
-        self.waiting_id = [env_id for env_id, state in enumerate(states) if state in (EnvState.BUSY, EnvState.READY)]
-        self.ready_id = [env_id for env_id in range(self.env_num) if env_id not in self.waiting_id]
+        if self.is_async:
+            states = self._pool.states
+            self.waiting_id = [env_id for env_id in self._all_ids if states[env_id] in (EnvState.BUSY, EnvState.READY)]
+            self.ready_id = [env_id for env_id in self._all_ids if env_id not in self.waiting_id]
         return self._as_tianshou(batch)
 
-    def _send(self, action: Any, id: EnvIds) -> None:  # noqa: A002
-        ids = self._idle_ids(id)
+    def _batched(self, action: Any, ids: Sequence[int]) -> Any:
+        """Return one action per env as a batch."""
         assert len(action) == len(ids), f"got {len(action)} actions for {len(ids)} envs; give one for each env"
-        actions, node = action, self._pool.spec.action
+        node = self._pool.spec.action
         if isinstance(node, (DictNode, TupleNode)) and not isinstance(action, (dict, tuple)):
-            actions = stack_rows(node, list(action))  # Tianshou has one dict or tuple per env
-        if id is None:
-            self._pool.send(actions)
-        else:
-            self._pool.send(actions, ids)
-        self.waiting_id = self.waiting_id + ids
-        sent = set(ids)
-        self.ready_id = [each for each in self.ready_id if each not in sent]
+            return stack_rows(node, list(action))  # Tianshou has one dict or tuple per env
+        return action
 
     def _mark_idle(self, ids: Sequence[int]) -> None:
         """Move envs from `waiting_id` to `ready_id`, in the order of their results."""
@@ -242,9 +251,12 @@ class StepmillVectorEnv(BaseVectorEnv):
         return rows
 
 
-def _places_of(ids: Sequence[int]) -> NDArray[np.intp]:
-    """Return the places of envs in a batch, which is in the order of ids. Tianshou's results are in the order of its caller's ids."""
-    return np.argsort(np.argsort(ids))
+def _in_order(columns: _Columns, ids: list[int]) -> _Columns:
+    """Return columns [B] that are in the order of ascending ids in the order of `ids`, which is that of Tianshou's results."""
+    if ids == sorted(ids):
+        return columns
+    places = np.argsort(np.argsort(ids))
+    return cast("_Columns", tuple(column[places] for column in columns))
 
 
 def _own_infos(batch: Batch) -> NDArray[Any]:

@@ -74,7 +74,7 @@ def test_steps_and_resets_are_those_of_the_librarys_own_vector_env(envs_of, is_d
     both = [envs_of(fns), DummyVectorEnv(fns)]
     assert [each.seed(3) for each in both] == [[[3], [4], [5], [6]]] * 2
     same(*[each.reset(seed=9, options={"a": 1}) for each in both])
-    for ids, actions in ((None, [0, 1, 0, 1]), ([2, 0], [1, 1]), (np.array([3]), [0]), (None, [1, 1, 1, 1])):
+    for ids, actions in ((None, [0, 1, 0, 1]), ([2, 0], [1, 1]), (np.array([3]), [0]), ([3, 0, 2, 1], [0, 1, 2, 1])):
         same(*[each.step(np.array(actions), ids) for each in both])
     same(*[each.reset([1, 3], seed=5) for each in both])
     both[1].close()
