@@ -278,11 +278,12 @@ class Tuner:
             UsageError: nothing is known yet.
         """
         request, profile = self.request, self._known
-        best = self._choice or self._best(self.rounds, starts(profile, request))
-        gain = self._times(best, request.baseline)
+        choice = self._choice or self._best(self.rounds, starts(profile, request))
+        gain = self._times(choice, request.baseline)
         # The races drop the baseline like any other, but it is measured in each round, and may turn out to be faster. A program
         # that wants batches cannot use it.
-        choice = request.baseline if not request.is_async and gain is not None and gain < 1 - TIE else best
+        if not request.is_async and gain is not None and gain < 1 - TIE:
+            choice, gain = request.baseline, 1.0
         rates = medians(self.rounds)
         in_step = {each: rate for each, rate in rates.items() if each.batch_size is None}
         alternative = choose(in_step) if choice.batch_size and in_step else None
@@ -303,7 +304,7 @@ class Tuner:
             profile=profile,
             choice=trial_of(choice),
             baseline=trial_of(request.baseline),
-            gain=self._times(choice, request.baseline),
+            gain=gain,
             trials=tuple(map(trial_of, tried)),
             reasons=tuple(explain(choice, profile, request, partial(self._times, choice))),
             notes=tuple(self._notes()),
