@@ -87,3 +87,20 @@ class FailsAlways(Walk):
 def forward(obs):
     """Go forward; a policy that computes each row by itself."""
     return np.where(obs[:, 0] < obs[:, 1], 2, 1)
+
+
+class Unlucky(Walk):
+    """In one of a hundred episodes kills its process, in one of two hundred hangs; which ones no seed decides."""
+
+    def reset(self, *, seed=None, options=None):
+        chance = int.from_bytes(os.urandom(4), "little") / 2**32
+        self.fails_at = 1 + int(chance * 1e6) % 5 if chance < 0.015 else -1
+        self.kills = chance < 0.01
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        if self.num_steps == self.fails_at:
+            if self.kills:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(3600)
+        return super().step(action)
