@@ -185,6 +185,12 @@ def time_steps_that_are_kept(make: Make) -> Any:
     return [*found, [plain(is_one()) for is_one in (steps[0].is_first, steps[0].is_mid, steps[0].is_last)]]
 
 
+def rewards_of_several_numbers(make: Make) -> Any:
+    env = make(envs(3, reward=part("").TensorSpec((3,)), length=2))
+    specs = [str(env.reward_spec()), str(env.time_step_spec())]
+    return [*play(env, *[actions(1, 2, 3)] * 4), *specs]
+
+
 def wrapped_envs(make: Make) -> Any:
     """ALF's wrappers in the processes."""
     alf, wrappers = part(""), part("environments.alf_wrappers")
@@ -247,6 +253,12 @@ def episodes_of_every_form(make: Make) -> Any:
     return found
 
 
+def many_spares(make: Make) -> Any:
+    env = make(envs(5, length=2), num_spare_envs_for_reload=3)
+    found = play(env, *(actions(number, number) for number in range(9)))
+    return [*found, outcome(lambda: env.seed([1])), env.seed(range(5)), env.batch_size, len(env.envs)]
+
+
 def lives(make: Make) -> Any:
     """The env as a context, two closes, what is known after them, and another env that is used from a thread."""
     with make(envs(2)) as env:
@@ -304,9 +316,20 @@ def progress_and_device_in_infos(make: Make) -> Any:
     return [*found, plain(env.step(actions(1, 2))), str(env.env_info_spec()), str(env.time_step_spec())]
 
 
+def random_envs(make: Make) -> Any:
+    """ALF's random env, whose episodes end at random, with actions that its spec samples."""
+    alf, torch = part(""), part("torch")
+    random = part("environments.random_alf_environment").RandomAlfEnvironment
+    spec = alf.BoundedTensorSpec((), torch.int64, minimum=0, maximum=2)
+    env = make([partial(random, alf.TensorSpec((3,)), spec, episode_end_probability=0.3)] * 3)
+    env.seed([1, 2, 3])
+    torch.manual_seed(3)
+    return [*play(env, *(env.action_spec().sample((3,)) for _ in range(12))), env.action_spec() == spec]
+
+
 PROGRAMS: list[Callable[[Make], Any]] = [nests, actions_of_odd_values_and_forms, time_steps_that_are_kept, tasks]
-PROGRAMS += [wrapped_envs, wrappers_of_the_whole_env, episodes_of_every_form]
-PROGRAMS += [lives, methods_of_a_subclass, progress_and_device_in_infos]
+PROGRAMS += [rewards_of_several_numbers, wrapped_envs, wrappers_of_the_whole_env, episodes_of_every_form, many_spares]
+PROGRAMS += [lives, methods_of_a_subclass, progress_and_device_in_infos, random_envs]
 
 
 @pytest.mark.covers("A-27/time_step")

@@ -51,7 +51,7 @@ def constructor(alf: Any) -> Any:
 
 @pytest.mark.covers("A-27/base", "A-28", "A-32")
 def test_code_that_asks_for_alfs_environments_recognises_it_and_nothing_abstract_is_left(constructor: Any) -> None:
-    homes = {"Alf": "alf_", "ParallelAlf": "parallel_", "FastParallel": "fast_parallel_"}
+    homes = {"Alf": "alf_", "FastParallel": "fast_parallel_"}
     cls = front_end.FastParallelEnvironment
     for name, home in homes.items():
         original = getattr(importlib.import_module(f"alf.environments.{home}environment"), f"{name}Environment")

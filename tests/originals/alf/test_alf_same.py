@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from stepmill.frontends.alf import BatchEnvironmentWrapper
 from tests.originals.alf.sides import MARKS, Maker, actions, class_of, counters, env_class, plain
 from tests.originals.either import assert_same_with_either
+from tests.originals.rows import ORIGINAL, OURS
 
 pytestmark = MARKS
 Make = Callable[..., Any]
@@ -30,6 +32,11 @@ def episodes(make: Make, **own: Any) -> Any:
         env.batched,
         env.is_tensor_based,
     ]
+
+
+def without_a_reset(make: Make) -> Any:
+    env = make(counters(2))
+    return plain(env.step(actions(1, 1)))
 
 
 def batched(make: Make) -> Any:
@@ -132,7 +139,7 @@ def process_environment(make: Any) -> Any:
     return [found, rest]
 
 
-SAME = [episodes, partial(episodes, length=1), batched, handles, of_all_envs, subclasses, created]
+SAME = [episodes, partial(episodes, length=1), without_a_reset, batched, handles, of_all_envs, subclasses, created]
 SAME += [different_specs, process_environment]
 
 
@@ -141,3 +148,17 @@ SAME += [different_specs, process_environment]
 @pytest.mark.parametrize("program", SAME, ids=lambda program: getattr(program, "__name__", "short_episodes"))
 def test_this_program_gives_the_same_with_either(program: Callable[[Any], Any]) -> None:
     assert_same_with_either(program, Maker)
+
+
+def test_log_lines_are_alfs(caplog: pytest.LogCaptureFixture) -> None:
+    absl = importlib.import_module("absl.logging")
+    found = []
+    for whose in (ORIGINAL, OURS):
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            absl.get_absl_logger().addHandler(caplog.handler)
+            absl.set_verbosity(absl.INFO)
+            class_of(whose)(counters(2), start_serially=False).close()
+            absl.get_absl_logger().removeHandler(caplog.handler)
+        found.append(list(dict.fromkeys(caplog.messages)))
+    assert found[0] == found[1]
