@@ -1,4 +1,4 @@
-"""Tianshou's vector env over stepmill: its contract, and its async mode. Tianshou's own tests run its Collectors with it."""
+"""Tianshou's vector env over stepmill: its contract, its async mode, and its Collectors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
+from tianshou.algorithm.algorithm_base import Policy
+from tianshou.data import AsyncCollector, Batch, Collector, VectorReplayBuffer
 from tianshou.env import DummyVectorEnv
 
 import stepmill
@@ -165,6 +167,41 @@ def test_a_timeout_returns_with_fewer_but_with_one(made, gate):
     gate.open()
     *_, infos = envs.step(None)
     assert [info["env_id"] for info in infos] == [0]
+
+
+class Zeros(Policy):
+    """Gives action 0 to every env."""
+
+    def forward(self, batch, state=None, **kwargs):
+        zeros = np.zeros(len(batch.obs), np.int64)
+        # Without policy and state Tianshou 2.0.1 AsyncCollector fails on its own vector envs, too.
+        return Batch(act=zeros, policy=Batch(zero=zeros), state=Batch(zero=zeros))
+
+
+@pytest.mark.parametrize("is_dict", [False, True])
+def test_collectors_collect_the_same_from_ours_and_from_the_librarys(envs_of, is_dict):
+    fns = [lambda: Counter(is_dict)] * 3
+    collected = []
+    for envs in (envs_of(fns), DummyVectorEnv(fns)):
+        envs.seed(1)
+        buffer = VectorReplayBuffer(300, 3)
+        collector = Collector(Zeros(action_space=gymnasium.spaces.Discrete(2)), envs, buffer)
+        collector.reset(gym_reset_kwargs={"seed": 4})
+        stats = collector.collect(n_step=30)
+        times = buffer.obs.t if is_dict else buffer.obs
+        collected.append((stats.n_collected_episodes, stats.lens.tolist(), np.asarray(times)[:, 0].tolist()))
+    assert collected[0] == collected[1]
+    assert collected[0][1] == [3] * 9
+    envs.close()
+
+
+@pytest.mark.filterwarnings("ignore:Using async setting may collect extra transitions")
+def test_the_async_collector_collects(envs_of):
+    envs = envs_of([Counter] * 3, wait_num=2)
+    collector = AsyncCollector(Zeros(action_space=gymnasium.spaces.Discrete(2)), envs, VectorReplayBuffer(300, 3))
+    collector.reset()
+    assert collector.collect(n_step=30).n_collected_steps >= 30
+    collector.reset()
 
 
 @pytest.mark.parametrize("ids", [[1.7], 1.0, [True, False], np.array([1.0])], ids=repr)
