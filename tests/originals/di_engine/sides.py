@@ -56,9 +56,12 @@ class Maker(either.Maker):
 
 
 def close_all(made: list[Any], whose: str) -> None:
-    """Close managers. DI-engine's cannot be closed if a process is gone, and leave their processes to themselves (D-B2)."""
+    """Close managers. DI-engine's leave their processes to themselves (D-B2), and cannot be closed if a process is gone.
+
+    If an env of theirs is being reset, `close` reads the pipe that the thread of the reset reads, and each may get half of a message.
+    """
     for manager in made:
-        with contextlib.nullcontext() if whose == OURS else contextlib.suppress(OSError, EOFError):
+        with contextlib.nullcontext() if whose == OURS else contextlib.suppress(Exception):
             manager.close()
     for child in multiprocessing.active_children():
         child.kill()
