@@ -78,9 +78,11 @@ def _is_return(frame: FrameType) -> bool:
 
 
 @contextlib.contextmanager
-def interrupted_after(seconds: float) -> Iterator[None]:
-    """Raise KeyboardInterrupt in the main thread after a while, as Ctrl-C does."""
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+def interrupted_after(
+    seconds: float, handler: Callable[[int, FrameType | None], Any] = signal.default_int_handler
+) -> Iterator[None]:
+    """Raise KeyboardInterrupt in the main thread after a while, as Ctrl-C does; or call another handler there."""
+    before = signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield

@@ -6,15 +6,15 @@ import contextlib
 import importlib
 import importlib.util
 import multiprocessing
-import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from stepmill.frontends import di_engine
+from tests.harness.interrupts import interrupted_after
 from tests.originals import either
 from tests.originals.rows import OURS
 
@@ -72,20 +72,13 @@ class Never(Exception):
     """A call did not return within NEVER_S."""
 
 
-@contextlib.contextmanager
-def interrupted() -> Iterator[None]:
+def interrupted() -> contextlib.AbstractContextManager[None]:
     """Raise Never after NEVER_S in the main thread."""
 
     def stop(*args: object) -> None:
         raise Never
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, NEVER_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    return interrupted_after(NEVER_S, stop)
 
 
 def until(is_true: Callable[[], bool]) -> None:

@@ -18,14 +18,7 @@ from typing import Any, Literal
 from stepmill.frontends.alf import errors
 from stepmill.frontends.pool_options import options_of
 from stepmill.spec.errors import ArgumentTypeError
-from stepmill.spec.options import (
-    AutoresetMode,
-    BackendName,
-    Context,
-    OptionKeywords,
-    PoolOptions,
-    merge_options,
-)
+from stepmill.spec.options import AutoresetMode, BackendName, Context, OptionKeywords, PoolOptions, merge_options
 
 CONTEXTS = ("fork", "spawn", "forkserver")
 
